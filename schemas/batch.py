@@ -1,0 +1,65 @@
+"""Batches: the lifecycle of each group of tasks that is trained or evaluated together.
+
+The record of a batch is written anew after each transition, keyed by batch id on a compacted topic. The FINALIZED
+record carries the *manifest*: the experiences, by position in the log, that count. Nothing else is ever trained on.
+"""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from schemas.event import Position
+from schemas.record import BatchType, Identifier, Metrics, Record
+
+
+class BatchLifecycleState(StrEnum):
+    """Where a batch stands. The transitions are drawn in ``trinity_bus.coordination.lifecycle``."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINALIZING = "finalizing"
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+class ManifestEntry(Record):
+    """One accepted result."""
+
+    SCHEMA: ClassVar[str] = "manifest_entry"
+
+    task_id: Identifier
+    attempt: int
+    samples: int
+    position: Position | None = None
+    """Where its experiences lie; absent for eval batches and for failed tasks."""
+    error: str | None = None
+    version_min: int = -1
+    version_max: int = -1
+
+
+class BatchRecord(Record):
+    """A batch after a transition."""
+
+    SCHEMA: ClassVar[str] = "batch"
+
+    batch_id: Identifier
+    batch_type: BatchType
+    state: BatchLifecycleState
+    sequence: Annotated[int, Field(ge=0)]
+    """Train batches: 1, 2, 3 ... in the order in which they are trained. Eval batches: 0."""
+    expected_task_count: int
+    accepted_task_count: int = 0
+    completed_task_count: int = 0
+    """Tasks with a result, failed ones too."""
+    failed_task_count: int = 0
+    min_version: int = 0
+    """What staleness control asked of the explorers."""
+    manifest: list[ManifestEntry] = Field(default_factory=list)
+    """Filled in FINALIZED, ordered by the order in which the tasks were accepted."""
+    metrics: Metrics = Field(default_factory=dict)
+    """Aggregated, filled in FINALIZED."""
+    reason: str | None = None
+    """Why it was aborted."""
+    trace_links: list[str] = Field(default_factory=list)
+    """W3C ``traceparent`` of the rollouts that count, so that a train step can link to them."""

@@ -1,0 +1,155 @@
+"""Events: what workers say happened, keyed by the sender.
+
+The coordinator is their main reader. An event is a fact, never a request, except that a heartbeat's ``free_slots`` is
+an offer of capacity. All times are seconds since the Unix epoch by the sender's clock and only for people to read;
+nothing is decided by them.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.record import BatchType, Identifier, Metrics, Record
+
+type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
+type RolloutStatus = Literal["completed", "partial", "failed"]
+
+
+class Position(Record):
+    """Where an experience record lies in the log."""
+
+    SCHEMA: ClassVar[str] = "position"
+
+    partition: Annotated[int, Field(ge=0)]
+    offset: Annotated[int, Field(ge=0)]
+
+
+class RunningAttempt(Record):
+    """One attempt that an explorer is working on, as told in its heartbeat."""
+
+    SCHEMA: ClassVar[str] = "running_attempt"
+
+    task_id: Identifier
+    attempt: int
+
+
+class ExplorerHeartbeat(Record):
+    """An explorer lives, has this much room, and serves this model version. The first one is how it joins."""
+
+    SCHEMA: ClassVar[str] = "event.explorer_heartbeat"
+
+    explorer: Identifier
+    incarnation: Identifier
+    state: ExplorerState
+    slots: Annotated[int, Field(ge=1)]
+    """How many rollouts it runs at once."""
+    running: list[RunningAttempt] = Field(default_factory=list)
+    model_version: int = -1
+    """The version it serves; -1 before it serves any."""
+    workflows: list[Identifier] = Field(default_factory=list)
+    """The workflows that its registry knows."""
+    tokens_generated: int = 0
+    """Since the start of this incarnation."""
+    sent_at: float = 0.0
+
+
+class ExplorerLeft(Record):
+    """An explorer has shut down; whatever it still ran is to be handed out again."""
+
+    SCHEMA: ClassVar[str] = "event.explorer_left"
+
+    explorer: Identifier
+    incarnation: Identifier
+    reason: str = ""
+
+
+class RolloutFinished(Record):
+    """One attempt ended. Sent after its experiences are durable, so ``experience`` can be read at once."""
+
+    SCHEMA: ClassVar[str] = "event.rollout_finished"
+
+    explorer: Identifier
+    incarnation: Identifier
+    task_id: Identifier
+    attempt: Annotated[int, Field(ge=1)]
+    batch_id: Identifier
+    batch_type: BatchType
+    status: RolloutStatus
+    completed_runs: int
+    total_runs: int
+    metrics: list[Metrics] = Field(default_factory=list)
+    """One per run, as the workflow gave them."""
+    experience: Position | None = None
+    """The experience record of this attempt; absent for eval batches and failures."""
+    samples: int = 0
+    version_min: int = -1
+    version_max: int = -1
+    """Lowest and highest model version that drew any of its tokens."""
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    """The first error, with its type, where status is not ``completed``."""
+
+
+class TrainerHeartbeat(Record):
+    """A trainer lives, and serves weights at this address. The first one is how it joins."""
+
+    SCHEMA: ClassVar[str] = "event.trainer_heartbeat"
+
+    trainer: Identifier
+    incarnation: Identifier
+    state: Literal["starting", "ready", "training", "draining"]
+    model: Identifier
+    step: int
+    """Steps trained so far."""
+    version: int
+    """The newest version whose weights it can send."""
+    master_address: str
+    master_port: int
+    sent_at: float = 0.0
+
+
+class StepTrained(Record):
+    """A step is trained; its weights can be had from the trainer as ``version``."""
+
+    SCHEMA: ClassVar[str] = "event.step_trained"
+
+    trainer: Identifier
+    incarnation: Identifier
+    model: Identifier
+    step: int
+    version: int
+    publish: bool
+    """True when this version is to be moved into the explorers."""
+    batch_id: Identifier | None = None
+    """The batch that was trained on; absent for version 0."""
+    metrics: Metrics = Field(default_factory=dict)
+    checksum: str
+    """SHA-256 over the transfer buckets of this version, in order, hex."""
+    master_address: str
+    master_port: int
+    checkpoint: str | None = None
+    """Folder of the newest durable checkpoint."""
+    seconds: float = 0.0
+
+
+class WeightsSynced(Record):
+    """An explorer serves (or failed to take) a model version."""
+
+    SCHEMA: ClassVar[str] = "event.weights_synced"
+
+    explorer: Identifier
+    incarnation: Identifier
+    model: Identifier
+    version: int
+    epoch: int
+    ok: bool
+    checksum: str = ""
+    """SHA-256 of the bytes that it received, computed by itself."""
+    error: str | None = None
+    control_s: float = 0.0
+    """From reading the announcement to the first byte."""
+    transfer_s: float = 0.0
+    pause_s: float = 0.0
+    """How long generation stood still."""

@@ -1,0 +1,43 @@
+"""What every record has in common: a schema name, a major version, and strictness about both.
+
+A record's *schema* is its stable name on the wire (``"task"``); its *version* is a major version. Evolution rules:
+
+* a new field is optional and has a default; an unknown field is ignored: any reader reads any writer of the same
+  major version;
+* a change that breaks a reader gets a new major version, and readers refuse versions that they do not know.
+
+Nothing here knows how a record becomes bytes; that is ``schemas.codec``.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_ID_LENGTH = 200
+
+type Identifier = Annotated[
+    str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$")
+]
+"""A name that travels in keys, headers and file names: printable, no blanks, at most 200 characters."""
+
+type Metrics = dict[str, float]
+"""Metric name to value. A suffix ``:sum``, ``:max``, ``:min``, ``:last`` or ``:mean`` names the aggregation."""
+
+type BatchType = Literal["train", "eval"]
+
+
+class Record(BaseModel):
+    """Base of all records. Subclasses set ``SCHEMA`` and ``VERSION``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
+
+    SCHEMA: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+    def to_wire(self) -> dict[str, Any]:
+        """The record as a plain map, schema and version first, absent (``None``) fields left out."""
+        return {
+            "schema": self.SCHEMA,
+            "version": self.VERSION,
+            **self.model_dump(mode="python", exclude_none=True),
+        }

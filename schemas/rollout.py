@@ -1,0 +1,42 @@
+"""Rollouts: the coordinator's orders to one explorer, keyed by the explorer's name (its lane).
+
+Order within a lane is the order of the log. An explorer obeys only orders to its own incarnation: an order to an
+earlier life of the same name is void, because the coordinator has handed that work out again.
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from schemas.record import BatchType, Identifier, Record
+from schemas.task import MAX_REPEAT_TIMES, Task
+
+
+class Dispatch(Record):
+    """Run this task now. Answered by exactly one ``RolloutFinished`` of the same task and attempt."""
+
+    SCHEMA: ClassVar[str] = "rollout.dispatch"
+
+    explorer: Identifier
+    incarnation: Identifier
+    task: Task
+    attempt: Annotated[int, Field(ge=1)]
+    batch_id: Identifier
+    batch_type: BatchType
+    repeat_times: Annotated[int, Field(ge=1, le=MAX_REPEAT_TIMES)]
+    run_id_base: Annotated[int, Field(ge=0)] = 0
+    min_version: Annotated[int, Field(ge=0)] = 0
+    """The explorer must hold at least this model version when the rollout starts."""
+    timeout_s: Annotated[float, Field(gt=0)]
+
+
+class Cancel(Record):
+    """Stop this attempt; whatever it produces from now on does not count."""
+
+    SCHEMA: ClassVar[str] = "rollout.cancel"
+
+    explorer: Identifier
+    incarnation: Identifier
+    task_id: Identifier
+    attempt: Annotated[int, Field(ge=1)]
+    reason: str

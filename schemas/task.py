@@ -1,0 +1,67 @@
+"""Tasks: what anyone may ask the mesh to do.
+
+A task is one prompt (or anything its workflow understands) that explorers run ``repeat_times`` times; the samples of
+one task form a group. A task may name its batch; a task that names none joins the next batch of the configured size.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from schemas.record import BatchType, Identifier, Record
+
+MAX_PROMPT_CHARS = 1 << 20
+MAX_REPEAT_TIMES = 1024
+
+
+class Sampling(Record):
+    """How tokens are drawn. An absent field takes the explorer's default."""
+
+    SCHEMA: ClassVar[str] = "sampling"
+
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+
+
+class Message(Record):
+    """One chat message, OpenAI's shape."""
+
+    SCHEMA: ClassVar[str] = "message"
+
+    role: Annotated[str, Field(min_length=1, max_length=32)]
+    content: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
+
+
+class Task(Record):
+    """One task. Produced by anyone to ``tasks``, keyed by ``task_id``, as msgpack or JSON."""
+
+    SCHEMA: ClassVar[str] = "task"
+
+    task_id: Identifier
+    workflow: Identifier
+    """The name of a workflow in the explorers' registry, such as ``math``."""
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
+    messages: list[Message] | None = None
+    answer: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
+    """The reference answer, where the workflow's reward needs one."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """Whatever else the workflow reads. Plain values only."""
+    batch_id: Identifier | None = None
+    batch_type: BatchType = "train"
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """How many tasks the named batch has; the configured batch size where absent."""
+    repeat_times: Annotated[int, Field(ge=1, le=MAX_REPEAT_TIMES)] | None = None
+    """Samples of this task (the group size of GRPO); the configured group size where absent."""
+    sampling: Sampling | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Seconds for one attempt; the configured timeout where absent."""
+
+    @model_validator(mode="after")
+    def _has_something_to_run(self) -> "Task":
+        if self.prompt is None and self.messages is None and not self.data:
+            raise ValueError("a task needs at least one of prompt, messages or data")
+        return self

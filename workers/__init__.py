@@ -1,0 +1,1 @@
+"""The services of the mesh: thin shells around ``trinity_bus``."""
