@@ -1,0 +1,32 @@
+"""Rollouts: how a task becomes samples with rewards.
+
+A *workflow* is code, found by name in a registry, that turns one task into one ``Rollout`` per run. It sees token ids
+and an engine to ask for more; text exists only at its edges. Nothing here imports torch or vLLM.
+"""
+
+from trinity_bus.rollout import workflows
+from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
+from trinity_bus.rollout.workflow import (
+    Completion,
+    Engine,
+    Rollout,
+    RolloutContext,
+    Tokenizer,
+    Workflow,
+    WorkflowError,
+)
+
+__all__ = [
+    "REGISTRY",
+    "Completion",
+    "Engine",
+    "Rollout",
+    "RolloutContext",
+    "Tokenizer",
+    "UnknownWorkflow",
+    "Workflow",
+    "WorkflowError",
+    "get_workflow",
+    "register",
+    "workflows",
+]

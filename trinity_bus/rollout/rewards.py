@@ -1,0 +1,93 @@
+r"""Reward functions: text in, a number between 0 and 1 out. Pure, and safe on whatever a model may write.
+
+Answers are found in the order in which people mark them: the last ``\boxed{...}``, else what stands after the last
+``####``, else the last number after the last ``=``, else the last number anywhere.
+"""
+
+import re
+from fractions import Fraction
+
+MAX_NUMBER_CHARS = 64
+"""Longer ones are compared as text: nobody means them, and exact arithmetic on them would cost time."""
+
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
+_BOXED = re.compile(r"\\f?boxed\s*\{")
+_FRAC = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+_CLUTTER = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\text\{([^{}]*)\}|[$\s]")
+
+
+def extract_answer(text: str) -> str | None:
+    """The final answer in a response, as it was written; None when there is none."""
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed
+    _, marked, tail = text.rpartition("####")
+    if marked:
+        return tail.strip().splitlines()[0].strip() if tail.strip() else None
+    _, equals, tail = text.rpartition("=")
+    if equals:
+        after = _NUMBER.findall(tail)
+        if after:
+            return str(after[-1])
+    numbers = _NUMBER.findall(text)
+    return str(numbers[-1]) if numbers else None
+
+
+def parse_number(text: str) -> Fraction | None:
+    r"""An integer, decimal, fraction or ``\frac{a}{b}`` as an exact number; None when ``text`` is anything else.
+
+    Thousands may be separated by commas; a leading ``$``, a trailing full stop, and blanks are passed over.
+    """
+    plain = _FRAC.sub(r"\1/\2", text[: MAX_NUMBER_CHARS + 1])
+    plain = _CLUTTER.sub(r"\1", plain).removesuffix(".")
+    if len(plain) > MAX_NUMBER_CHARS or not _NUMBER.fullmatch(plain):
+        return None
+    numerator, _, denominator = plain.replace(",", "").partition("/")
+    if denominator and int(denominator) == 0:
+        return None
+    value = Fraction(numerator)
+    return value / int(denominator) if denominator else value
+
+
+def same_answer(given: str, wanted: str) -> bool:
+    """Whether two answers are equal: as exact numbers where both are numbers, else as text without clutter."""
+    left, right = parse_number(given), parse_number(wanted)
+    if left is not None and right is not None:
+        return left == right
+    return _CLUTTER.sub(r"\1", given).casefold() == _CLUTTER.sub(r"\1", wanted).casefold()
+
+
+def math_reward(response: str, answer: str) -> float:
+    """1.0 when the response's final answer equals the reference (or the final answer of a worked reference), else 0.0."""
+    given = extract_answer(response)
+    if given is None:
+        return 0.0
+    marked = "boxed" in answer or "####" in answer
+    wanted = (extract_answer(answer) if marked else None) or answer
+    return 1.0 if same_answer(given, wanted) else 0.0
+
+
+def sequence_reward(response: str, answer: str) -> float:
+    """Share of words that stand where they should: 1.0 is the answer exactly, neither cut short nor run on.
+
+    Words are split at blanks. The share is of the longer of the two, so that filling up or stopping early does not pay.
+    """
+    given, wanted = response.split(), answer.split()
+    if not given and not wanted:
+        return 1.0
+    hits = sum(a == b for a, b in zip(given, wanted, strict=False))
+    return hits / max(len(given), len(wanted))
+
+
+def _last_boxed(text: str) -> str | None:
+    r"""Inside of the last ``\boxed{...}`` with its braces balanced; None when there is none or it is not closed."""
+    starts = list(_BOXED.finditer(text))
+    if not starts:
+        return None
+    start = starts[-1].end()
+    depth = 1
+    for i in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[i], 0)
+        if depth == 0:
+            return text[start:i].strip()
+    return None

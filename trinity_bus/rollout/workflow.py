@@ -1,0 +1,188 @@
+"""What a workflow is, what it is given, and what it gives back.
+
+States: a workflow has none. One instance serves every task of its kind, several at once on one event loop, so it keeps
+nothing between calls to ``run`` and never blocks the loop.
+
+Failures: whatever ``run`` raises is the typed failure of this attempt, and the task is tried again elsewhere. A
+workflow raises ``WorkflowError`` for a task that it can never answer. It never turns a failure into a reward of zero:
+zero is what a wrong answer earns.
+
+Cancellation: ``run`` is cancelled when its time is up or when the attempt no longer counts. It must let
+``CancelledError`` through.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from schemas.record import BatchType, Metrics
+from schemas.task import Sampling, Task
+from trinity_bus.errors import TrinityError
+
+type VersionSpan = tuple[int, int]
+"""(first response token, model version): this version drew the tokens from here to the next span."""
+
+
+class WorkflowError(TrinityError):
+    """A workflow cannot run this task; the message names the task and what it lacks."""
+
+
+class Completion(Protocol):
+    """One response of an engine, as token ids."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """[tokens] what was drawn, the end-of-sequence token included where one was drawn."""
+        ...
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        """[tokens] natural logarithm of each token's probability under the policy that drew it."""
+        ...
+
+    @property
+    def finish_reason(self) -> str:
+        """``stop`` at an end token or stop string, ``length`` at a limit."""
+        ...
+
+    @property
+    def versions(self) -> Sequence[VersionSpan]:
+        """Ascending; the first span starts at 0."""
+        ...
+
+
+class Engine(Protocol):
+    """What generates. ``trinity_bus.inference.engine.InferenceEngine`` is the real one."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
+    ) -> Sequence[Completion]:
+        """Draw ``n`` responses to one prompt, in order."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that workflows use."""
+
+    chat_template: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of token ids."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+    ) -> list[int]:
+        """Token ids of a conversation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One run of a task: one sample of its group."""
+
+    prompt_token_ids: Sequence[int]
+    response_token_ids: Sequence[int]
+    """Everything after the prompt: the model's own tokens and, in workflows of several turns, what was said to it."""
+    logprobs: Sequence[float]
+    """[response] as the engine gave them; anything (0.0 by custom) where the token is not the model's own."""
+    mask: Sequence[bool] | None = None
+    """[response] True where the token is the model's own; None when all are."""
+    reward: float
+    metrics: Metrics = field(default_factory=dict)
+    """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
+    finish_reason: str = "stop"
+    versions: Sequence[VersionSpan] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutContext:
+    """What a workflow may use while it runs one task."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    repeat_times: int
+    """How many runs are asked for: ``run`` returns this many rollouts, in order of their run ids."""
+    run_id_base: int = 0
+    """The run id of the first of them."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """The explorer's defaults, overlaid with the task's own wishes by ``generate``."""
+    batch_type: BatchType = "train"
+    traceparent: str | None = None
+    """Trace context of this rollout, the parent of the engine's own spans."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling | None = None, n: int = 1
+    ) -> Sequence[Completion]:
+        """Draw ``n`` responses to one prompt.
+
+        Args:
+            prompt_token_ids: [tokens] the prompt.
+            sampling: The task's wishes; an absent field takes the explorer's default.
+            n: How many responses.
+
+        Raises:
+            WorkflowError: The engine gave another number of responses.
+        """
+        merged = merge_sampling(self.sampling, sampling)
+        completions = await self.engine.generate(prompt_token_ids, merged, n, self.traceparent)
+        if len(completions) != n:
+            raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
+        return completions
+
+
+@runtime_checkable
+class Workflow(Protocol):
+    """Turns a task into rollouts."""
+
+    name: str
+    """Its name in the registry and in tasks."""
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        """Run ``task`` ``ctx.repeat_times`` times.
+
+        Raises:
+            WorkflowError: The task lacks something that this workflow needs.
+        """
+        ...
+
+
+def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
+    """The defaults, with every field that ``wishes`` sets put in their place."""
+    if wishes is None:
+        return defaults
+    return defaults.model_copy(update=wishes.model_dump(exclude_none=True))
+
+
+def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
+    """Tokenize a task's prompt, once, at the edge.
+
+    ``messages`` go through the model's chat template and end where the assistant is to speak; ``prompt`` is encoded as
+    it stands, with the special tokens that the tokenizer adds by itself (a beginning-of-sequence token, for most).
+
+    Raises:
+        WorkflowError: The task has neither, both, or messages for a model without a chat template; or nothing is left
+            after tokenizing.
+    """
+    if (task.prompt is None) == (task.messages is None):
+        raise WorkflowError(f"task {task.task_id!r} needs exactly one of prompt and messages")
+    if task.messages is not None:
+        if not tokenizer.chat_template:
+            raise WorkflowError(
+                f"task {task.task_id!r} has messages but the model's tokenizer has no chat template; send a prompt"
+            )
+        token_ids = tokenizer.apply_chat_template(
+            [message.model_dump() for message in task.messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+        )
+    else:
+        token_ids = tokenizer.encode(task.prompt or "")
+    if not token_ids:
+        raise WorkflowError(f"task {task.task_id!r} has a prompt without a single token")
+    return token_ids

@@ -1,0 +1,18 @@
+"""``math``: a question, a worked answer, and a check of the final number."""
+
+from schemas.task import Task
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.rewards import math_reward
+from trinity_bus.rollout.workflow import Rollout, RolloutContext
+from trinity_bus.rollout.workflows.single_turn import run_single_turn
+
+
+@register("math")
+class MathWorkflow:
+    """Rewards 1 for a response whose final answer equals the task's ``answer``, exactly, and 0 otherwise."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        """See ``Workflow.run``."""
+        return await run_single_turn(task, ctx, math_reward)

@@ -1,0 +1,18 @@
+"""``sequence``: say these words in this order. Partial credit makes it learnable from random weights."""
+
+from schemas.task import Task
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.rewards import sequence_reward
+from trinity_bus.rollout.workflow import Rollout, RolloutContext
+from trinity_bus.rollout.workflows.single_turn import run_single_turn
+
+
+@register("sequence")
+class SequenceWorkflow:
+    """Rewards the share of the answer's words that the response has in their places; the demo's workflow."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        """See ``Workflow.run``."""
+        return await run_single_turn(task, ctx, sequence_reward)

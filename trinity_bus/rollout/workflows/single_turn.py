@@ -1,0 +1,43 @@
+"""One prompt, one response, one reward: the frame of every single-turn workflow."""
+
+from collections.abc import Callable
+
+from schemas.task import Task
+from trinity_bus.rollout.workflow import Rollout, RolloutContext, WorkflowError, prompt_tokens
+
+
+async def run_single_turn(task: Task, ctx: RolloutContext, reward: Callable[[str, str], float]) -> list[Rollout]:
+    """Ask for all runs of a task at once, so that the engine shares the prompt, and reward each response.
+
+    Args:
+        task: With ``answer``, and ``prompt`` or ``messages``.
+        ctx: Where to generate, and how many.
+        reward: (response text, reference answer) to reward.
+
+    Raises:
+        WorkflowError: The task has no answer, or its prompt cannot be tokenized.
+    """
+    if task.answer is None:
+        raise WorkflowError(f"task {task.task_id!r} has no answer, which workflow {task.workflow!r} needs")
+    prompt = prompt_tokens(task, ctx.tokenizer)
+    rollouts = []
+    for completion in await ctx.generate(prompt, task.sampling, ctx.repeat_times):
+        text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        value = reward(text, task.answer)
+        rollouts.append(
+            Rollout(
+                prompt_token_ids=prompt,
+                response_token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                reward=value,
+                metrics={
+                    "reward": value,
+                    "exact": float(value == 1.0),
+                    "response_tokens": float(len(completion.token_ids)),
+                    "truncated": float(completion.finish_reason == "length"),
+                },
+                finish_reason=completion.finish_reason,
+                versions=completion.versions,
+            )
+        )
+    return rollouts
