@@ -58,7 +58,7 @@ def same_answer(given: str, wanted: str) -> bool:
 
 
 def math_reward(response: str, answer: str) -> float:
-    """1.0 when the response's final answer equals the reference (or the final answer of a worked reference), else 0.0."""
+    """1.0 when the response's final answer equals the reference (or the end of a worked reference), else 0.0."""
     given = extract_answer(response)
     if given is None:
         return 0.0
