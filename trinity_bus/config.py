@@ -1,0 +1,293 @@
+"""Settings: read once at start from the environment, checked before anything else starts.
+
+Every setting is an environment variable, ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_KAFKA__NAMESPACE=team-a``
+sets ``Settings().kafka.namespace``. A wrong value raises one :class:`~trinity_bus.errors.ConfigError` of one line.
+Secrets come from the environment alone and never appear in a message. Telemetry is also configured by the standard
+``OTEL_`` variables. Durations are in seconds and end in ``_s``.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from schemas.record import Identifier
+from trinity_bus.errors import ConfigError
+
+ENV_PREFIX = "TRINITY_BUS_"
+ENV_DELIMITER = "__"
+_MAX_SHOWN = 120
+_SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
+
+
+def _existing_file(path: Path) -> Path:
+    if not path.is_file():
+        raise PydanticCustomError("no_such_file", "no such file; give the path of a readable file")
+    return path
+
+
+def _servers(value: str) -> str:
+    servers = [server.strip() for server in value.split(",")]
+    for server in servers:
+        match = _SERVER.match(server)
+        if match is None or not 0 < int(match[2]) < 1 << 16:
+            raise PydanticCustomError("bad_server", "expected host:port, several separated by commas")
+    return ",".join(servers)
+
+
+type ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
+type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+type Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, and a misspelt name is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class KafkaSettings(Section):
+    """Where the log is and how to reach it."""
+
+    bootstrap_servers: Annotated[str, AfterValidator(_servers)] | None = None
+    """``host:port`` of one or more brokers, separated by commas. Unset: the embedded broker."""
+    namespace: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] = "trinity"
+    """Stands in front of every topic, group and transactional id, so that several runs can share a cluster."""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """How to connect. The two with SSL check the broker's certificate and host name."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """How to log in, with the two SASL protocols."""
+    sasl_username: str | None = None
+    """Who logs in."""
+    sasl_password: SecretStr | None = None
+    """The password of ``sasl_username``."""
+    ssl_cafile: ExistingFile | None = None
+    """Certificates to trust, PEM. Unset: those of the system."""
+    ssl_certfile: ExistingFile | None = None
+    """This client's certificate, PEM, where the broker asks for one."""
+    ssl_keyfile: ExistingFile | None = None
+    """The private key of ``ssl_certfile``, PEM."""
+    ssl_password: SecretStr | None = None
+    """The password of ``ssl_keyfile``, where it is encrypted."""
+    replication_factor: Count = 1
+    """Copies of each partition, for topics that are created. A production cluster wants 3."""
+    request_timeout_s: Seconds = 30.0
+    """How long one request to the broker may take before it counts as failed."""
+
+    @model_validator(mode="after")
+    def _complete_credentials(self) -> Self:
+        if self.security_protocol.startswith("SASL"):
+            for name in ("sasl_username", "sasl_password"):
+                if getattr(self, name) is None:
+                    raise _missing(f"kafka.{name}", f"security protocol {self.security_protocol} needs it")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            lacking = "ssl_keyfile" if self.ssl_keyfile is None else "ssl_certfile"
+            raise _missing(f"kafka.{lacking}", "a client certificate and its key go together")
+        return self
+
+
+class CoordinatorSettings(Section):
+    """How tasks become batches, and who gets them."""
+
+    batch_size: Count = 64
+    """Tasks in a batch that names no size of its own."""
+    group_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Samples of each task that names no number of its own: the group size of GRPO."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """How many versions older than on-policy the weights may be that a train sample is drawn with."""
+    max_open_batches: Count = 2
+    """Train batches handed out and not yet finalized."""
+    explorer_timeout_s: Seconds = 10.0
+    """An explorer that says nothing for this long is dead; its tasks go to others."""
+    task_timeout_s: Seconds = 300.0
+    """Limit of one attempt at a task that names none."""
+    max_attempts: Count = 3
+    """Attempts at a task before its result is a failure."""
+    tick_s: Seconds = 0.25
+    """How often time-outs are looked at while nothing happens."""
+    model: Identifier = "policy"
+    """Name of the model that is trained: the key of its versions."""
+    sync_method: Literal["auto", "nccl", "gloo", "memory", "checkpoint"] = "auto"
+    """How weights move. ``auto``: NCCL where the members have GPUs, else gloo."""
+    dedup_window: Count = 100_000
+    """How many ended tasks are remembered, to recognize a task id that is sent twice."""
+    max_open_tasks: Count = 4096
+    """Tasks taken off the topic and not yet ended; beyond it, tasks wait in the log."""
+
+
+class ExplorerSettings(Section):
+    """One explorer: its name, its model and its engine."""
+
+    name: Identifier = "explorer-0"
+    """Its identity over restarts: no two live explorers share one."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model to start from."""
+    slots: Count = 64
+    """Rollouts run at once."""
+    max_model_len: Count = 1024
+    """Longest prompt plus response, in tokens."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Of weights and activations."""
+    heartbeat_s: Seconds = 0.5
+    """How often it says that it lives."""
+    sync_timeout_s: Seconds = 30.0
+    """Limit of each step of a weight transfer."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Of tasks that name none."""
+    max_tokens: Count = 256
+    """Longest response of tasks that name none, in tokens."""
+    cpu_kvcache_gib: Annotated[float, Field(gt=0)] = 1.0
+    """Room for the KV cache on a CPU, GiB."""
+
+
+class TrainerSettings(Section):
+    """The trainer: its model, its algorithm and its checkpoints."""
+
+    name: Identifier = "trainer-0"
+    """Its identity over restarts."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model to start from."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints go, and where a restarted trainer looks for the newest."""
+
+
+class TelemetrySettings(Section):
+    """Where spans and metrics go without an OTLP endpoint."""
+
+    run_dir: Path | None = None
+    """Folder of this run: spans go to ``traces/``, metrics to ``metrics/``. Unset: they are not kept."""
+    run_id: Identifier | None = None
+    """Name of this run in the telemetry of a system that sees several. Unset: the name of ``run_dir``."""
+    metrics_interval_s: Seconds = 10.0
+    """How often metrics are written."""
+
+
+class Settings(BaseSettings):
+    """All settings, from the environment.
+
+    Raises:
+        ConfigError: A value is wrong, or a name is misspelt.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter=ENV_DELIMITER,
+        # Compose files pass on unset variables as empty ones.
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+    )
+
+    kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    coordinator: CoordinatorSettings = Field(default_factory=CoordinatorSettings)
+    explorer: ExplorerSettings = Field(default_factory=ExplorerSettings)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            # The cause is left out: it prints the whole input, secrets included.
+            raise ConfigError("; ".join(_line(detail) for detail in error.errors(include_url=False))) from None
+        except SettingsError:
+            raise ConfigError(_not_a_section()) from None
+        for name in os.environ:
+            _refuse_misspelt(name)
+
+
+def env_name(path: str) -> str:
+    """The environment variable of a setting: ``"kafka.namespace"`` gives ``"TRINITY_BUS_KAFKA__NAMESPACE"``."""
+    return ENV_PREFIX + path.replace(".", ENV_DELIMITER).upper()
+
+
+def required[T](value: T | None, path: str, why: str) -> T:
+    """The value of an optional setting that this service cannot do without.
+
+    Args:
+        value: The setting's value.
+        path: Its place, such as ``"explorer.model_path"``.
+        why: What it is needed for, the end of the sentence "it is needed ...".
+
+    Raises:
+        ConfigError: It is unset.
+    """
+    if value is None:
+        raise ConfigError(f"{env_name(path)} is not set: it is needed {why}")
+    return value
+
+
+def setting_paths() -> Iterator[tuple[str, str]]:
+    """Every setting's environment variable and description, for documents and messages."""
+    for section, fields in _sections().items():
+        for name, field in fields.items():
+            yield env_name(f"{section}.{name}"), field.description or ""
+
+
+def _sections() -> dict[str, dict[str, FieldInfo]]:
+    sections = ((name, field.annotation) for name, field in Settings.model_fields.items())
+    return {name: kind.model_fields for name, kind in sections if isinstance(kind, type) and issubclass(kind, Section)}
+
+
+def _missing(path: str, why: str) -> PydanticCustomError:
+    return PydanticCustomError("missing_setting", "{path} is not set: {why}", {"path": path, "why": why})
+
+
+def _line(detail: ErrorDetails) -> str:
+    """One validation error as "variable=value: what would be right"."""
+    if detail["type"] == "missing_setting":
+        return f"{env_name(detail['ctx']['path'])} is not set: {detail['ctx']['why']}"
+    # Beyond section and setting, a location names parts of a type, not of a variable.
+    path = ".".join(str(part) for part in detail["loc"][:2])
+    name = env_name(path)
+    if detail["type"] == "extra_forbidden":
+        return f"{name} is not a setting{_suggestion(name)}"
+    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    return f"{name}={_shown(path, detail['input'])}: {message}"
+
+
+def _shown(path: str, value: object) -> str:
+    section, _, setting = path.partition(".")
+    field = _sections().get(section, {}).get(setting)
+    if field is None or isinstance(value, Mapping):
+        return "(not shown)"
+    if "SecretStr" in str(field.annotation):
+        return "(secret)"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def _suggestion(name: str) -> str:
+    known = [variable for variable, _ in setting_paths()]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _not_a_section() -> str:
+    """A section's own variable holds something that is not JSON."""
+    for section in _sections():
+        name = env_name(section)
+        if name in os.environ:
+            return f"{name} is not a setting: name one of the section, such as {name}{ENV_DELIMITER}..., or give JSON"
+    return "a setting is not valid JSON"
+
+
+def _refuse_misspelt(variable: str) -> None:
+    """Raise for a variable of ours that is almost, but not quite, a setting.
+
+    pydantic-settings ignores what it does not know, so that one underscore too few would silently have no effect.
+    """
+    name = variable.upper()
+    if not name.startswith(ENV_PREFIX) or name.removeprefix(ENV_PREFIX).split(ENV_DELIMITER)[0].lower() in _sections():
+        return
+    known = [path for path, _ in setting_paths()]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+    if close:
+        raise ConfigError(f"{variable} is not a setting; did you mean {close[0]}?")
