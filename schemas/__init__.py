@@ -14,7 +14,7 @@ from schemas.event import (
     TrainerHeartbeat,
     WeightsSynced,
 )
-from schemas.experience import ExperienceGroup, Sample
+from schemas.experience import ExperienceGroup, Sample, SampleInput, build_group
 from schemas.model_version import Member, ModelVersion
 from schemas.record import Record
 from schemas.rollout import Cancel, Dispatch
@@ -37,9 +37,11 @@ __all__ = [
     "RolloutFinished",
     "RunningAttempt",
     "Sample",
+    "SampleInput",
     "Sampling",
     "StepTrained",
     "Task",
     "TrainerHeartbeat",
     "WeightsSynced",
+    "build_group",
 ]

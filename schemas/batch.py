@@ -7,10 +7,10 @@ record carries the *manifest*: the experiences, by position in the log, that cou
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from schemas.event import Position
-from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.record import MAX_ITEMS, BatchType, Identifier, Metrics, Record
 
 
 class BatchLifecycleState(StrEnum):
@@ -21,6 +21,11 @@ class BatchLifecycleState(StrEnum):
     FINALIZING = "finalizing"
     FINALIZED = "finalized"
     ABORTED = "aborted"
+
+
+def _state(value: object) -> object:
+    # Records are validated strictly, and strictly a string is not an enum member; on the wire it is all there is.
+    return BatchLifecycleState(value) if type(value) is str else value
 
 
 class ManifestEntry(Record):
@@ -42,10 +47,11 @@ class BatchRecord(Record):
     """A batch after a transition."""
 
     SCHEMA: ClassVar[str] = "batch"
+    MAX_BYTES: ClassVar[int] = 16 << 20
 
     batch_id: Identifier
     batch_type: BatchType
-    state: BatchLifecycleState
+    state: Annotated[BatchLifecycleState, BeforeValidator(_state)]
     sequence: Annotated[int, Field(ge=0)]
     """Train batches: 1, 2, 3 ... in the order in which they are trained. Eval batches: 0."""
     expected_task_count: int
@@ -55,11 +61,11 @@ class BatchRecord(Record):
     failed_task_count: int = 0
     min_version: int = 0
     """What staleness control asked of the explorers."""
-    manifest: list[ManifestEntry] = Field(default_factory=list)
+    manifest: Annotated[list[ManifestEntry], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     """Filled in FINALIZED, ordered by the order in which the tasks were accepted."""
     metrics: Metrics = Field(default_factory=dict)
     """Aggregated, filled in FINALIZED."""
     reason: str | None = None
     """Why it was aborted."""
-    trace_links: list[str] = Field(default_factory=list)
+    trace_links: Annotated[list[str], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     """W3C ``traceparent`` of the rollouts that count, so that a train step can link to them."""

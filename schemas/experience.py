@@ -20,19 +20,55 @@ buffer               dtype     shape               meaning
 again on the way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from schemas.errors import SchemaError, shown
 from schemas.record import BatchType, Metrics
 
 type Int32 = NDArray[np.int32]
 type Float32 = NDArray[np.float32]
 type UInt8 = NDArray[np.uint8]
 type Bool = NDArray[np.bool_]
+
+MAX_SAMPLES = 16_384
+"""Samples of one group: enough for 16 turns of each of the most runs that a task may ask for."""
+MAX_SPANS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One buffer of a group, as the wire and its description have it."""
+
+    name: str
+    dtype_name: str
+    """NumPy's name, with the byte order."""
+    width: int
+    """Columns of a two-dimensional buffer; 0 where it has one dimension."""
+    length: str
+    meaning: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        return np.dtype(self.dtype_name)
+
+
+COLUMNS = (
+    Column("tokens", "<i4", 0, "sum(lengths)", "prompt and response token ids, sample after sample"),
+    Column("lengths", "<i4", 0, "samples", "tokens per sample"),
+    Column("prompt_lengths", "<i4", 0, "samples", "how many of them are prompt"),
+    Column("logprobs", "<f4", 0, "responses", "of each response token, under the policy that drew it"),
+    Column("mask_bits", "|u1", 0, "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
+    Column("rewards", "<f4", 0, "samples", "NaN where the workflow gave none"),
+    Column("run_ids", "<i4", 0, "samples", "0 .. repeat_times - 1"),
+    Column("versions", "<i4", 3, "spans", "(sample, first response token, model version): who drew what"),
+)
+"""The buffers of a group, in the order in which they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +94,7 @@ class ExperienceGroup:
 
     SCHEMA: ClassVar[str] = "experience"
     VERSION: ClassVar[int] = 1
+    MAX_BYTES: ClassVar[int] = 64 << 20
 
     task_id: str
     attempt: int
@@ -106,3 +143,83 @@ class ExperienceGroup:
             )
             token += length
             response += n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleInput:
+    """One sample as an engine and a workflow made it: the raw material of ``build_group``."""
+
+    prompt_token_ids: ArrayLike
+    response_token_ids: ArrayLike
+    logprobs: ArrayLike
+    """One per response token."""
+    mask: ArrayLike | None = None
+    """One per response token, true where it is to be trained on; ``None`` for all."""
+    reward: float
+    run_id: int
+    versions: Sequence[tuple[int, int]]
+    """(first response token, model version) of each stretch that one version drew, in order."""
+    finish_reason: str = "stop"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def build_group(
+    samples: Sequence[SampleInput],
+    *,
+    task_id: str,
+    attempt: int,
+    batch_id: str,
+    batch_type: BatchType,
+    workflow: str,
+    model: str,
+    explorer: str,
+    incarnation: str,
+) -> ExperienceGroup:
+    """The group of ``samples``, its columns freshly allocated.
+
+    Raises:
+        SchemaError: There is no sample, or a sample's response, logprobs and mask differ in length.
+    """
+    if not samples:
+        raise SchemaError(f"task {shown(task_id)}: a group needs at least one sample")
+    prompts = [_vector(s.prompt_token_ids, np.int32, "prompt_token_ids") for s in samples]
+    responses = [_vector(s.response_token_ids, np.int32, "response_token_ids") for s in samples]
+    logprobs = [_vector(s.logprobs, np.float32, "logprobs") for s in samples]
+    masks = [
+        np.ones(len(response), np.bool_) if s.mask is None else _vector(s.mask, np.bool_, "mask")
+        for s, response in zip(samples, responses, strict=True)
+    ]
+    for i, (response, logprob, mask) in enumerate(zip(responses, logprobs, masks, strict=True)):
+        if not len(response) == len(logprob) == len(mask):
+            raise SchemaError(
+                f"task {shown(task_id)}, sample {i}: {len(response)} response tokens, {len(logprob)} logprobs and "
+                f"{len(mask)} mask entries; all three must be equal"
+            )
+    spans = [(i, start, version) for i, s in enumerate(samples) for start, version in s.versions]
+    return ExperienceGroup(
+        task_id=task_id,
+        attempt=attempt,
+        batch_id=batch_id,
+        batch_type=batch_type,
+        workflow=workflow,
+        model=model,
+        explorer=explorer,
+        incarnation=incarnation,
+        tokens=np.concatenate([part for pair in zip(prompts, responses, strict=True) for part in pair]),
+        lengths=np.array([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], np.int32),
+        prompt_lengths=np.array([len(p) for p in prompts], np.int32),
+        logprobs=np.concatenate(logprobs),
+        mask_bits=np.packbits(np.concatenate(masks)),
+        rewards=np.array([s.reward for s in samples], np.float32),
+        run_ids=np.array([s.run_id for s in samples], np.int32),
+        versions=np.array(spans, np.int32).reshape(-1, 3),
+        metrics=[{name: float(value) for name, value in s.metrics.items()} for s in samples],
+        finish_reasons=[s.finish_reason for s in samples],
+    )
+
+
+def _vector[T: np.generic](values: ArrayLike, dtype: type[T], name: str) -> NDArray[T]:
+    array = np.asarray(values, dtype)
+    if array.ndim != 1:
+        raise SchemaError(f"{name} has shape {list(array.shape)}; one dimension is needed")
+    return array

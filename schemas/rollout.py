@@ -16,6 +16,7 @@ class Dispatch(Record):
     """Run this task now. Answered by exactly one ``RolloutFinished`` of the same task and attempt."""
 
     SCHEMA: ClassVar[str] = "rollout.dispatch"
+    MAX_BYTES: ClassVar[int] = Task.MAX_BYTES + (64 << 10)
 
     explorer: Identifier
     incarnation: Identifier

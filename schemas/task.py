@@ -4,11 +4,11 @@ A task is one prompt (or anything its workflow understands) that explorers run `
 one task form a group. A task may name its batch; a task that names none joins the next batch of the configured size.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from schemas.record import BatchType, Identifier, Record
+from schemas.record import MAX_ITEMS, BatchType, Identifier, PlainMap, Record
 
 MAX_PROMPT_CHARS = 1 << 20
 MAX_REPEAT_TIMES = 1024
@@ -23,7 +23,7 @@ class Sampling(Record):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: list[str] | None = None
 
 
@@ -40,6 +40,7 @@ class Task(Record):
     """One task. Produced by anyone to ``tasks``, keyed by ``task_id``, as msgpack or JSON."""
 
     SCHEMA: ClassVar[str] = "task"
+    MAX_BYTES: ClassVar[int] = 4 << 20
 
     task_id: Identifier
     workflow: Identifier
@@ -48,11 +49,11 @@ class Task(Record):
     messages: list[Message] | None = None
     answer: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
     """The reference answer, where the workflow's reward needs one."""
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: PlainMap = Field(default_factory=dict)
     """Whatever else the workflow reads. Plain values only."""
     batch_id: Identifier | None = None
     batch_type: BatchType = "train"
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    batch_size: Annotated[int, Field(ge=1, le=MAX_ITEMS)] | None = None
     """How many tasks the named batch has; the configured batch size where absent."""
     repeat_times: Annotated[int, Field(ge=1, le=MAX_REPEAT_TIMES)] | None = None
     """Samples of this task (the group size of GRPO); the configured group size where absent."""

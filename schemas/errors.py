@@ -1,0 +1,50 @@
+"""What can go wrong between a record and its bytes."""
+
+import reprlib
+
+MAX_DETAIL_CHARS = 400
+"""A detail travels in a Kafka header and in log lines, so it stays short whatever it quotes."""
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """``value`` as Python source, cut to a readable length; safe for values of any size and depth."""
+    return _repr.repr(value)
+
+
+def one_line(text: str) -> str:
+    """``text`` with everything unprintable escaped, at most ``MAX_DETAIL_CHARS`` long."""
+    cut = text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+class SchemaError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class EncodeError(SchemaError):
+    """A record cannot be written: it breaks a limit or a rule that its readers enforce."""
+
+
+class DecodeError(SchemaError):
+    """Bytes that are not one of the expected records.
+
+    Attributes:
+        reason: A word for machines, one of a fixed set: see ``docs/schemas.md``.
+        detail: One line for people that names the field and the value.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        self.detail = one_line(detail)
+        super().__init__(f"{reason}: {self.detail}")
+
+
+class UnsupportedVersion(DecodeError):  # noqa: N818 - named for the condition, as a reader would ask for it
+    """A record of a known schema in a major version that this reader does not know."""
+
+    def __init__(self, schema: str, version: int, known: int) -> None:
+        super().__init__("unsupported_version", f"{schema}: schema_version = {version}, this reader knows {known}")
