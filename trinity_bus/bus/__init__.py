@@ -1,0 +1,23 @@
+"""The bus: everything that passes between this process and the log.
+
+Start with :class:`Bus`. Importing this package imports no machine-learning framework.
+"""
+
+from trinity_bus.bus.bus import Bus
+from trinity_bus.bus.dead_letters import dead_letter
+from trinity_bus.bus.partitioning import lane_partition, partition_of
+from trinity_bus.bus.producer import Producer
+from trinity_bus.bus.reader import Reader, Start
+from trinity_bus.bus.received import Received, Undecodable
+
+__all__ = [
+    "Bus",
+    "Producer",
+    "Reader",
+    "Received",
+    "Start",
+    "Undecodable",
+    "dead_letter",
+    "lane_partition",
+    "partition_of",
+]

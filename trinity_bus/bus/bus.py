@@ -1,0 +1,158 @@
+"""One process's access to the log."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from schemas.topics import TOPICS, Topic
+
+from schemas.event import Position
+from trinity_bus.bus import topics as topic_admin
+from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
+from trinity_bus.bus.positions import PositionReader
+from trinity_bus.bus.producer import Producer
+from trinity_bus.bus.reader import MAX_RECORDS, Reader, Start
+from trinity_bus.bus.received import Received
+from trinity_bus.config import KafkaSettings
+
+
+class Bus:
+    """Makes producers and readers, creates topics, and reads by position. An async context manager.
+
+    Producers and readers are context managers of their own, to be closed before the bus.
+
+    Args:
+        settings: Where the log is.
+        client_id: What brokers call this process in their logs and metrics, such as ``"explorer-0"``.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+        self.settings = settings
+        self.client_id = client_id
+        self._stack = AsyncExitStack()
+        self._admin: AIOKafkaAdminClient | None = None
+        self._positions: PositionReader | None = None
+        self._connecting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Check that a broker can be reached and lets this process in.
+
+        Raises:
+            ConfigError: No broker is configured, or the TLS files cannot be used.
+            BrokerUnreachableError: None answers, or it refuses the credentials.
+        """
+        await check_reachable(self.settings, self.client_id)
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        self._admin = self._positions = None
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def ensure_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
+        """Create the topics that are absent, with what their records need, and check the others.
+
+        Raises:
+            TopicMismatchError: An existing topic is not what its records need.
+            BusError: The broker refuses to create one.
+        """
+        await topic_admin.ensure(await self._administrator(), self.settings, topics)
+
+    def producer(self, *, transactional_id: str | None = None) -> Producer:
+        """A producer: idempotent, acknowledged by all replicas.
+
+        Args:
+            transactional_id: Makes it transactional. It is prefixed with the namespace; of all producers that ever
+                started with it, only the last can write.
+        """
+        full_id = None if transactional_id is None else f"{self.settings.namespace}.{transactional_id}"
+        return Producer(self.settings, client_id=self.client_id, transactional_id=full_id)
+
+    def reader(
+        self,
+        *topics: Topic,
+        partitions: Sequence[int] | None = None,
+        start: Start = "end",
+        expect: Sequence[type] | None = None,
+        max_records: int = MAX_RECORDS,
+    ) -> Reader:
+        """A reader of committed records, without a consumer group.
+
+        Args:
+            topics: What to read.
+            partitions: Which partitions of each; all of them where absent.
+            start: ``"beginning"``, ``"end"``, or ``{(topic name, partition): offset}``, in which a partition that is
+                missing starts at its beginning.
+            expect: The record types to decode; those of each topic where absent.
+            max_records: Most records that one batch returns.
+        """
+        return Reader(
+            self.settings,
+            *topics,
+            client_id=self.client_id,
+            partitions=partitions,
+            start=start,
+            expect=expect,
+            max_records=max_records,
+        )
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the offset that the next committed record will have at least."""
+        return await (await self._position_reader()).end_offsets(topic)
+
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the first offset that retention has kept."""
+        return await (await self._position_reader()).beginning_offsets(topic)
+
+    async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
+        """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.
+
+        A successor in a transactional role starts its producer first: that settles what its predecessor left open.
+        """
+        names = {topic.full_name(self.settings.namespace): topic for topic in topics}
+        wanted = [TopicPartition(name, number) for name, topic in names.items() for number in range(topic.partitions)]
+        admin = await self._administrator()
+        with kafka_errors(f"read the committed offsets of {group}"):
+            found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+        return {(names[p.topic].name, p.partition): o.offset for p, o in found.items() if o.offset >= 0}
+
+    async def fetch(
+        self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
+    ) -> list[Received[Any]]:
+        """The records at these positions, in their order.
+
+        Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory.
+
+        Raises:
+            RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.
+        """
+        return await (await self._position_reader()).fetch(topic, positions, expect=expect)
+
+    async def _administrator(self) -> AIOKafkaAdminClient:
+        async with self._connecting:
+            if self._admin is None:
+                admin = AIOKafkaAdminClient(**client_options(self.settings, self.client_id))
+                self._stack.push_async_callback(admin.close)
+                with kafka_errors("connect"):
+                    await admin.start()
+                self._admin = admin
+            return self._admin
+
+    async def _position_reader(self) -> PositionReader:
+        async with self._connecting:
+            if self._positions is None:
+                reader = PositionReader(self.settings, client_id=self.client_id)
+                self._positions = await self._stack.enter_async_context(reader)
+            return self._positions

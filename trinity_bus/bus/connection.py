@@ -1,0 +1,155 @@
+"""How a client reaches the brokers, and how a client library's errors become this project's.
+
+The first connection is tried here, by hand, because the client library only logs why a broker refused it.
+"""
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    IllegalOperation,
+    InvalidProducerEpoch,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    OffsetOutOfRangeError,
+    ProducerFenced,
+)
+from aiokafka.helpers import create_ssl_context
+
+from trinity_bus.config import KafkaSettings, env_name
+from trinity_bus.errors import (
+    BrokerUnreachableError,
+    BusError,
+    ConfigError,
+    ProducerFencedError,
+    RecordGoneError,
+    RecordTooLargeError,
+)
+
+
+def bootstrap_servers(settings: KafkaSettings) -> list[str]:
+    """The configured brokers.
+
+    Raises:
+        ConfigError: None is configured.
+    """
+    if settings.bootstrap_servers is None:
+        raise ConfigError(
+            f"{env_name('kafka.bootstrap_servers')} is not set: give host:port of a broker, "
+            "or start the embedded one with `trinity-bus broker start`"
+        )
+    return settings.bootstrap_servers.split(",")
+
+
+def client_options(settings: KafkaSettings, client_id: str) -> dict[str, Any]:
+    """What every Kafka client of this process is constructed with.
+
+    Raises:
+        ConfigError: No broker is configured, or a certificate or key cannot be used.
+    """
+    return {
+        "bootstrap_servers": bootstrap_servers(settings),
+        "client_id": client_id,
+        "request_timeout_ms": round(settings.request_timeout_s * 1000),
+        **_security(settings),
+    }
+
+
+def _security(settings: KafkaSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {"security_protocol": settings.security_protocol}
+    if settings.security_protocol.endswith("SSL"):
+        options["ssl_context"] = _ssl_context(settings)
+    if settings.security_protocol.startswith("SASL"):
+        options["sasl_mechanism"] = settings.sasl_mechanism
+        options["sasl_plain_username"] = settings.sasl_username
+        options["sasl_plain_password"] = (
+            None if settings.sasl_password is None else settings.sasl_password.get_secret_value()
+        )
+    return options
+
+
+def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
+    try:
+        context: ssl.SSLContext = create_ssl_context(
+            cafile=settings.ssl_cafile,
+            certfile=settings.ssl_certfile,
+            keyfile=settings.ssl_keyfile,
+            # A callable that is never asked keeps OpenSSL from asking the terminal for a password.
+            password="" if settings.ssl_password is None else settings.ssl_password.get_secret_value(),
+        )
+    except (ssl.SSLError, OSError) as error:
+        names = [env_name(f"kafka.{name}") for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_password")]
+        raise ConfigError(f"the TLS files cannot be used ({error}): check {', '.join(names)}") from error
+    return context
+
+
+async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
+    """Connect, and log in where that is asked for, to the first broker that lets us.
+
+    Raises:
+        ConfigError: No broker is configured.
+        BrokerUnreachableError: None can be reached; the message has every broker's answer.
+    """
+    security = _security(settings)
+    answers = []
+    for server in bootstrap_servers(settings):
+        host, _, port = server.rpartition(":")
+        try:
+            connection = await create_conn(
+                host.strip("[]"),
+                int(port),
+                client_id=client_id,
+                request_timeout_ms=round(settings.request_timeout_s * 1000),
+                **security,
+            )
+        except (TimeoutError, OSError, KafkaError) as error:
+            answers.append(f"{server} ({_reason(error)})")
+            continue
+        connection.close()
+        return
+    raise BrokerUnreachableError(
+        f"no Kafka broker can be used at {', '.join(answers)}: is it running, and is "
+        f"{env_name('kafka.bootstrap_servers')} right?"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+@contextmanager
+def kafka_errors(doing: str) -> Iterator[None]:
+    """Turn the client library's errors into this project's, with what was being done in front.
+
+    Args:
+        doing: Such as ``"send to trinity.tasks"``.
+    """
+    try:
+        yield
+    except (KafkaError, ConsumerStoppedError, IllegalOperation) as error:
+        raise translated(error, doing) from error
+
+
+def translated(error: BaseException, doing: str) -> BusError:
+    """The library's error for one of the client's."""
+    text = f"{doing}: {_reason(error)}"
+    if isinstance(error, (ProducerFenced, InvalidProducerEpoch)):
+        return ProducerFencedError(
+            f"{doing}: another process has started with the same transactional id; this one stops"
+        )
+    if isinstance(error, OffsetOutOfRangeError):
+        return RecordGoneError(f"{text}; retention has deleted it, or the topic was created anew")
+    if isinstance(error, MessageSizeTooLargeError):
+        return RecordTooLargeError(text)
+    if isinstance(error, KafkaConnectionError):
+        return BrokerUnreachableError(f"{text}; is the broker running?")
+    return BusError(text)

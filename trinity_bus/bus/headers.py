@@ -1,0 +1,34 @@
+"""Kafka headers beyond those of ``schemas.headers``: what this project's readers look up and its dead letters carry.
+
+==================  =================================================================
+``dlq.reason``      on dead letters: one machine-readable word
+``dlq.detail``      a sentence for people
+``dlq.topic``       the topic that it came from, without the namespace
+``dlq.partition``   where in it
+``dlq.offset``      where in it
+==================  =================================================================
+"""
+
+from collections.abc import Iterable
+
+type Headers = tuple[tuple[str, bytes], ...]
+
+DLQ_REASON = "dlq.reason"
+DLQ_DETAIL = "dlq.detail"
+DLQ_TOPIC = "dlq.topic"
+DLQ_PARTITION = "dlq.partition"
+DLQ_OFFSET = "dlq.offset"
+
+
+def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> str | None:
+    """The last header of this name as text, as Kafka's own clients take the last; ``None`` if absent or not UTF-8."""
+    found = None
+    for key, value in headers:
+        if key == name:
+            found = value
+    if found is None:
+        return None
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return None

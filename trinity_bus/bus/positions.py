@@ -1,0 +1,227 @@
+"""Random access to the log: the records at given positions, thousands at a time.
+
+A manifest names experiences by partition and offset, nearly in the order of the log. So positions are sorted, all
+partitions are read at once, dense ranges are streamed, and a gap is jumped where reading over it would cost more than a
+round trip. Nothing but the wanted records and one fetch is held in memory.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from schemas.topics import Topic
+
+from schemas.event import Position
+from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.received import SLICE_S, Received, receive
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BusError, RecordGoneError
+
+MAX_PARTITION_FETCH_BYTES = 1 << 20
+MAX_FETCH_BYTES = 16 << 20
+JUMP_BYTES = MAX_PARTITION_FETCH_BYTES
+"""Gaps of more than about this many bytes are jumped over; less is in the same fetch anyway."""
+SETTLE_S = 5.0
+"""How long a position that is not committed yet is waited for."""
+_STEP_MS = 250
+"""Longest wait for one batch; then positions are looked at, which also move over what is never returned."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """What is still wanted of one partition: pure bookkeeping.
+
+    Args:
+        wanted: Offsets, ascending, each once.
+    """
+
+    wanted: list[int]
+    found: int = 0
+    """How many of them have been passed."""
+    records: int = 0
+    """Seen so far, wanted or not."""
+    bytes: int = 0
+    """Of those, to know how much a gap of offsets is."""
+
+    @property
+    def done(self) -> bool:
+        """Nothing more is wanted."""
+        return self.found == len(self.wanted)
+
+    @property
+    def next(self) -> int:
+        """The next wanted offset."""
+        return self.wanted[self.found]
+
+    def take(self, offset: int, size: int) -> bool:
+        """Whether the record at ``offset`` is wanted. Offsets come in ascending order."""
+        self.records += 1
+        self.bytes += size
+        if self.done or self.next != offset:
+            return False
+        self.found += 1
+        return True
+
+    def missed(self, position: int) -> int | None:
+        """A wanted offset that reading has passed without seeing it: it holds no record that can be read."""
+        return self.next if not self.done and self.next < position else None
+
+    def jump(self, position: int) -> int | None:
+        """Where to go on from ``position``, if reading on would waste more than a jump."""
+        if self.done or self.next <= position or not self.records:
+            return None
+        gap = (self.next - position) * (self.bytes / self.records)
+        return self.next if gap > JUMP_BYTES else None
+
+
+class PositionReader:
+    """Fetches records by position over one connection, one request at a time. An async context manager."""
+
+    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+        self._settings = settings
+        self._client = AIOKafkaConsumer(
+            **client_options(settings, client_id),
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=MAX_PARTITION_FETCH_BYTES,
+            fetch_max_bytes=MAX_FETCH_BYTES,
+            fetch_max_wait_ms=_STEP_MS,
+        )
+        self._one_at_a_time = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        try:
+            with kafka_errors("connect"):
+                await self._client.start()
+        except BaseException:
+            await self._client.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.stop()
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the end of its committed records."""
+        with kafka_errors(f"find the end of {topic.name}"):
+            return {p.partition: offset for p, offset in (await self._client.end_offsets(self._all(topic))).items()}
+
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the first offset that is kept."""
+        with kafka_errors(f"find the beginning of {topic.name}"):
+            found = await self._client.beginning_offsets(self._all(topic))
+            return {p.partition: offset for p, offset in found.items()}
+
+    async def fetch(
+        self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
+    ) -> list[Received[Any]]:
+        """The records at these positions, in their order.
+
+        Raises:
+            RecordGoneError: A position holds no record that can be read.
+            BusError: The broker does not answer.
+        """
+        wanted: dict[int, set[int]] = {}
+        for position in positions:
+            wanted.setdefault(position.partition, set()).add(position.offset)
+        types = topic.records if expect is None else tuple(expect)
+        async with self._one_at_a_time:
+            await self._check(topic, wanted)
+            found = await self._read(topic, {p: Cursor(sorted(offsets)) for p, offsets in wanted.items()}, types)
+        return [found[position.partition, position.offset] for position in positions]
+
+    async def _check(self, topic: Topic, wanted: dict[int, set[int]]) -> None:
+        """Refuse positions outside the log; wait a little for those that are still being committed."""
+        for partition in wanted:
+            if not 0 <= partition < topic.partitions:
+                raise RecordGoneError(f"{topic.name} has {topic.partitions} partitions, there is no {partition}")
+        begin = await self.beginning_offsets(topic)
+        for partition, offsets in wanted.items():
+            if min(offsets) < begin[partition]:
+                raise RecordGoneError(
+                    f"{topic.name}/{partition}@{min(offsets)} is gone: retention has deleted everything before "
+                    f"offset {begin[partition]}; give the topic a longer retention"
+                )
+        until = time.monotonic() + SETTLE_S
+        while True:
+            end = await self.end_offsets(topic)
+            early = [(p, max(offsets)) for p, offsets in wanted.items() if max(offsets) >= end[p]]
+            if not early:
+                return
+            if time.monotonic() > until:
+                partition, offset = early[0]
+                raise RecordGoneError(
+                    f"{topic.name}/{partition}@{offset} does not exist: committed records end at offset {end[partition]}"
+                )
+            await asyncio.sleep(0.05)
+
+    async def _read(
+        self, topic: Topic, cursors: dict[int, Cursor], types: tuple[type, ...]
+    ) -> dict[tuple[int, int], Received[Any]]:
+        name = topic.full_name(self._settings.namespace)
+        found: dict[tuple[int, int], Received[Any]] = {}
+        left = {TopicPartition(name, partition): cursor for partition, cursor in cursors.items()}
+        self._client.assign(list(left))
+        for position, cursor in left.items():
+            self._client.seek(position, cursor.next)
+        progress = time.monotonic()
+        while left:
+            with kafka_errors(f"fetch from {name}"):
+                batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
+            if batches:
+                progress = time.monotonic()
+            elif time.monotonic() - progress > self._settings.request_timeout_s:
+                raise BusError(f"fetch from {name}: nothing came for {self._settings.request_timeout_s:g} s")
+            for position, records in batches.items():
+                await _take(topic, left[position], records, types, found)
+            for position, cursor in list(left.items()):
+                if await self._advance(topic, position, cursor):
+                    del left[position]
+        self._client.unsubscribe()
+        return found
+
+    async def _advance(self, topic: Topic, position: TopicPartition, cursor: Cursor) -> bool:
+        """Jump, or stop reading a partition of which nothing more is wanted. True when it is done."""
+        if cursor.done:
+            self._client.pause(position)
+            return True
+        at = await self._client.position(position)
+        missed = cursor.missed(at)
+        if missed is not None:
+            raise RecordGoneError(
+                f"{topic.name}/{position.partition}@{missed} holds no record: it was aborted, compacted away, or is "
+                "a transaction marker"
+            )
+        target = cursor.jump(at)
+        if target is not None:
+            self._client.seek(position, target)
+        return False
+
+    def _all(self, topic: Topic) -> list[TopicPartition]:
+        name = topic.full_name(self._settings.namespace)
+        return [TopicPartition(name, partition) for partition in range(topic.partitions)]
+
+
+async def _take(
+    topic: Topic,
+    cursor: Cursor,
+    records: list[ConsumerRecord],
+    types: tuple[type, ...],
+    found: dict[tuple[int, int], Received[Any]],
+) -> None:
+    """Decode what is wanted of a batch, letting the event loop turn every few milliseconds."""
+    until = time.perf_counter() + SLICE_S
+    for record in records:
+        if cursor.take(record.offset, len(record.value or b"")):
+            found[record.partition, record.offset] = receive(topic, record, types)
+        if time.perf_counter() > until:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + SLICE_S

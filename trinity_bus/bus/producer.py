@@ -1,0 +1,354 @@
+"""Writing to the log: nothing counts as sent before it is durable, and nothing is written twice.
+
+Every producer is idempotent and waits for all replicas. One with a ``transactional_id`` writes inside transactions only,
+and its start fences every earlier producer of that id: whatever that one had not committed is aborted before ``start``
+returns, and whatever it still tries raises :class:`~trinity_bus.errors.ProducerFencedError`.
+
+States of a transaction::
+
+    READY --transaction()--> OPEN --body ends, all sends durable--> COMMITTED (READY again)
+                              |---body raises, or a send failed---> ABORTED   (READY again)
+                              `---fenced--------------------------> FATAL     (the producer is of no more use)
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.structs import RecordMetadata
+from opentelemetry.trace import Span
+from schemas.topics import DEAD_LETTERS, TOPICS, Topic
+
+from schemas.codec import encode
+from schemas.event import Position
+from schemas.experience import ExperienceGroup
+from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
+from schemas.record import Record
+from trinity_bus.bus.connection import client_options, kafka_errors, translated
+from trinity_bus.bus.dead_letters import dead_letter
+from trinity_bus.bus.received import Received
+from trinity_bus.bus.spans import end_send_span, start_send_span
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import metrics
+from trinity_bus.telemetry.context import parent_context
+from trinity_bus.telemetry.context import traceparent as current_traceparent
+
+log = logging.getLogger(__name__)
+
+_MSGPACK = MSGPACK.encode()
+MAX_BATCH_BYTES = 768 << 10
+"""Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
+LINGER_MS = 2
+RECORD_OVERHEAD_BYTES = 512
+"""More than a batch and a record header take on the wire."""
+TRANSACTION_TIMEOUT_S = 60.0
+"""The broker aborts a transaction that is open for longer; its writer has died."""
+
+
+class Producer:
+    """Writes records, idempotently and durably. Made by :meth:`trinity_bus.bus.Bus.producer`.
+
+    An async context manager; ``stop`` returns when everything that was sent is durable, or raises.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, client_id: str, transactional_id: str | None = None) -> None:
+        self.transactional_id = transactional_id
+        self._settings = settings
+        self._client_id = client_id
+        self._running: AIOKafkaProducer | None = None
+        self._one_transaction = asyncio.Lock()
+        self._in_transaction: list[asyncio.Future[Position]] | None = None
+
+    async def start(self) -> None:
+        """Connect. With a transactional id, fence earlier producers of that id and abort what they left open.
+
+        Raises:
+            BusError: The broker does not answer, or refuses.
+        """
+        client = AIOKafkaProducer(
+            **client_options(self._settings, self._client_id),
+            enable_idempotence=True,
+            acks="all",
+            max_batch_size=MAX_BATCH_BYTES,
+            max_request_size=max(topic.max_message_bytes for topic in TOPICS),
+            # A commit closes open batches only after they have lingered.
+            linger_ms=LINGER_MS if self.transactional_id is None else 0,
+            transactional_id=self.transactional_id,
+            **(
+                {} if self.transactional_id is None else {"transaction_timeout_ms": round(TRANSACTION_TIMEOUT_S * 1000)}
+            ),
+        )
+        doing = f"start producer {self.transactional_id or self._client_id}"
+        try:
+            with kafka_errors(doing):
+                # Without a transaction coordinator the client would ask for one forever.
+                async with asyncio.timeout(self._settings.request_timeout_s):
+                    await client.start()
+        except TimeoutError:
+            await client.client.close()
+            raise BusError(f"{doing}: no answer in {self._settings.request_timeout_s:g} s") from None
+        self._running = client
+
+    async def stop(self) -> None:
+        """Make durable what was sent, then disconnect.
+
+        Raises:
+            SendError: The broker did not take all of it in time; the rest may be lost.
+        """
+        client, self._running = self._running, None
+        if client is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                await client.stop()
+        except TimeoutError:
+            await client.client.close()
+            raise SendError(
+                f"close producer {self._client_id}: not all records are durable after "
+                f"{self._settings.request_timeout_s:g} s; is the broker running?"
+            ) from None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def send(
+        self,
+        topic: Topic,
+        key: str,
+        record: Record | ExperienceGroup,
+        *,
+        partition: int | None = None,
+        traceparent: str | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> Awaitable[Position]:
+        """Send one record. Returns when it is queued (which waits while the queue is full).
+
+        Args:
+            topic: Where to.
+            key: Decides its partition, and what compaction keeps.
+            record: What to send.
+            partition: Overrides the key's partition.
+            traceparent: The trace it belongs to; the current span's where absent.
+            headers: More Kafka headers.
+
+        Returns:
+            Something to await for the record's position; resolved once it is durable, and raising
+            :class:`~trinity_bus.errors.SendError` if it never will be.
+
+        Raises:
+            RecordTooLargeError: It is over the topic's limit. Nothing was sent.
+            ProducerFencedError: Another producer has taken over.
+            BusError: The broker does not take records.
+        """
+        value = encode(record)
+        full_name = topic.full_name(self._settings.namespace)
+        parent = None if traceparent is None else parent_context(traceparent)
+        span = start_send_span(topic, full_name, self._client_id, key, record, parent)
+        if span is not None:
+            traceparent = current_traceparent(span)
+        all_headers = [(CONTENT_TYPE, _MSGPACK), *headers]
+        return await self._send(
+            topic, key.encode(), value, partition=partition, traceparent=traceparent, headers=all_headers, span=span
+        )
+
+    async def send_raw(
+        self,
+        topic: Topic,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        traceparent: str | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> Awaitable[Position]:
+        """Send bytes as they are: tombstones (``None``), dead letters, entries of a changelog. Else like :meth:`send`.
+
+        A ``traceparent`` among ``headers`` is kept as it is.
+        """
+        raw_key = key.encode() if isinstance(key, str) else key
+        return await self._send(
+            topic, raw_key, value, partition=partition, traceparent=traceparent, headers=list(headers), span=None
+        )
+
+    async def send_dead_letter(self, received: Received[Any], reason: str, detail: str) -> Awaitable[Position]:
+        """Put a record that could not be taken where operators look, count it and log it."""
+        key, value, headers = dead_letter(received, reason, detail)
+        metrics.DEAD_LETTERS.add(
+            1, {names.MESSAGING_DESTINATION_NAME: received.topic.name, names.DEAD_LETTER_REASON: reason}
+        )
+        log.warning("dead letter from %s: %s: %s", received.place, reason, detail)
+        return await self.send_raw(DEAD_LETTERS, key, value, headers=headers)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Everything sent inside becomes visible together when the body ends, or not at all if it raises.
+
+        One at a time: a second waits for the first. It commits only if every record of it is durable.
+
+        Raises:
+            ProducerFencedError: Another producer has taken over; nothing of this transaction counts.
+            SendError: A record could not be written; everything was aborted.
+            BusError: The transaction was aborted, or its outcome is not known in time. In the latter case this producer
+                is of no more use: its successor's start settles the outcome.
+        """
+        async with self._one_transaction:
+            client = self._connected()
+            with kafka_errors(f"begin transaction of {self.transactional_id}"):
+                await client.begin_transaction()
+            sent = self._in_transaction = []
+            try:
+                yield
+                # A commit of the client's does not look at whether a record failed.
+                await asyncio.gather(*sent)
+            except BaseException:
+                await self._abort(client)
+                raise
+            finally:
+                self._in_transaction = None
+            try:
+                await self._complete(client.commit_transaction(), "commit")
+            except ProducerFencedError:
+                raise
+            except BusError:
+                await self._abort(client)
+                raise
+
+    async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group: str) -> None:
+        """Commit input positions as part of the open transaction.
+
+        Args:
+            offsets: ``(topic name without namespace, partition)`` to the offset to read next.
+            group: The consumer group that they are kept under.
+
+        Raises:
+            BusError: No transaction is open, or the broker refuses.
+        """
+        if not offsets:
+            return
+        named = {
+            TopicPartition(f"{self._settings.namespace}.{topic}", partition): offset
+            for (topic, partition), offset in offsets.items()
+        }
+        with kafka_errors(f"commit offsets of {group}"):
+            await self._connected().send_offsets_to_transaction(named, group)
+
+    async def flush(self) -> None:
+        """Wait until everything sent so far is durable or has failed."""
+        await self._connected().flush()
+
+    async def _send(
+        self,
+        topic: Topic,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None,
+        traceparent: str | None,
+        headers: list[tuple[str, bytes]],
+        span: Span | None,
+    ) -> Awaitable[Position]:
+        name = topic.full_name(self._settings.namespace)
+        doing = f"send to {name}"
+        delivered: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        started = time.perf_counter()
+        if not any(header == TRACEPARENT for header, _ in headers):
+            context = traceparent or current_traceparent()
+            if context is not None:
+                headers.append((TRACEPARENT, context.encode()))
+        try:
+            _check(topic, key, value, partition, headers)
+            with kafka_errors(doing):
+                sending = await self._connected().send(name, value, key, partition=partition, headers=headers)
+        except BaseException as error:
+            if span is not None:
+                end_send_span(span, None, error)
+            raise
+        metrics.SENT_MESSAGES.add(1, {names.MESSAGING_DESTINATION_NAME: topic.name})
+
+        def settle(future: asyncio.Future[RecordMetadata]) -> None:
+            position, error = _outcome(future, doing)
+            if span is not None:
+                end_send_span(span, position, error)
+            metrics.SEND_DURATION.record(time.perf_counter() - started, {names.MESSAGING_DESTINATION_NAME: topic.name})
+            if delivered.done():
+                return
+            if position is not None:
+                delivered.set_result(position)
+            elif error is not None:
+                delivered.set_exception(error)
+
+        sending.add_done_callback(settle)
+        if self._in_transaction is not None:
+            self._in_transaction.append(delivered)
+        return delivered
+
+    async def _abort(self, client: AIOKafkaProducer) -> None:
+        """Abort the open transaction; with a fenced producer there is nothing left to abort."""
+        if client._txn_manager.is_fatal_error():  # noqa: SLF001 - the client offers no public way to ask
+            return
+        await self._complete(client.abort_transaction(), "abort")
+
+    async def _complete(self, ending: Coroutine[Any, Any, None], verb: str) -> None:
+        """Run a commit or an abort to its end even if this task is cancelled meanwhile; its outcome must be known."""
+        doing = f"{verb} transaction of {self.transactional_id}"
+        task = asyncio.ensure_future(ending)
+        cancelled = False
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+        while not task.done() and (left := deadline - time.monotonic()) > 0:
+            try:
+                await asyncio.wait([task], timeout=left)
+            except asyncio.CancelledError:
+                cancelled = True
+        if not task.done():
+            task.cancel()
+            raise BusError(f"{doing}: no answer in {TRANSACTION_TIMEOUT_S:g} s; start this producer anew")
+        with kafka_errors(doing):
+            task.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _connected(self) -> AIOKafkaProducer:
+        if self._running is None:
+            raise BusError(f"producer {self._client_id} is not started, or is stopped")
+        return self._running
+
+
+def _check(
+    topic: Topic, key: bytes | None, value: bytes | None, partition: int | None, headers: list[tuple[str, bytes]]
+) -> None:
+    """Refuse what the broker would refuse, before anything is queued."""
+    if key is None and value is None:
+        raise SendError(f"send to {topic.name}: a record needs a key or a value")
+    if partition is not None and not 0 <= partition < topic.partitions:
+        raise SendError(f"send to {topic.name}: partition {partition} is not one of its {topic.partitions}")
+    size = len(key or b"") + len(value or b"") + sum(len(name) + len(data) for name, data in headers)
+    if size + RECORD_OVERHEAD_BYTES > topic.max_message_bytes:
+        raise RecordTooLargeError(
+            f"a record of {size:,} bytes is over the limit of topic {topic.name}, {topic.max_message_bytes:,} bytes: "
+            "split it"
+        )
+
+
+def _outcome(future: asyncio.Future[RecordMetadata], doing: str) -> tuple[Position | None, BusError | None]:
+    """Where a record lies, or why it does not."""
+    if future.cancelled():
+        return None, SendError(f"{doing}: cancelled before it was durable")
+    error = future.exception()
+    if error is None:
+        metadata = future.result()
+        return Position(partition=metadata.partition, offset=metadata.offset), None
+    known = translated(error, doing)
+    return None, known if isinstance(known, ProducerFencedError | RecordTooLargeError) else SendError(str(known))

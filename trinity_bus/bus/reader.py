@@ -1,0 +1,219 @@
+"""Reading the log: by assignment, committed records only, without ever losing a record to a cancelled wait.
+
+There are no consumer groups and so no rebalances: a reader names its partitions, and its owner keeps its positions (in a
+transaction, in a checkpoint, or nowhere). One fetch is always left pending and only waited for with a limit; cancelling
+:meth:`Reader.batch` at any point loses nothing, the next call goes on from there.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from schemas.topics import Topic
+
+from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.received import Received, receive_all
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BusError
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import metrics
+
+type Start = Literal["beginning", "end"] | Mapping[tuple[str, int], int]
+
+MAX_RECORDS = 500
+"""Most records of one batch, so that its owner gets to handle them while more arrive."""
+MAX_PARTITION_FETCH_BYTES = 4 << 20
+MAX_FETCH_BYTES = 32 << 20
+"""Bounds what a reader holds in memory: one fetch."""
+FETCH_WAIT_MS = 250
+"""A partition with no room in the fetch under way waits at most this long for the next."""
+_REPLAY_WAIT_S = 0.2
+
+
+class Reader:
+    """Reads topics from given positions on. Made by :meth:`trinity_bus.bus.Bus.reader`. An async context manager."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *topics: Topic,
+        client_id: str,
+        partitions: Sequence[int] | None = None,
+        start: Start = "end",
+        expect: Sequence[type] | None = None,
+        max_records: int = MAX_RECORDS,
+    ) -> None:
+        self._settings = settings
+        self._client_id = client_id
+        self._start = start
+        self._expect = None if expect is None else tuple(expect)
+        self._max_records = max_records
+        self._topics = {topic.full_name(settings.namespace): topic for topic in topics}
+        self._assigned = [
+            TopicPartition(name, partition)
+            for name, topic in self._topics.items()
+            for partition in (range(topic.partitions) if partitions is None else partitions)
+        ]
+        self._running: AIOKafkaConsumer | None = None
+        self._pending: asyncio.Task[dict[TopicPartition, list[ConsumerRecord]]] | None = None
+        self._raw: deque[tuple[Topic, ConsumerRecord]] = deque()
+        self._ready: list[Received[Any]] = []
+        self._next: dict[tuple[str, int], int] = {}
+
+    async def start(self) -> None:
+        """Connect and fix the start positions: a record written after this returns is read, wherever the start is.
+
+        Raises:
+            BusError: The broker does not answer, or a topic or partition does not exist.
+        """
+        client = AIOKafkaConsumer(
+            **client_options(self._settings, self._client_id),
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=MAX_PARTITION_FETCH_BYTES,
+            fetch_max_bytes=MAX_FETCH_BYTES,
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+        )
+        try:
+            with kafka_errors(f"start reader of {', '.join(self._topics)}"):
+                await client.start()
+                client.assign(self._assigned)
+                for position, offset in (await self._start_offsets(client)).items():
+                    client.seek(position, offset)
+                    self._next[self._place(position)] = offset
+        except BaseException:
+            await client.stop()
+            raise
+        self._running = client
+
+    async def stop(self) -> None:
+        """Disconnect. Records that were fetched and not returned are simply not read."""
+        client, self._running = self._running, None
+        if client is None:
+            return
+        await client.stop()
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.wait([self._pending])
+            self._pending = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def batch(self, timeout_s: float) -> list[Received[Any]]:
+        """The next records, in the order of each partition; empty if none came within the limit.
+
+        A record that cannot be decoded is returned as such, in its place. Safe to cancel.
+
+        Args:
+            timeout_s: How long to wait for the first record, in seconds; 0 takes what is there.
+
+        Raises:
+            RecordGoneError: A position no longer exists.
+            BusError: The broker refuses, or the reader is not started.
+        """
+        if not self._raw and not self._ready:
+            await self._fetch(timeout_s)
+        await receive_all(self._raw, self._ready, self._expected)
+        records, self._ready = self._ready, []
+        counts: dict[str, int] = {}
+        for record in records:
+            self._next[record.topic.name, record.partition] = record.offset + 1
+            counts[record.topic.name] = counts.get(record.topic.name, 0) + 1
+        for name, count in counts.items():
+            metrics.CONSUMED_MESSAGES.add(count, {names.MESSAGING_DESTINATION_NAME: name})
+        return records
+
+    async def replay(self) -> AsyncIterator[Received[Any]]:
+        """Every record from the present positions to the end of the log as it is at the call.
+
+        For state that is kept in a topic: read this to the end before serving.
+        """
+        client = self._connected()
+        with kafka_errors("find the end of the log"):
+            ends = await client.end_offsets(self._assigned)
+        while True:
+            for record in await self.batch(_REPLAY_WAIT_S):
+                yield record
+            if self._pending is not None and self._pending.done():
+                continue
+            # The client's positions also pass over what is never returned: transaction markers, aborted records.
+            if all([await client.position(position) >= end for position, end in ends.items()]):
+                return
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int]:
+        """``(topic name, partition)`` to the offset after the last record that was returned."""
+        return dict(self._next)
+
+    def seek(self, topic: Topic, partition: int, offset: int) -> None:
+        """Read this partition from ``offset`` on; what was fetched from elsewhere in it is forgotten."""
+        position = TopicPartition(topic.full_name(self._settings.namespace), partition)
+        self._take_pending()
+        self._raw = deque(item for item in self._raw if (item[1].topic, item[1].partition) != position)
+        self._ready = [item for item in self._ready if (item.topic.name, item.partition) != (topic.name, partition)]
+        self._connected().seek(position, offset)
+        self._next[topic.name, partition] = offset
+
+    def pause(self, topic: Topic) -> None:
+        """Fetch no more from a topic until :meth:`resume`. What was fetched already may still be returned once."""
+        self._connected().pause(*self._of(topic))
+
+    def resume(self, topic: Topic) -> None:
+        """Undo :meth:`pause`."""
+        self._connected().resume(*self._of(topic))
+
+    async def _fetch(self, timeout_s: float) -> None:
+        client = self._connected()
+        if self._pending is None:
+            # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
+            self._pending = asyncio.create_task(client.getmany(timeout_ms=60_000, max_records=self._max_records))
+        if timeout_s <= 0:
+            await asyncio.sleep(0)
+        await asyncio.wait([self._pending], timeout=max(timeout_s, 0))
+        self._take_pending()
+
+    def _take_pending(self) -> None:
+        """Queue what the pending fetch has brought, if it is done."""
+        if self._pending is None or not self._pending.done():
+            return
+        task, self._pending = self._pending, None
+        with kafka_errors(f"read {', '.join(self._topics)}"):
+            for position, records in task.result().items():
+                topic = self._topics[position.topic]
+                self._raw.extend((topic, record) for record in records)
+
+    async def _start_offsets(self, client: AIOKafkaConsumer) -> dict[TopicPartition, int]:
+        if self._start == "end":
+            offsets = await client.end_offsets(self._assigned)
+        else:
+            offsets = await client.beginning_offsets(self._assigned)
+            if not isinstance(self._start, str):
+                offsets |= {p: self._start[self._place(p)] for p in self._assigned if self._place(p) in self._start}
+        return dict(offsets)
+
+    def _place(self, position: TopicPartition) -> tuple[str, int]:
+        return self._topics[position.topic].name, position.partition
+
+    def _of(self, topic: Topic) -> list[TopicPartition]:
+        name = topic.full_name(self._settings.namespace)
+        return [position for position in self._assigned if position.topic == name]
+
+    def _expected(self, topic: Topic) -> tuple[type, ...]:
+        return topic.records if self._expect is None else self._expect
+
+    def _connected(self) -> AIOKafkaConsumer:
+        if self._running is None:
+            raise BusError(f"the reader of {', '.join(self._topics)} is not started, or is stopped")
+        return self._running

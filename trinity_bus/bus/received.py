@@ -1,0 +1,110 @@
+"""A record as it comes off the log, readable or not."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import ConsumerRecord
+from schemas.topics import Topic
+
+from schemas.codec import decode
+from schemas.errors import DecodeError
+from schemas.headers import TRACEPARENT
+from trinity_bus.bus.headers import Headers, header
+
+SLICE_S = 0.005
+"""How long decoding may keep the event loop to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """What a record is that its codec refuses; its reader goes on and sends a dead letter."""
+
+    raw: bytes
+    reason: str
+    """One machine-readable word, of ``DecodeError.reason``."""
+    detail: str
+    """A sentence for people."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Received[R]:
+    """One record and where it came from.
+
+    ``record`` is :class:`Undecodable` where the codec refuses the bytes, ``None`` for a tombstone (a null value on a
+    compacted topic), and the bytes themselves on topics that have no record types.
+    """
+
+    record: R | Undecodable
+    topic: Topic
+    partition: int
+    offset: int
+    key: str | None
+    """For reading; bytes that are not UTF-8 are shown escaped. ``raw_key`` has them as they came."""
+    raw: bytes
+    """The value as it came; empty for a null value."""
+    headers: Headers
+    traceparent: str | None
+    timestamp_ms: int
+    """When the producer, or the broker, says it was written: milliseconds since the Unix epoch."""
+    raw_key: bytes | None = None
+    is_null: bool = False
+    """The value is null, not merely empty."""
+
+    @property
+    def place(self) -> str:
+        """``topic/partition@offset``, for messages."""
+        return f"{self.topic.name}/{self.partition}@{self.offset}"
+
+
+def receive(topic: Topic, record: ConsumerRecord, expect: tuple[type, ...]) -> Received[Any]:
+    """Decode one record of ``topic``; never raises for what is in it."""
+    headers: Headers = tuple(record.headers)
+    return Received(
+        record=_decoded(topic, record.value, expect),
+        topic=topic,
+        partition=record.partition,
+        offset=record.offset,
+        key=None if record.key is None else record.key.decode("utf-8", "backslashreplace"),
+        raw=record.value or b"",
+        headers=headers,
+        traceparent=header(headers, TRACEPARENT),
+        timestamp_ms=record.timestamp,
+        raw_key=record.key,
+        is_null=record.value is None,
+    )
+
+
+def _decoded(topic: Topic, value: bytes | None, expect: tuple[type, ...]) -> Any:
+    if value is None:
+        return (
+            None if topic.cleanup == "compact" else Undecodable(b"", "no_value", f"{topic.name} takes no null values")
+        )
+    if not expect:
+        return value
+    try:
+        return decode(value, *expect)
+    except DecodeError as error:
+        return Undecodable(value, error.reason, error.detail)
+
+
+async def receive_all(
+    raw: deque[tuple[Topic, ConsumerRecord]],
+    into: list[Received[Any]],
+    expect: Callable[[Topic], tuple[type, ...]],
+) -> None:
+    """Move every record of ``raw``, decoded, to ``into``, letting the event loop turn every few milliseconds.
+
+    Cancelled half-way, both hold what they should, and another call goes on from there.
+    """
+    until = time.perf_counter() + SLICE_S
+    while raw:
+        topic, record = raw[0]
+        into.append(receive(topic, record, expect(topic)))
+        raw.popleft()
+        if time.perf_counter() > until:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + SLICE_S

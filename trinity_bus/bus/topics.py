@@ -1,0 +1,123 @@
+"""Topics: created explicitly, with what their records need, and checked where they exist already.
+
+Automatic creation by the broker is never relied on: a misspelt topic would silently become one with a single partition.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import for_code
+from schemas.topics import Topic
+
+from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BusError, TopicMismatchError
+
+_ALREADY_EXISTS = 36
+_CLEANUP = "cleanup.policy"
+_MAX_MESSAGE = "max.message.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A topic as the cluster has it."""
+
+    partitions: int
+    cleanup: str
+    max_message_bytes: int
+
+
+def topic_configs(topic: Topic) -> dict[str, str]:
+    """The settings that a topic is created with, by Kafka's names."""
+    configs = {
+        _CLEANUP: topic.cleanup,
+        _MAX_MESSAGE: str(topic.max_message_bytes),
+        "retention.ms": str(topic.retention_ms),
+        "retention.bytes": str(topic.retention_bytes),
+        # Batches stay as the producer made them; recompression would cost the broker a copy.
+        "compression.type": "producer",
+    }
+    return {name: value for name, value in configs.items() if value != "None"}
+
+
+def mismatches(topic: Topic, found: Found) -> list[str]:
+    """What makes an existing topic unusable for its records; empty if nothing.
+
+    Partitions must be equal: a key's partition depends on their number, and a topic with one has it for its order.
+    """
+    wrong = []
+    if found.partitions != topic.partitions:
+        wrong.append(f"it has {found.partitions} partitions and needs exactly {topic.partitions}")
+    if found.cleanup != topic.cleanup:
+        wrong.append(f"its {_CLEANUP} is {found.cleanup} and must be {topic.cleanup}")
+    if found.max_message_bytes < topic.max_message_bytes:
+        wrong.append(f"its {_MAX_MESSAGE} is {found.max_message_bytes} and must be at least {topic.max_message_bytes}")
+    return wrong
+
+
+async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> None:
+    """Create the topics that are absent and check the others.
+
+    Raises:
+        TopicMismatchError: An existing topic is not what its records need.
+        BusError: The broker refuses to create one, or it does not become ready.
+    """
+    names = {topic.full_name(settings.namespace): topic for topic in topics}
+    with kafka_errors("create topics"):
+        response = await admin.create_topics(
+            [
+                NewTopic(
+                    name,
+                    num_partitions=topic.partitions,
+                    replication_factor=settings.replication_factor,
+                    topic_configs=topic_configs(topic),
+                )
+                for name, topic in names.items()
+            ]
+        )
+        for name, code, message, *_ in response.topic_errors:
+            if code not in (0, _ALREADY_EXISTS):
+                raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
+        found = await _described(admin, list(names), settings.request_timeout_s)
+    wrong = [
+        f"topic {name} exists but {', '.join(problems)}"
+        for name, topic in names.items()
+        if (problems := mismatches(topic, found[name]))
+    ]
+    if wrong:
+        raise TopicMismatchError(
+            f"{'; '.join(wrong)}: change or delete it, or choose another namespace than {settings.namespace!r}"
+        )
+
+
+async def _described(admin: AIOKafkaAdminClient, names: list[str], timeout_s: float) -> dict[str, Found]:
+    """The topics as the cluster has them, once every partition has a leader."""
+    partitions: dict[str, int] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            # A created topic reaches the brokers' metadata a moment later; there is nothing to wait on but asking again.
+            while True:
+                described = await admin.describe_topics(names)
+                partitions = {
+                    topic["topic"]: len(topic["partitions"])
+                    for topic in described
+                    if topic["error_code"] == 0 and all(p["leader"] >= 0 for p in topic["partitions"])
+                }
+                if len(partitions) == len(names):
+                    break
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        lacking = sorted(set(names) - set(partitions))
+        raise BusError(
+            f"topics {', '.join(lacking)} have no leader after {timeout_s:g} s: is the cluster healthy?"
+        ) from None
+    configs: dict[str, dict[str, str]] = {}
+    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
+        for code, message, _, name, entries in response.resources:
+            if code:
+                raise BusError(f"topic {name} cannot be described: {message or for_code(code).__name__}")
+            configs[name] = {entry[0]: entry[1] for entry in entries}
+    return {name: Found(partitions[name], configs[name][_CLEANUP], int(configs[name][_MAX_MESSAGE])) for name in names}

@@ -1,0 +1,41 @@
+"""Names of span and metric attributes, in one place.
+
+The messaging names follow OpenTelemetry's messaging conventions for Kafka. The ``rl.`` names are this project's own: there
+is no convention yet for reinforcement learning.
+"""
+
+# Messaging, https://opentelemetry.io/docs/specs/semconv/messaging/kafka/
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_OPERATION_NAME = "messaging.operation.name"
+MESSAGING_OPERATION_TYPE = "messaging.operation.type"
+MESSAGING_DESTINATION_NAME = "messaging.destination.name"
+MESSAGING_DESTINATION_TEMPLATE = "messaging.destination.template"
+MESSAGING_DESTINATION_PARTITION_ID = "messaging.destination.partition.id"
+MESSAGING_CLIENT_ID = "messaging.client.id"
+MESSAGING_MESSAGE_BODY_SIZE = "messaging.message.body.size"
+MESSAGING_KAFKA_MESSAGE_KEY = "messaging.kafka.message.key"
+MESSAGING_KAFKA_OFFSET = "messaging.kafka.offset"
+ERROR_TYPE = "error.type"
+
+# Resources
+SERVICE_NAME = "service.name"
+SERVICE_NAMESPACE = "service.namespace"
+SERVICE_INSTANCE_ID = "service.instance.id"
+TRINITY_RUN_ID = "trinity.run.id"
+
+# Reinforcement learning
+RL_TASK_ID = "rl.task.id"
+RL_TASK_STATUS = "rl.task.status"
+RL_BATCH_ID = "rl.batch.id"
+RL_BATCH_TYPE = "rl.batch.type"
+RL_ATTEMPT = "rl.attempt"
+RL_WORKFLOW = "rl.workflow"
+RL_EXPLORER = "rl.explorer"
+RL_TRAINER = "rl.trainer"
+RL_MODEL = "rl.model.name"
+RL_MODEL_VERSION = "rl.model.version"
+RL_STEP = "rl.step"
+RL_SAMPLES = "rl.samples"
+RL_REWARD_MEAN = "rl.reward.mean"
+RL_WEIGHT_SYNC_EPOCH = "rl.weight_sync.epoch"
+DEAD_LETTER_REASON = "trinity.dead_letter.reason"
