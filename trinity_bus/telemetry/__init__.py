@@ -1,5 +1,19 @@
 """Traces and metrics, through OpenTelemetry."""
 
 from trinity_bus.telemetry.context import links, parent_context, span_context, traceparent
+from trinity_bus.telemetry.setup import Telemetry, setup_telemetry
+from trinity_bus.telemetry.spans import SpanRecord, load_spans
+from trinity_bus.telemetry.tree import TaskNotTracedError, tree_of_task
 
-__all__ = ["links", "parent_context", "span_context", "traceparent"]
+__all__ = [
+    "SpanRecord",
+    "TaskNotTracedError",
+    "Telemetry",
+    "links",
+    "load_spans",
+    "parent_context",
+    "setup_telemetry",
+    "span_context",
+    "traceparent",
+    "tree_of_task",
+]

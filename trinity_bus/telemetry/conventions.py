@@ -1,7 +1,7 @@
 """Names of span and metric attributes, in one place.
 
-The messaging names follow OpenTelemetry's messaging conventions for Kafka. The ``rl.`` names are this project's own: there
-is no convention yet for reinforcement learning.
+The messaging names follow OpenTelemetry's messaging conventions for Kafka. The ``rl.`` names are this project's own:
+there is no convention yet for reinforcement learning.
 """
 
 # Messaging, https://opentelemetry.io/docs/specs/semconv/messaging/kafka/

@@ -1,7 +1,7 @@
 """The metrics that the mesh keeps, created once and shared.
 
-They are OpenTelemetry instruments: without a configured meter provider, adding to one does nothing. Messaging names follow
-OpenTelemetry's conventions; ``rl.`` and ``trinity.`` names are this project's own.
+They are OpenTelemetry instruments: without a configured meter provider, adding to one does nothing. Messaging names
+follow OpenTelemetry's conventions; ``rl.`` and ``trinity.`` names are this project's own.
 """
 
 from opentelemetry import metrics

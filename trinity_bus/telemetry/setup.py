@@ -1,0 +1,146 @@
+"""OpenTelemetry's SDK for this process: where spans and metrics go, and that they get there.
+
+With an OTLP endpoint in the standard variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, or that of one signal), they are sent
+there as http/protobuf; else to files of the run's folder, if there is one. The providers are process-wide and may be
+set once, so this comes before any library that would set its own, such as an inference engine: whatever is traced
+through the global provider then lands in the same place.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from opentelemetry import metrics, trace
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.otlp_json import JsonLinesMetricExporter, JsonLinesSpanExporter
+from trinity_bus.telemetry.spans import TRACES
+
+log = logging.getLogger(__name__)
+
+METRICS = "metrics"
+"""The folder of a run that has its metrics, a file for each process."""
+FILE_DELAY_MS = 500
+"""How long a span waits to be written to a file: what a killed process can lose."""
+FLUSH_TIMEOUT_MS = 5_000
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+_HTTP = "http/protobuf"
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The process's providers. Call :meth:`shutdown` last, so that nothing is lost."""
+
+    tracer_provider: TracerProvider
+    meter_provider: MeterProvider
+    destination: str
+    """Where spans go, for people."""
+
+    def shutdown(self) -> None:
+        """Write or send what is held back, then stop. Safe to call twice."""
+        self.tracer_provider.force_flush(FLUSH_TIMEOUT_MS)
+        self.tracer_provider.shutdown()
+        self.meter_provider.shutdown(FLUSH_TIMEOUT_MS)
+
+
+def setup_telemetry(
+    service_name: str, settings: TelemetrySettings, *, namespace: str = "trinity", instance: str | None = None
+) -> Telemetry:
+    """Set the process's tracer and meter providers.
+
+    Args:
+        service_name: What this process is, such as ``"explorer"``.
+        settings: Where files go without an endpoint.
+        namespace: That of the mesh, to tell several apart.
+        instance: Which of several of its kind it is, such as ``"explorer-0"``; host and process id where absent.
+
+    Raises:
+        ConfigError: The protocol is one that is not spoken here.
+        TrinityError: The providers of this process are set already.
+    """
+    if isinstance(trace.get_tracer_provider(), TracerProvider):
+        raise TrinityError(
+            "telemetry is set up already: call setup_telemetry once, before any library that does so itself"
+        )
+    telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance)
+    trace.set_tracer_provider(telemetry.tracer_provider)
+    metrics.set_meter_provider(telemetry.meter_provider)
+    return telemetry
+
+
+def build_telemetry(
+    service_name: str, settings: TelemetrySettings, *, namespace: str = "trinity", instance: str | None = None
+) -> Telemetry:
+    """Like :func:`setup_telemetry`, without making the providers those of the process.
+
+    Raises:
+        ConfigError: The protocol is one that is not spoken here.
+    """
+    instance_id = instance or f"{socket.gethostname()}-{os.getpid()}"
+    attributes = {
+        names.SERVICE_NAME: service_name,
+        names.SERVICE_NAMESPACE: namespace,
+        names.SERVICE_INSTANCE_ID: instance_id,
+    }
+    run_id = settings.run_id or (settings.run_dir.name if settings.run_dir is not None else None)
+    if run_id is not None:
+        attributes[names.TRINITY_RUN_ID] = run_id
+    resource = Resource.create(attributes)
+    file_name = f"{service_name}-{os.getpid()}.jsonl"
+    destination, span_exporter = _exporter(
+        "TRACES", OTLPSpanExporter, JsonLinesSpanExporter, settings.run_dir, Path(TRACES) / file_name
+    )
+    _, metric_exporter = _exporter(
+        "METRICS", OTLPMetricExporter, JsonLinesMetricExporter, settings.run_dir, Path(METRICS) / file_name
+    )
+    return Telemetry(
+        _tracer_provider(resource, span_exporter),
+        _meter_provider(resource, metric_exporter, settings.metrics_interval_s),
+        destination,
+    )
+
+
+def _exporter[E: SpanExporter | MetricExporter](
+    signal: str, otlp: Callable[[], E], file: Callable[[Path], E], run_dir: Path | None, path: Path
+) -> tuple[str, E | None]:
+    """Where a signal goes, in words and as an exporter."""
+    endpoint = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get(_ENDPOINT)
+    if endpoint:
+        for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", _PROTOCOL):
+            protocol = os.environ.get(variable)
+            if protocol and protocol != _HTTP:
+                raise ConfigError(f"{variable}={protocol!r}: only {_HTTP} is spoken; collectors take it on port 4318")
+        return f"OTLP endpoint {endpoint}", otlp()
+    if run_dir is not None:
+        return str(run_dir / path), file(run_dir / path)
+    return "nowhere", None
+
+
+def _tracer_provider(resource: Resource, exporter: SpanExporter | None) -> TracerProvider:
+    # Shut down by its owner, who knows when the last span has ended.
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if isinstance(exporter, JsonLinesSpanExporter):
+        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FILE_DELAY_MS))
+    elif exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _meter_provider(resource: Resource, exporter: MetricExporter | None, interval_s: float) -> MeterProvider:
+    readers = (
+        [] if exporter is None else [PeriodicExportingMetricReader(exporter, export_interval_millis=interval_s * 1000)]
+    )
+    return MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)

@@ -1,0 +1,89 @@
+"""The spans of a run, read back from its files."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.util.types import AnyValue
+
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.otlp_json import plain_value
+
+log = logging.getLogger(__name__)
+
+TRACES = "traces"
+"""The folder of a run that has its spans, a file for each process."""
+_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRecord:
+    """One ended span."""
+
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 hexadecimal digits."""
+    parent_id: str | None = None
+    name: str
+    service: str = ""
+    instance: str = ""
+    start_ns: int
+    """Nanoseconds since the Unix epoch, by the clock of its process."""
+    end_ns: int
+    error: str | None = None
+    """What went wrong, where its status is an error; maybe empty."""
+    attributes: Mapping[str, AnyValue] = field(default_factory=dict)
+    links: tuple[tuple[str, str], ...] = ()
+    """(trace id, span id) of what it is linked to."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+def load_spans(run_dir: Path) -> list[SpanRecord]:
+    """All spans of a run that have been written so far, in the order of their start.
+
+    A line that cannot be read, such as the last one of a killed process, is passed over and logged.
+    """
+    spans = [span for path in sorted((run_dir / TRACES).glob("*.jsonl")) for span in _read(path)]
+    return sorted(spans, key=lambda span: (span.start_ns, span.span_id))
+
+
+def _read(path: Path) -> Iterator[SpanRecord]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield from _spans(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("%s line %d is not a span (%s): passed over", path, number, error)
+
+
+def _spans(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
+    for resource_spans in request["resourceSpans"]:
+        resource = _attributes(resource_spans["resource"]["attributes"])
+        for scope in resource_spans["scopeSpans"]:
+            for span in scope["spans"]:
+                status = span.get("status", {})
+                yield SpanRecord(
+                    trace_id=span["traceId"],
+                    span_id=span["spanId"],
+                    parent_id=span.get("parentSpanId") or None,
+                    name=span["name"],
+                    service=str(resource.get(names.SERVICE_NAME, "")),
+                    instance=str(resource.get(names.SERVICE_INSTANCE_ID, "")),
+                    start_ns=int(span["startTimeUnixNano"]),
+                    end_ns=int(span["endTimeUnixNano"]),
+                    error=status.get("message", "") if status.get("code") == _ERROR else None,
+                    attributes=_attributes(span.get("attributes", [])),
+                    links=tuple((link["traceId"], link["spanId"]) for link in span.get("links", [])),
+                )
+
+
+def _attributes(attributes: list[dict[str, Any]]) -> dict[str, AnyValue]:
+    return {attribute["key"]: plain_value(attribute["value"]) for attribute in attributes}

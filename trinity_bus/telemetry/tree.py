@@ -1,0 +1,199 @@
+"""One task's way through the mesh, as a tree: from its send to the explorers that serve what was learnt from it.
+
+A task's own trace holds what was done for it alone. Train steps are traces of their own, because each works on many
+tasks; they *link* to the rollouts that they train on. The tree shows the task's trace, then each train step that links
+to it, with the publication, announcement and transfer of the version that it made.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from trinity_bus.errors import TrinityError
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.spans import SpanRecord
+
+SHOWN = (
+    names.RL_ATTEMPT,
+    names.RL_BATCH_ID,
+    names.RL_EXPLORER,
+    names.RL_WORKFLOW,
+    names.RL_SAMPLES,
+    names.RL_REWARD_MEAN,
+    names.RL_STEP,
+    names.RL_MODEL_VERSION,
+    names.RL_WEIGHT_SYNC_EPOCH,
+    "gen_ai.usage.prompt_tokens",
+    "gen_ai.usage.completion_tokens",
+    names.MESSAGING_DESTINATION_PARTITION_ID,
+    names.MESSAGING_KAFKA_OFFSET,
+)
+"""Attributes worth a place in the tree, in this order."""
+
+
+class TaskNotTracedError(TrinityError, LookupError):
+    """No span of the run belongs to this task."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A span and what was done within it."""
+
+    span: SpanRecord
+    children: list["Node"] = field(default_factory=list)
+    orphan: bool = False
+    """Its parent is not among the spans: not ended yet, or lost with its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTrace:
+    """Everything that belongs to a task: its own spans, and the train steps that used it."""
+
+    task_id: str
+    roots: list[Node]
+    linked: list[Node]
+
+
+def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
+    """Collect a task's spans.
+
+    Args:
+        spans: Of the whole run, in the order of their start.
+        task_id: Whose.
+
+    Raises:
+        TaskNotTracedError: None belongs to it.
+    """
+    by_id = {span.span_id: span for span in spans}
+    children: dict[str, list[SpanRecord]] = defaultdict(list)
+    for span in spans:
+        if span.parent_id is not None:
+            children[span.parent_id].append(span)
+    own = [span for span in spans if span.attributes.get(names.RL_TASK_ID) == task_id]
+    if not own:
+        raise TaskNotTracedError(_not_found(spans, task_id))
+    kept: set[str] = set()
+    for span in own:
+        kept |= _ancestors(span, by_id) | _descendants(span, children, task_id)
+    roots = [span for span in spans if span.span_id in kept and span.parent_id not in kept]
+    traces = {span.trace_id for span in own}
+    linked = [
+        span
+        for span in spans
+        if span.span_id not in kept
+        # A link may name a span that was lost with its process; its trace is the task's all the same.
+        and any(target in kept or (trace in traces and target not in by_id) for trace, target in span.links)
+    ]
+    return TaskTrace(
+        task_id,
+        [_node(span, children, by_id, kept) for span in roots],
+        [_node(span, children, by_id, None) for span in linked],
+    )
+
+
+def tree_of_task(spans: Sequence[SpanRecord], task_id: str) -> Tree:
+    """A task's way as a tree to print with ``rich``.
+
+    Raises:
+        TaskNotTracedError: No span belongs to it.
+    """
+    found = trace_of_task(spans, task_id)
+    start = min(node.span.start_ns for node in found.roots)
+    trace_ids = ", ".join(sorted({node.span.trace_id for node in found.roots}))
+    tree = Tree(f"[bold]task {escape(task_id)}[/]  [dim]trace {trace_ids}[/]")
+    for root in found.roots:
+        _draw(tree, root, start)
+    for step in found.linked:
+        _draw(tree, step, start, linked=True)
+    return tree
+
+
+def _not_found(spans: Sequence[SpanRecord], task_id: str) -> str:
+    known = sorted({str(span.attributes[names.RL_TASK_ID]) for span in spans if names.RL_TASK_ID in span.attributes})
+    if not known:
+        return f"no span of task {task_id!r}: this run has {len(spans)} spans and none belongs to a task"
+    some = ", ".join(known[:3])
+    return f"no span of task {task_id!r} among those of {len(known)} tasks, such as {some}; is the task of this run?"
+
+
+def _ancestors(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> set[str]:
+    found = {span.span_id}
+    parent = by_id.get(span.parent_id or "")
+    while parent is not None and parent.span_id not in found:
+        found.add(parent.span_id)
+        parent = by_id.get(parent.parent_id or "")
+    return found
+
+
+def _descendants(span: SpanRecord, children: Mapping[str, list[SpanRecord]], task_id: str) -> set[str]:
+    """What was done within a span, except for other tasks: one trace may hold many."""
+    found: set[str] = set()
+    open_spans = [span]
+    while open_spans:
+        current = open_spans.pop()
+        if current.span_id in found or current.attributes.get(names.RL_TASK_ID, task_id) != task_id:
+            continue
+        found.add(current.span_id)
+        open_spans.extend(children.get(current.span_id, ()))
+    return found
+
+
+def _node(
+    span: SpanRecord,
+    children: Mapping[str, list[SpanRecord]],
+    by_id: Mapping[str, SpanRecord],
+    kept: Iterable[str] | None,
+) -> Node:
+    allowed = None if kept is None else set(kept)
+    root = Node(span, orphan=span.parent_id is not None and span.parent_id not in by_id)
+    seen = {span.span_id}
+    open_nodes = [root]
+    while open_nodes:
+        node = open_nodes.pop()
+        for child in children.get(node.span.span_id, ()):
+            if child.span_id in seen or (allowed is not None and child.span_id not in allowed):
+                continue
+            seen.add(child.span_id)
+            node.children.append(Node(child))
+        open_nodes.extend(node.children)
+    return root
+
+
+def _draw(tree: Tree, node: Node, start_ns: int, *, linked: bool = False) -> None:
+    branch = tree.add(_label(node, start_ns, linked=linked))
+    for child in node.children:
+        _draw(branch, child, start_ns)
+
+
+def _label(node: Node, start_ns: int, *, linked: bool) -> str:
+    span = node.span
+    colour = "red" if span.error is not None else "cyan" if linked else "green"
+    parts = [
+        f"[{colour}]{escape(span.name)}[/]",
+        f"[magenta]{escape(span.service)}[/]" if span.service else "",
+        f"[dim]+{_time((span.start_ns - start_ns) / 1e9)}[/] {_time(span.seconds)}",
+        " ".join(
+            f"[dim]{_short(name)}=[/]{escape(str(span.attributes[name]))}" for name in SHOWN if name in span.attributes
+        ),
+        f"[red]error: {escape(span.error or 'no message')}[/]" if span.error is not None else "",
+        "[cyan](linked)[/]" if linked else "",
+        "[dim](parent not seen)[/]" if node.orphan else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def _short(name: str) -> str:
+    return (
+        name.removeprefix("rl.")
+        .removeprefix("gen_ai.usage.")
+        .removeprefix("messaging.")
+        .replace("destination.partition.id", "partition")
+        .replace("kafka.offset", "offset")
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1000:.1f} ms"
