@@ -159,7 +159,7 @@ class PositionReader:
             if time.monotonic() > until:
                 partition, offset = early[0]
                 raise RecordGoneError(
-                    f"{topic.name}/{partition}@{offset} does not exist: committed records end at offset {end[partition]}"
+                    f"{topic.name}/{partition}@{offset} does not exist: committed records end at {end[partition]}"
                 )
             await asyncio.sleep(0.05)
 

@@ -1,8 +1,8 @@
 """Writing to the log: nothing counts as sent before it is durable, and nothing is written twice.
 
-Every producer is idempotent and waits for all replicas. One with a ``transactional_id`` writes inside transactions only,
-and its start fences every earlier producer of that id: whatever that one had not committed is aborted before ``start``
-returns, and whatever it still tries raises :class:`~trinity_bus.errors.ProducerFencedError`.
+Every producer is idempotent and waits for all replicas. One with a ``transactional_id`` writes inside transactions
+only, and its start fences every earlier producer of that id: whatever that one had not committed is aborted before
+``start`` returns, and whatever it still tries raises :class:`~trinity_bus.errors.ProducerFencedError`.
 
 States of a transaction::
 
@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 from schemas.topics import DEAD_LETTERS, TOPICS, Topic
 
@@ -29,12 +28,13 @@ from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.record import Record
-from trinity_bus.bus.connection import client_options, kafka_errors, translated
+from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.dead_letters import dead_letter
+from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.received import Received
-from trinity_bus.bus.spans import end_send_span, start_send_span
+from trinity_bus.bus.spans import start_send_span
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
+from trinity_bus.errors import BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
 from trinity_bus.telemetry.context import parent_context
@@ -46,8 +46,6 @@ _MSGPACK = MSGPACK.encode()
 MAX_BATCH_BYTES = 768 << 10
 """Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
 LINGER_MS = 2
-RECORD_OVERHEAD_BYTES = 512
-"""More than a batch and a record header take on the wire."""
 TRANSACTION_TIMEOUT_S = 60.0
 """The broker aborts a transaction that is open for longer; its writer has died."""
 
@@ -156,7 +154,9 @@ class Producer:
         value = encode(record)
         full_name = topic.full_name(self._settings.namespace)
         parent = None if traceparent is None else parent_context(traceparent)
-        span = start_send_span(topic, full_name, self._client_id, key, record, parent)
+        span = start_send_span(
+            topic, full_name=full_name, client_id=self._client_id, key=key, record=record, parent=parent
+        )
         if span is not None:
             traceparent = current_traceparent(span)
         all_headers = [(CONTENT_TYPE, _MSGPACK), *headers]
@@ -261,39 +261,22 @@ class Producer:
         span: Span | None,
     ) -> Awaitable[Position]:
         name = topic.full_name(self._settings.namespace)
-        doing = f"send to {name}"
-        delivered: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        started = time.perf_counter()
+        delivery = Delivery(topic, f"send to {name}", span)
         if not any(header == TRACEPARENT for header, _ in headers):
             context = traceparent or current_traceparent()
             if context is not None:
                 headers.append((TRACEPARENT, context.encode()))
         try:
-            _check(topic, key, value, partition, headers)
-            with kafka_errors(doing):
+            check(topic, key, value, partition, headers)
+            with kafka_errors(f"send to {name}"):
                 sending = await self._connected().send(name, value, key, partition=partition, headers=headers)
         except BaseException as error:
-            if span is not None:
-                end_send_span(span, None, error)
+            delivery.refused(error)
             raise
-        metrics.SENT_MESSAGES.add(1, {names.MESSAGING_DESTINATION_NAME: topic.name})
-
-        def settle(future: asyncio.Future[RecordMetadata]) -> None:
-            position, error = _outcome(future, doing)
-            if span is not None:
-                end_send_span(span, position, error)
-            metrics.SEND_DURATION.record(time.perf_counter() - started, {names.MESSAGING_DESTINATION_NAME: topic.name})
-            if delivered.done():
-                return
-            if position is not None:
-                delivered.set_result(position)
-            elif error is not None:
-                delivered.set_exception(error)
-
-        sending.add_done_callback(settle)
+        delivery.accepted(sending)
         if self._in_transaction is not None:
-            self._in_transaction.append(delivered)
-        return delivered
+            self._in_transaction.append(delivery.position)
+        return delivery.position
 
     async def _abort(self, client: AIOKafkaProducer) -> None:
         """Abort the open transaction; with a fenced producer there is nothing left to abort."""
@@ -324,31 +307,3 @@ class Producer:
         if self._running is None:
             raise BusError(f"producer {self._client_id} is not started, or is stopped")
         return self._running
-
-
-def _check(
-    topic: Topic, key: bytes | None, value: bytes | None, partition: int | None, headers: list[tuple[str, bytes]]
-) -> None:
-    """Refuse what the broker would refuse, before anything is queued."""
-    if key is None and value is None:
-        raise SendError(f"send to {topic.name}: a record needs a key or a value")
-    if partition is not None and not 0 <= partition < topic.partitions:
-        raise SendError(f"send to {topic.name}: partition {partition} is not one of its {topic.partitions}")
-    size = len(key or b"") + len(value or b"") + sum(len(name) + len(data) for name, data in headers)
-    if size + RECORD_OVERHEAD_BYTES > topic.max_message_bytes:
-        raise RecordTooLargeError(
-            f"a record of {size:,} bytes is over the limit of topic {topic.name}, {topic.max_message_bytes:,} bytes: "
-            "split it"
-        )
-
-
-def _outcome(future: asyncio.Future[RecordMetadata], doing: str) -> tuple[Position | None, BusError | None]:
-    """Where a record lies, or why it does not."""
-    if future.cancelled():
-        return None, SendError(f"{doing}: cancelled before it was durable")
-    error = future.exception()
-    if error is None:
-        metadata = future.result()
-        return Position(partition=metadata.partition, offset=metadata.offset), None
-    known = translated(error, doing)
-    return None, known if isinstance(known, ProducerFencedError | RecordTooLargeError) else SendError(str(known))

@@ -1,8 +1,8 @@
 """Reading the log: by assignment, committed records only, without ever losing a record to a cancelled wait.
 
-There are no consumer groups and so no rebalances: a reader names its partitions, and its owner keeps its positions (in a
-transaction, in a checkpoint, or nowhere). One fetch is always left pending and only waited for with a limit; cancelling
-:meth:`Reader.batch` at any point loses nothing, the next call goes on from there.
+There are no consumer groups and so no rebalances: a reader names its partitions, and its owner keeps its positions (in
+a transaction, in a checkpoint, or nowhere). One fetch is always left pending and only waited for with a limit;
+cancelling :meth:`Reader.batch` at any point loses nothing, the next call goes on from there.
 """
 
 import asyncio

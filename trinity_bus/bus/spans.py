@@ -1,7 +1,7 @@
 """Spans of sends, made by hand, because they must cover what happens until a record is durable.
 
-Only records that begin or end a unit of work get one: tasks and experiences. Heartbeats, batches and changelogs would bury
-the trace.
+Only records that begin or end a unit of work get one: tasks and experiences. Heartbeats, batches and changelogs would
+bury the trace.
 """
 
 from opentelemetry import trace
@@ -22,6 +22,7 @@ _TRACER = trace.get_tracer("trinity_bus.bus")
 
 def start_send_span(
     topic: Topic,
+    *,
     full_name: str,
     client_id: str,
     key: str | None,

@@ -98,7 +98,7 @@ async def _described(admin: AIOKafkaAdminClient, names: list[str], timeout_s: fl
     partitions: dict[str, int] = {}
     try:
         async with asyncio.timeout(timeout_s):
-            # A created topic reaches the brokers' metadata a moment later; there is nothing to wait on but asking again.
+            # A created topic reaches the brokers' metadata a moment later; nothing tells when.
             while True:
                 described = await admin.describe_topics(names)
                 partitions = {
