@@ -2,23 +2,28 @@
 
 The header's ``buffers`` map says where in the binary each column lies: ``{name: [dtype, shape, offset, nbytes]}``.
 Offsets are multiples of 8, and the header is padded so that the binary itself starts at a multiple of 8 of the message.
-Encoding is one ``join``, the only copy; decoding parses the header from a prefix and lays read-only views over the
-message, which lives as long as any of them. Neither goes through pydantic.
+Encoding is one ``join``, the only copy; decoding lays read-only views over the message, which lives as long as any of
+them.
+
+This is the way of every token, so neither direction goes through pydantic: msgspec checks the header against the types
+below while it parses, skips what they do not name without building it, and hands out the binary uncopied.
 """
 
-import struct
-from collections.abc import Mapping
-from typing import Any
+from itertools import starmap
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
+from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
-from schemas.errors import DecodeError, EncodeError, shown
-from schemas.experience import COLUMNS, ExperienceGroup
-from schemas.group_rules import check_group
-from schemas.plain import ContainerBudget, check_version, refuse_extension, schema_of, unpack_error
-from schemas.record import MAX_ITEMS
+from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
+from schemas.experience import COLUMNS, MAX_METRICS, MAX_SAMPLES, ExperienceGroup
+from schemas.group_rules import check_group, check_metrics
+from schemas.record import BatchType, Metrics
+
+MAX_HEADER_BYTES = 4 << 20
 
 _ALIGNMENT = 8
 _ARRAY_OF_TWO = b"\x92"
@@ -28,17 +33,57 @@ _ZEROS = tuple(bytes(n) for n in range(_ALIGNMENT))
 _EMPTY_STRING = 0xA0
 _PADDING = tuple(bytes([_EMPTY_STRING + n]) + b" " * n for n in range(_ALIGNMENT))
 
-_PREFIX = 4096
-"""Headers nearly always fit; a longer one is parsed again with care."""
-_PREFIX_ITEMS = 256
-MAX_HEADER_BYTES = 4 << 20
-
-_BIN_LENGTHS = {0xC4: struct.Struct(">B"), 0xC5: struct.Struct(">H"), 0xC6: struct.Struct(">I")}
-
 # Unpacked once: attribute look-ups would cost a tenth of the time of a decode.
 _TABLE: tuple[tuple[str, str, np.dtype[Any], int, int], ...] = tuple(
     (column.name, column.dtype_name, column.dtype, column.dtype.itemsize, column.width) for column in COLUMNS
 )
+
+type _Size = Annotated[int, Meta(ge=0)]
+
+
+class _Buffer(Struct, array_like=True, gc=False):
+    dtype: str
+    shape: tuple[int, ...]
+    offset: _Size
+    nbytes: _Size
+
+
+class _Buffers(Struct):
+    tokens: _Buffer
+    lengths: _Buffer
+    prompt_lengths: _Buffer
+    logprobs: _Buffer
+    mask_bits: _Buffer
+    rewards: _Buffer
+    run_ids: _Buffer
+    versions: _Buffer
+
+
+class _Name(Struct):
+    """What a header says of its kind: read first where the rest cannot be read."""
+
+    schema: str
+    schema_version: int
+
+
+class _Header(_Name):
+    task_id: str
+    attempt: int
+    batch_id: str
+    batch_type: BatchType
+    workflow: str
+    model: str
+    explorer: str
+    incarnation: str
+    buffers: _Buffers
+    metrics: Annotated[list[Annotated[Metrics, Meta(max_length=MAX_METRICS)]], Meta(max_length=MAX_SAMPLES)] = []
+    finish_reasons: Annotated[list[str], Meta(max_length=MAX_SAMPLES)] = []
+    padding: str = ""
+
+
+_encode_header = Encoder().encode
+_decode_message = Decoder(tuple[_Header, memoryview]).decode
+_decode_name = Decoder(tuple[_Name, msgspec.Raw]).decode
 
 
 def encode_group(group: ExperienceGroup) -> bytes:
@@ -46,18 +91,18 @@ def encode_group(group: ExperienceGroup) -> bytes:
 
     Raises:
         EncodeError: Its buffers contradict each other, have another dtype or are not contiguous, a header field is not
-            valid, or it is over the size limit.
+            valid, or it is over a size limit.
     """
-    table = {}
+    table = []
     parts: list[Any] = [_ARRAY_OF_TWO, b"", b"", b""]
     offset = 0
     for name, dtype_name, dtype, itemsize, width in _TABLE:
         array: NDArray[Any] = getattr(group, name)
-        if array.dtype != dtype or array.ndim != (2 if width else 1) or (width and array.shape[1] != width):
-            wanted = f"{dtype} with shape {f'[n, {width}]' if width else '[n]'}"
+        if array.dtype != dtype or array.ndim != (1 if width == 1 else 2) or array.size != len(array) * width:
+            wanted = f"{dtype} with shape {'[n]' if width == 1 else f'[n, {width}]'}"
             raise EncodeError(f"experience: {name} is {array.dtype} with shape {list(array.shape)}, not {wanted}")
         nbytes = array.size * itemsize
-        table[name] = (dtype_name, array.shape, offset, nbytes)
+        table.append((dtype_name, array.shape, offset, nbytes))
         if nbytes:
             parts.append(array)
         gap = -nbytes % _ALIGNMENT
@@ -66,11 +111,12 @@ def encode_group(group: ExperienceGroup) -> bytes:
         offset += nbytes + gap
     try:
         check_group(group)
+        check_metrics(group)
     except DecodeError as error:
         raise EncodeError(error.detail) from error
-    header = _header(group, table)
+    header = _packed_header(group, table)
     unpadded = len(_ARRAY_OF_TWO) + len(header) + _BIN32_HEAD
-    total = unpadded + _ALIGNMENT + offset
+    total = unpadded + -unpadded % _ALIGNMENT + offset
     if total > group.MAX_BYTES or len(header) > MAX_HEADER_BYTES:
         raise EncodeError(
             f"experience: {total} bytes with a header of {len(header)}, "
@@ -85,29 +131,27 @@ def encode_group(group: ExperienceGroup) -> bytes:
         raise EncodeError("experience: a buffer is not contiguous; use numpy.ascontiguousarray") from error
 
 
-def _header(group: ExperienceGroup, table: Mapping[str, Any]) -> bytes:
+def _packed_header(group: ExperienceGroup, table: list[tuple[str, tuple[int, ...], int, int]]) -> bytes:
     """The header map, whose last byte is the empty string of the padding."""
-    fields = {
-        "schema": group.SCHEMA,
-        "schema_version": group.VERSION,
-        "task_id": group.task_id,
-        "attempt": group.attempt,
-        "batch_id": group.batch_id,
-        "batch_type": group.batch_type,
-        "workflow": group.workflow,
-        "model": group.model,
-        "explorer": group.explorer,
-        "incarnation": group.incarnation,
-        "metrics": group.metrics,
-        "finish_reasons": group.finish_reasons,
-        "buffers": table,
-        "padding": "",
-    }
+    header = _Header(
+        schema=group.SCHEMA,
+        schema_version=group.VERSION,
+        task_id=group.task_id,
+        attempt=group.attempt,
+        batch_id=group.batch_id,
+        batch_type=group.batch_type,
+        workflow=group.workflow,
+        model=group.model,
+        explorer=group.explorer,
+        incarnation=group.incarnation,
+        buffers=_Buffers(*starmap(_Buffer, table)),
+        metrics=group.metrics,
+        finish_reasons=group.finish_reasons,
+    )
     try:
-        packed: bytes = msgpack.Packer(buf_size=_PREFIX).pack(fields)
+        return _encode_header(header)
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodeError(f"experience: {error}") from error
-    return packed
 
 
 def decode_group(value: bytes) -> ExperienceGroup:
@@ -118,135 +162,86 @@ def decode_group(value: bytes) -> ExperienceGroup:
     """
     if len(value) > ExperienceGroup.MAX_BYTES:
         raise DecodeError("too_large", f"experience: {len(value)} bytes, the limit is {ExperienceGroup.MAX_BYTES}")
-    header, end = _parse_header(value)
-    if header.get("schema") != ExperienceGroup.SCHEMA or header.get("schema_version") != ExperienceGroup.VERSION:
-        _refuse_schema(header)
-    base, size = _binary(value, end)
     try:
-        group = ExperienceGroup(
-            task_id=header["task_id"],
-            attempt=header["attempt"],
-            batch_id=header["batch_id"],
-            batch_type=header["batch_type"],
-            workflow=header["workflow"],
-            model=header["model"],
-            explorer=header["explorer"],
-            incarnation=header["incarnation"],
-            metrics=header.get("metrics", []),
-            finish_reasons=header.get("finish_reasons", []),
-            **_views(value, header["buffers"], base, size),
-        )
-    except KeyError as error:
-        raise DecodeError("missing_field", f"experience: {error.args[0]} is missing") from error
+        header, binary = _decode_message(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(value, error) from error
+    if header.schema != ExperienceGroup.SCHEMA or header.schema_version != ExperienceGroup.VERSION:
+        _refuse_schema(header)
+    if len(value) - len(binary) > MAX_HEADER_BYTES:
+        raise DecodeError("too_large", f"experience: a header of more than {MAX_HEADER_BYTES} bytes")
+    group = ExperienceGroup(
+        task_id=header.task_id,
+        attempt=header.attempt,
+        batch_id=header.batch_id,
+        batch_type=header.batch_type,
+        workflow=header.workflow,
+        model=header.model,
+        explorer=header.explorer,
+        incarnation=header.incarnation,
+        metrics=header.metrics,
+        finish_reasons=header.finish_reasons,
+        **_views(binary, header.buffers),
+    )
     check_group(group)
     return group
 
 
-def _parse_header(value: bytes) -> tuple[dict[str, Any], int]:
-    """The header and where it ends."""
-    unpacker = msgpack.Unpacker(
-        None,
-        read_size=_PREFIX,
-        max_buffer_size=_PREFIX,
-        max_array_len=_PREFIX_ITEMS,
-        max_map_len=_PREFIX_ITEMS,
-        max_bin_len=0,
-        ext_hook=refuse_extension,
-    )
-    unpacker.feed(value[:_PREFIX])
+def _unreadable(value: bytes, error: Exception) -> DecodeError:
+    """What msgspec's complaint means. A header of another kind or version is that before it is anything else."""
     try:
-        if unpacker.read_array_header() == 2:
-            header = unpacker.unpack()
-            if type(header) is dict:
-                return header, unpacker.tell()
-    except (msgpack.OutOfData, msgpack.FormatError, msgpack.StackError, ValueError):
-        return _parse_long_header(value)
-    raise DecodeError("bad_framing", "experience: not an array of a header map and a binary")
+        _refuse_schema(_decode_name(value)[0])
+    except DecodeError as other:
+        return other
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    text = str(error)
+    return DecodeError(_reason(error, text), f"experience: {text}")
 
 
-def _parse_long_header(value: bytes) -> tuple[dict[str, Any], int]:
-    """Like ``_parse_header``, of any header: first walked, then built, then counted; or the error told exactly."""
-    prefix = value[: 1 + MAX_HEADER_BYTES]
-    budget = ContainerBudget()
-    walker = msgpack.Unpacker(read_size=len(prefix), max_buffer_size=len(prefix))
-    walker.feed(prefix)
-    builder = msgpack.Unpacker(
-        read_size=len(prefix),
-        max_buffer_size=len(prefix),
-        object_hook=budget.take,
-        list_hook=budget.take,
-        ext_hook=refuse_extension,
-        max_array_len=MAX_ITEMS,
-        max_map_len=MAX_ITEMS,
-        max_bin_len=0,
-    )
-    builder.feed(prefix)
-    try:
-        if walker.read_array_header() == 2:
-            walker.skip()
-            builder.read_array_header()
-            header = builder.unpack()
-            if isinstance(header, dict):
-                return header, builder.tell()
-    except msgpack.OutOfData as error:
-        if len(prefix) < len(value):
-            detail = f"experience: a header of more than {MAX_HEADER_BYTES} bytes"
-            raise DecodeError("too_large", detail) from error
-        raise unpack_error(error, value) from error
-    except (msgpack.FormatError, msgpack.StackError, ValueError) as error:
-        raise unpack_error(error, value) from error
-    raise DecodeError("bad_framing", "experience: not an array of a header map and a binary")
+def _reason(error: Exception, text: str) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "bad_text"
+    if isinstance(error, RecursionError):
+        return "too_deep"
+    if isinstance(error, msgspec.ValidationError):
+        if "missing required field" in text:
+            return "missing_field"
+        return "too_large" if "length <=" in text else "wrong_type"
+    if "truncated" in text:
+        return "truncated"
+    return "trailing_bytes" if "trailing" in text else "not_msgpack_or_json"
 
 
-def _binary(value: bytes, end: int) -> tuple[int, int]:
-    """Where the binary after the header starts, and its size."""
-    length = _BIN_LENGTHS.get(value[end]) if end < len(value) else None
-    if length is None:
-        raise DecodeError("bad_framing", f"experience: no binary after the header, at byte {end} of {len(value)}")
-    start = end + 1 + length.size
-    if start > len(value):
-        raise DecodeError("truncated", f"experience: ends within the length of its binary, after {len(value)} bytes")
-    size: int = length.unpack_from(value, end + 1)[0]
-    if start + size > len(value):
-        raise DecodeError("truncated", f"experience: {len(value) - start} bytes of a binary of {size}")
-    if start + size < len(value):
-        raise DecodeError("trailing_bytes", f"experience: {len(value) - start - size} bytes after the binary")
-    return start, size
+def _refuse_schema(header: _Name) -> None:
+    if header.schema != ExperienceGroup.SCHEMA:
+        raise DecodeError("unexpected_schema", f"schema = {shown(header.schema)} in the framing of an experience")
+    if header.schema_version != ExperienceGroup.VERSION:
+        raise UnsupportedVersion(header.schema, header.schema_version, ExperienceGroup.VERSION)
 
 
-def _refuse_schema(header: dict[str, Any]) -> None:
-    schema = schema_of(header)
-    if schema != ExperienceGroup.SCHEMA:
-        raise DecodeError("unexpected_schema", f"schema = {shown(schema)} in the framing of an experience")
-    check_version(header, schema, ExperienceGroup.VERSION)
-
-
-def _views(value: bytes, table: Any, base: int, size: int) -> dict[str, NDArray[Any]]:
-    """The arrays that the header's table describes, over the binary at ``base``."""
-    if type(table) is not dict:
-        raise DecodeError("wrong_type", f"experience: buffers = {shown(table)} is not a map")
+def _views(binary: memoryview, buffers: _Buffers) -> dict[str, NDArray[Any]]:
+    """The arrays that the header describes, over the binary."""
+    size = len(binary)
     views = {}
     for name, dtype_name, dtype, itemsize, width in _TABLE:
-        entry = table[name]
-        if type(entry) is not list or len(entry) < 4:
-            raise _bad_buffer(name, entry, "is not [dtype, shape, offset, nbytes]")
-        if entry[0] != dtype_name:
-            raise _bad_buffer(name, entry, f"must have dtype {dtype_name}")
-        offset, nbytes = entry[2], entry[3]
-        if type(offset) is not int or type(nbytes) is not int or offset < 0 or nbytes < 0:
-            raise _bad_buffer(name, entry, "must have an offset and nbytes of 0 or more")
+        buffer: _Buffer = getattr(buffers, name)
+        offset, nbytes = buffer.offset, buffer.nbytes
+        if buffer.dtype != dtype_name:
+            raise _bad_buffer(name, buffer, f"must have dtype {dtype_name}")
         if offset % _ALIGNMENT:
-            raise _bad_buffer(name, entry, f"must have an offset divisible by {_ALIGNMENT}")
+            raise _bad_buffer(name, buffer, f"must have an offset divisible by {_ALIGNMENT}")
         if offset + nbytes > size:
-            raise _bad_buffer(name, entry, f"must lie within the {size} bytes of the binary")
+            raise _bad_buffer(name, buffer, f"must lie within the {size} bytes of the binary")
         count = nbytes // itemsize
-        rows = count // width if width else count
-        if entry[1] != ([rows, width] if width else [rows]) or rows * (width or 1) * itemsize != nbytes:
-            raise _bad_buffer(name, entry, "must have the shape that its nbytes hold")
-        view = np.frombuffer(value, dtype, count, base + offset)
-        views[name] = view.reshape(rows, width) if width else view
+        rows = count // width
+        if buffer.shape != ((rows,) if width == 1 else (rows, width)) or rows * width * itemsize != nbytes:
+            raise _bad_buffer(name, buffer, "must have the shape that its nbytes hold")
+        view = np.frombuffer(binary, dtype, count, offset)
+        views[name] = view if width == 1 else view.reshape(rows, width)
     return views
 
 
-def _bad_buffer(name: str, entry: object, rule: str) -> DecodeError:
+def _bad_buffer(name: str, buffer: _Buffer, rule: str) -> DecodeError:
+    entry = [buffer.dtype, list(buffer.shape), buffer.offset, buffer.nbytes]
     return DecodeError("bad_buffer", f"experience: buffers.{name} = {shown(entry)} {rule}")

@@ -38,6 +38,8 @@ type Bool = NDArray[np.bool_]
 MAX_SAMPLES = 16_384
 """Samples of one group: enough for 16 turns of each of the most runs that a task may ask for."""
 MAX_SPANS = 65_536
+MAX_METRICS = 64
+"""Metrics of one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Column:
     dtype_name: str
     """NumPy's name, with the byte order."""
     width: int
-    """Columns of a two-dimensional buffer; 0 where it has one dimension."""
+    """Numbers per row; a buffer of width 1 has one dimension, a wider one two."""
     length: str
     meaning: str
 
@@ -59,13 +61,13 @@ class Column:
 
 
 COLUMNS = (
-    Column("tokens", "<i4", 0, "sum(lengths)", "prompt and response token ids, sample after sample"),
-    Column("lengths", "<i4", 0, "samples", "tokens per sample"),
-    Column("prompt_lengths", "<i4", 0, "samples", "how many of them are prompt"),
-    Column("logprobs", "<f4", 0, "responses", "of each response token, under the policy that drew it"),
-    Column("mask_bits", "|u1", 0, "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
-    Column("rewards", "<f4", 0, "samples", "NaN where the workflow gave none"),
-    Column("run_ids", "<i4", 0, "samples", "0 .. repeat_times - 1"),
+    Column("tokens", "<i4", 1, "sum(lengths)", "prompt and response token ids, sample after sample"),
+    Column("lengths", "<i4", 1, "samples", "tokens per sample"),
+    Column("prompt_lengths", "<i4", 1, "samples", "how many of them are prompt"),
+    Column("logprobs", "<f4", 1, "responses", "of each response token, under the policy that drew it"),
+    Column("mask_bits", "|u1", 1, "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
+    Column("rewards", "<f4", 1, "samples", "NaN where the workflow gave none"),
+    Column("run_ids", "<i4", 1, "samples", "0 .. repeat_times - 1"),
     Column("versions", "<i4", 3, "spans", "(sample, first response token, model version): who drew what"),
 )
 """The buffers of a group, in the order in which they are written."""

@@ -1,23 +1,20 @@
 """What the parts of an experience group owe each other, checked by writers and readers alike.
 
 The arrays already have their dtypes and dimensions; these rules are about values, and about lengths that must agree.
+Plain loops over Python's own integers, because a group has a handful of samples and this is on the way of every record.
 """
 
 import re
-from itertools import chain
-from operator import ge, sub
 
 from schemas.errors import DecodeError, shown
-from schemas.experience import MAX_SAMPLES, MAX_SPANS, ExperienceGroup
+from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup
 from schemas.record import MAX_ID_LENGTH
 
 _IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
 _IDENTIFIER = rf"[A-Za-z0-9][A-Za-z0-9._:/@#-]{{0,{MAX_ID_LENGTH - 1}}}"
 _all_identifiers = re.compile(rf"(?:{_IDENTIFIER}\n){{{len(_IDENTIFIERS)}}}").fullmatch
-_one_identifier = re.compile(_IDENTIFIER).fullmatch
-_DICT = frozenset({dict})
 _STR = frozenset({str})
-_NUMBER = frozenset({float, int})
+_one_identifier = re.compile(_IDENTIFIER).fullmatch
 
 
 def check_group(group: ExperienceGroup) -> None:
@@ -26,92 +23,81 @@ def check_group(group: ExperienceGroup) -> None:
     Raises:
         DecodeError: A field has the wrong type or value, or lengths contradict each other.
     """
-    _check_fields(group)
-    _check_lengths(group)
-
-
-def _check_fields(group: ExperienceGroup) -> None:
-    identifiers = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
-    if not _STR.issuperset(map(type, identifiers)) or not _all_identifiers("\n".join(identifiers) + "\n"):
-        for name, value in zip(_IDENTIFIERS, identifiers, strict=True):
-            if type(value) is not str:
-                raise DecodeError("wrong_type", f"experience: {name} = {shown(value)} is not a string")
-            if not _one_identifier(value):
-                raise DecodeError("bad_value", f"experience: {name} = {shown(value)} is not an identifier")
+    _check_identifiers(group)
     if type(group.attempt) is not int or group.attempt < 1:
-        raise DecodeError("bad_value", f"experience: attempt = {shown(group.attempt)} is not an integer of 1 or more")
+        raise _broken("bad_value", f"attempt = {shown(group.attempt)} is not an integer of 1 or more")
     if group.batch_type not in ("train", "eval"):
-        raise DecodeError(
-            "bad_value", f"experience: batch_type = {shown(group.batch_type)} is neither 'train' nor 'eval'"
-        )
-    metrics, reasons = group.metrics, group.finish_reasons
-    if (
-        type(metrics) is not list
-        or not _DICT.issuperset(map(type, metrics))
-        or not _STR.issuperset(map(type, chain.from_iterable(metrics)))
-        or not _NUMBER.issuperset(map(type, chain.from_iterable(map(dict.values, metrics))))
-    ):
-        raise DecodeError(
-            "wrong_type", f"experience: metrics = {shown(metrics)} is not a list of maps from string to number"
-        )
-    if type(reasons) is not list or not _STR.issuperset(map(type, reasons)):
-        raise DecodeError("wrong_type", f"experience: finish_reasons = {shown(reasons)} is not a list of strings")
-
-
-def _check_lengths(group: ExperienceGroup) -> None:
+        raise _broken("bad_value", f"batch_type = {shown(group.batch_type)} is neither 'train' nor 'eval'")
     samples = len(group.lengths)
     if not 1 <= samples <= MAX_SAMPLES:
-        raise DecodeError("bad_buffer", f"experience: {samples} samples, 1 to {MAX_SAMPLES} are allowed")
-    for name in ("prompt_lengths", "rewards", "run_ids"):
-        rows = len(getattr(group, name))
-        if rows != samples:
-            raise DecodeError("bad_buffer", f"experience: {name} has {rows} entries for {samples} samples")
-    for name in ("metrics", "finish_reasons"):
-        rows = len(getattr(group, name))
-        if rows not in (0, samples):
-            raise DecodeError("bad_buffer", f"experience: {name} has {rows} entries for {samples} samples")
-    # Python's integers are faster than numpy here: a group has a handful of samples.
-    lengths = group.lengths.tolist()
-    prompts = group.prompt_lengths.tolist()
-    if sum(lengths) != len(group.tokens) or min(lengths) < 1:
-        raise DecodeError("bad_buffer", f"experience: lengths = {shown(lengths)} are not of {len(group.tokens)} tokens")
-    responses = list(map(sub, lengths, prompts))
-    if min(prompts) < 0 or min(responses) < 0:
-        raise DecodeError(
-            "bad_buffer", f"experience: prompt_lengths = {shown(prompts)} do not fit lengths = {shown(lengths)}"
-        )
+        raise _broken("bad_buffer", f"{samples} samples, 1 to {MAX_SAMPLES} are allowed")
+    if len(group.metrics) not in (0, samples) or len(group.finish_reasons) not in (0, samples):
+        counts = f"{len(group.metrics)} and {len(group.finish_reasons)}"
+        raise _broken("bad_value", f"metrics and finish_reasons have {counts} entries for {samples} samples")
+    if not len(group.prompt_lengths) == len(group.rewards) == len(group.run_ids) == samples:
+        counts = f"{len(group.prompt_lengths)}, {len(group.rewards)} and {len(group.run_ids)}"
+        raise _broken("bad_buffer", f"prompt_lengths, rewards and run_ids have {counts} entries for {samples} samples")
+    _check_versions(group, _response_lengths(group))
+
+
+def _broken(reason: str, detail: str) -> DecodeError:
+    return DecodeError(reason, f"{ExperienceGroup.SCHEMA}: {detail}")
+
+
+def _check_identifiers(group: ExperienceGroup) -> None:
+    values = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
+    if _STR.issuperset(map(type, values)) and _all_identifiers("\n".join(values) + "\n"):
+        return
+    for name, value in zip(_IDENTIFIERS, values, strict=True):
+        if not isinstance(value, str):
+            raise _broken("wrong_type", f"{name} = {shown(value)} is not a string")
+        if not _one_identifier(value):
+            raise _broken("bad_value", f"{name} = {shown(value)} is not an identifier")
+
+
+def check_metrics(group: ExperienceGroup) -> None:
+    """Pass the free-form parts of ``group``; a reader has their types from the parser.
+
+    Raises:
+        DecodeError: A metric is not a number by a string, or a finish reason is not a string.
+    """
+    for entry in group.metrics:
+        if len(entry) > MAX_METRICS:
+            raise _broken("too_large", f"{len(entry)} metrics of one sample, at most {MAX_METRICS} are allowed")
+        for name, value in entry.items():
+            if type(name) is not str or (type(value) is not float and type(value) is not int):
+                raise _broken("wrong_type", f"metrics has {shown(name)}: {shown(value)}, not a string and a number")
+    for reason in group.finish_reasons:
+        if type(reason) is not str:
+            raise _broken("wrong_type", f"finish_reasons has {shown(reason)}, which is not a string")
+
+
+def _response_lengths(group: ExperienceGroup) -> list[int]:
+    responses = []
+    tokens = 0
+    for length, prompt in zip(group.lengths.tolist(), group.prompt_lengths.tolist(), strict=True):
+        if not 0 <= prompt <= length or not length:
+            raise _broken("bad_buffer", f"a sample has length {length} and prompt length {prompt}")
+        tokens += length
+        responses.append(length - prompt)
     total = sum(responses)
-    if total != len(group.logprobs):
-        raise DecodeError(
-            "bad_buffer", f"experience: logprobs has {len(group.logprobs)} entries for {total} response tokens"
-        )
-    if len(group.mask_bits) != (total + 7) // 8:
-        raise DecodeError(
-            "bad_buffer", f"experience: mask_bits has {len(group.mask_bits)} bytes for {total} response tokens"
-        )
-    _check_versions(group, responses)
+    if tokens != len(group.tokens):
+        raise _broken("bad_buffer", f"tokens has {len(group.tokens)} entries, the lengths add up to {tokens}")
+    if total != len(group.logprobs) or (total + 7) // 8 != len(group.mask_bits):
+        sizes = f"{len(group.logprobs)} entries and mask_bits {len(group.mask_bits)} bytes"
+        raise _broken("bad_buffer", f"logprobs has {sizes} for {total} response tokens")
+    return responses
 
 
 def _check_versions(group: ExperienceGroup, responses: list[int]) -> None:
     if len(group.versions) > MAX_SPANS:
-        raise DecodeError(
-            "bad_buffer", f"experience: versions has {len(group.versions)} spans, at most {MAX_SPANS} are allowed"
-        )
-    flat = group.versions.ravel().tolist()
-    if not flat:
-        return
-    owners, starts = flat[::3], flat[1::3]
-    if min(flat) < 0 or max(owners) >= len(responses):
-        raise DecodeError(
-            "bad_buffer", f"experience: versions = {shown(group.versions.tolist())} has an entry out of range"
-        )
-    if not all(map(ge, map(responses.__getitem__, owners), starts)):
-        raise DecodeError(
-            "bad_buffer",
-            f"experience: versions = {shown(group.versions.tolist())} starts a span after the end of its sample",
-        )
-    spans = list(zip(owners, starts, strict=True))
-    if any(map(ge, spans, spans[1:])):
-        raise DecodeError(
-            "bad_buffer", f"experience: versions = {shown(group.versions.tolist())} is not ordered by sample and start"
-        )
+        raise _broken("bad_buffer", f"versions has {len(group.versions)} spans, at most {MAX_SPANS} are allowed")
+    last = (0, -1)
+    for sample, start, version in group.versions.tolist():
+        span = (sample, start)
+        if span <= last or sample >= len(responses) or not 0 <= start <= responses[sample] or version < 0:
+            rule = "ordered by sample and start, within the samples, versions 0 or more"
+            raise _broken(
+                "bad_buffer", f"versions has {[sample, start, version]} after {list(last)}; it must be {rule}"
+            )
+        last = span

@@ -1,0 +1,186 @@
+"""The topics of the mesh, as data: topics are created from this table, and documented from it.
+
+Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. It is the largest record plus room for its key,
+its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker accepts.
+
+Compaction loses nothing that matters: a topic is compacted only where the last record of a key tells all that the
+earlier ones told. Closed segments wait for ``min_compaction_lag_ms``, so that live readers see every step of the way,
+and tombstones outlast any restart.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.batch import BatchRecord
+from schemas.event import (
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    RolloutFinished,
+    StepTrained,
+    TrainerHeartbeat,
+    WeightsSynced,
+)
+from schemas.experience import ExperienceGroup
+from schemas.model_version import ModelVersion
+from schemas.rollout import Cancel, Dispatch
+from schemas.task import Task
+
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_MIB = 1 << 20
+_ROOM = 64 << 10
+"""For the key, the headers and Kafka's framing of one record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic: how it is created and what it carries."""
+
+    name: str
+    """Without the namespace."""
+    key: str
+    """What the record key is, in words."""
+    partitions: int
+    cleanup: Literal["delete", "compact"]
+    retention_ms: int = -1
+    """-1 keeps records for ever."""
+    retention_bytes: int = -1
+    """Per partition; -1 is no limit."""
+    max_message_bytes: int = _MIB + _ROOM
+    min_compaction_lag_ms: int = 0
+    delete_retention_ms: int = _DAY_MS
+    segment_ms: int = 7 * _DAY_MS
+    segment_bytes: int = 1 << 30
+    description: str
+    records: tuple[type, ...]
+    """The types that it carries; empty where its bytes are not for the codec."""
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+    def full_name(self, namespace: str) -> str:
+        """The name on the cluster: several meshes share one cluster under different namespaces."""
+        return f"{namespace}.{self.name}"
+
+    def config(self) -> dict[str, str]:
+        """Kafka's topic configuration."""
+        config = {
+            "cleanup.policy": self.cleanup,
+            "max.message.bytes": str(self.max_message_bytes),
+            "segment.bytes": str(self.segment_bytes),
+            "segment.ms": str(self.segment_ms),
+        }
+        if self.cleanup == "compact":
+            config["min.compaction.lag.ms"] = str(self.min_compaction_lag_ms)
+            config["delete.retention.ms"] = str(self.delete_retention_ms)
+        else:
+            config["retention.ms"] = str(self.retention_ms)
+            config["retention.bytes"] = str(self.retention_bytes)
+        return config
+
+
+TASKS = Topic(
+    name="tasks",
+    key="task id",
+    partitions=8,
+    cleanup="delete",
+    retention_ms=7 * _DAY_MS,
+    max_message_bytes=Task.MAX_BYTES + _ROOM,
+    description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
+    records=(Task,),
+    writers=("anyone",),
+    readers=("coordinator",),
+)
+ROLLOUTS = Topic(
+    name="rollouts",
+    key="explorer name (its lane)",
+    partitions=16,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    max_message_bytes=Dispatch.MAX_BYTES + _ROOM,
+    description="Orders to one explorer: run this task now, or stop it.",
+    records=(Dispatch, Cancel),
+    writers=("coordinator",),
+    readers=("explorer",),
+)
+EXPERIENCES = Topic(
+    name="experiences",
+    key="task id",
+    partitions=8,
+    cleanup="delete",
+    retention_ms=7 * _DAY_MS,
+    retention_bytes=8 << 30,
+    max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
+    description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
+    records=(ExperienceGroup,),
+    writers=("explorer",),
+    readers=("trainer", "anyone"),
+)
+EVENTS = Topic(
+    name="events",
+    key="sender",
+    partitions=8,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    description="What workers say happened: heartbeats with capacity, finished rollouts, trained steps, synced weights.",
+    records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, TrainerHeartbeat, StepTrained, WeightsSynced),
+    writers=("explorer", "trainer"),
+    readers=("coordinator", "trainer", "console"),
+)
+BATCHES = Topic(
+    name="batches",
+    key="batch id",
+    partitions=1,
+    cleanup="compact",
+    max_message_bytes=BatchRecord.MAX_BYTES + _ROOM,
+    min_compaction_lag_ms=_HOUR_MS,
+    segment_ms=_DAY_MS,
+    segment_bytes=64 * _MIB,
+    description="A batch after each transition; a finalized one names the experiences that count. Their order is the "
+    "order of training, hence the one partition.",
+    records=(BatchRecord,),
+    writers=("coordinator",),
+    readers=("trainer", "anyone"),
+)
+MODEL_VERSIONS = Topic(
+    name="model-versions",
+    key="model name",
+    partitions=1,
+    cleanup="compact",
+    min_compaction_lag_ms=_HOUR_MS,
+    segment_ms=_DAY_MS,
+    segment_bytes=16 * _MIB,
+    description="The version to be served, and who takes part in moving its weights.",
+    records=(ModelVersion,),
+    writers=("coordinator",),
+    readers=("explorer", "trainer", "anyone"),
+)
+DEAD_LETTERS = Topic(
+    name="dead-letters",
+    key="as it came",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=30 * _DAY_MS,
+    retention_bytes=4 << 30,
+    max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
+    description="Records that could not be read, byte for byte, with the reason and the origin in headers.",
+    records=(),
+    writers=("coordinator", "explorer", "trainer"),
+    readers=("operator",),
+)
+COORDINATOR_STATE = Topic(
+    name="coordinator-state",
+    key="entity",
+    partitions=1,
+    cleanup="compact",
+    max_message_bytes=BatchRecord.MAX_BYTES + _ROOM,
+    delete_retention_ms=7 * _DAY_MS,
+    segment_ms=_HOUR_MS,
+    segment_bytes=64 * _MIB,
+    description="The coordinator's changelog, from which it rebuilds its state. Private: its records are no contract.",
+    records=(),
+    writers=("coordinator",),
+    readers=("coordinator",),
+)
+
+TOPICS = (TASKS, ROLLOUTS, EXPERIENCES, EVENTS, BATCHES, MODEL_VERSIONS, DEAD_LETTERS, COORDINATOR_STATE)
+"""All of them, in the order of the way of the data."""
