@@ -93,6 +93,25 @@ class KafkaSettings(Section):
         return self
 
 
+class BrokerSettings(Section):
+    """The embedded broker, where no other is configured."""
+
+    port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+    """Port on the loopback interface. 0: any free one. Unset: the one that this data folder had last, else 9092 or any
+    free one."""
+    data_dir: Path | None = None
+    """Folder of the log. Unset: ``trinity-bus/broker`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
+    cache_dir: Path | None = None
+    """Folder of what can be downloaded again: Kafka's jars. Unset: ``trinity-bus`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
+    heap_mib: Annotated[int, Field(ge=128)] = 512
+    """Most memory for the Java heap, MiB. The log itself is cached by the operating system."""
+    fsync: bool = False
+    """Write each record to the disk before it is acknowledged. Unset: what is acknowledged survives a crash of the broker,
+    but not of the machine."""
+    start_timeout_s: Seconds = 60.0
+    """How long it may take to become ready."""
+
+
 class CoordinatorSettings(Section):
     """How tasks become batches, and who gets them."""
 
@@ -156,6 +175,68 @@ class TrainerSettings(Section):
     """Folder of the Hugging Face model to start from."""
     checkpoint_dir: Path | None = None
     """Where checkpoints go, and where a restarted trainer looks for the newest."""
+    checkpoint_interval: Count = 1
+    """Steps between checkpoints. A version is never published before its checkpoint is durable."""
+    keep_checkpoints: Count = 3
+    """How many checkpoints to keep; explorers may still read the one before the newest."""
+    export_dir: Path | None = None
+    """Where the trained model goes, as a Hugging Face folder, when ``total_steps`` are done. Unset: nowhere."""
+    total_steps: Count | None = None
+    """Steps after which training ends; the trainer goes on serving weights. Unset: it trains as long as it runs."""
+    sync_interval: Count = 1
+    """Steps between versions that are published to the explorers."""
+    heartbeat_s: Seconds = 0.5
+    """How often it says that it lives."""
+    host: str = "127.0.0.1"
+    """Address at which explorers reach this trainer for weights."""
+    bucket_mib: Count = 256
+    """Weights are sent in pieces of at most this many MiB."""
+    sync_timeout_s: Seconds = 30.0
+    """Limit of each step of a weight transfer."""
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    """Of AdamW, after warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly to its value."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Of AdamW; norms are exempt."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of AdamW: decay of the mean of gradients."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Of AdamW: decay of the mean of squared gradients."""
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Gradients are scaled down to this norm."""
+    mini_batches: Count = 1
+    """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+    """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
+    weights at the start of the step, with importance weights between the two; one more forward pass where
+    ``mini_batches`` is not 1."""
+    normalize_std: bool = True
+    """Divide advantages by the standard deviation of their group."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """How far the probability of a token may fall in a step before its gradient stops, as a fraction."""
+    clip_high: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.28
+    """How far it may rise."""
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Bound of the loss of a token with a negative advantage, in multiples of the advantage. Unset: none."""
+    tis_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 2.0
+    """Cap of the importance weights between old and rollout policy. With ``old_logprobs=rollout`` they are all 1."""
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of the KL divergence from the model in ``model_path``. Above 0, a copy of that model is kept in memory."""
+    entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of the entropy bonus."""
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """What logits are divided by; that of the rollouts, where the engine reports logprobs after it."""
+    micro_batch_tokens: Count = 16_384
+    """Tokens that go through the model at once; bounds memory."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer keeps float32)."""
+    tensor_parallel: Count = 1
+    """Ranks over which each layer is split."""
+    threads: Count | None = None
+    """CPU threads of torch. Unset: torch's own choice. Equal losses after a restart need an equal number."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the shuffling of samples; each step derives its own from it."""
 
 
 class TelemetrySettings(Section):
@@ -186,6 +267,7 @@ class Settings(BaseSettings):
     )
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    broker: BrokerSettings = Field(default_factory=BrokerSettings)
     coordinator: CoordinatorSettings = Field(default_factory=CoordinatorSettings)
     explorer: ExplorerSettings = Field(default_factory=ExplorerSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)

@@ -1,0 +1,22 @@
+"""Training: Megatron-core, GRPO, and everything a step needs, from a manifest's experiences to new weights.
+
+=====================  ===============================================================================================
+module                 what it does
+=====================  ===============================================================================================
+``advantages``         rewards of a group to advantages (numpy)
+``packing``            samples to micro-batches by a token budget (numpy)
+``cpu_platform``       what Megatron-core needs to run without CUDA, and nothing else
+``megatron``           the one door to Megatron-core; every other module imports it from there
+``parallel``           process groups, from one process to many
+``attention``          core attention on torch's SDPA, also for packed sequences
+``qwen3``              a Hugging Face Qwen3 as a Megatron configuration; names and layouts both ways
+``model``              building a ``GPTModel``, loading it from and writing it to safetensors
+``logprobs``           log-probabilities and entropy from vocabulary-parallel logits
+``losses``             the GRPO loss
+``optimizer``          Megatron's AdamW and its state as named tensors
+``checkpoint``         folders that are either whole or absent
+``engine``             all of it together: ``TrainingEngine``
+=====================  ===============================================================================================
+
+Importing this package, ``advantages``, ``packing`` or ``checkpoint`` imports no torch.
+"""

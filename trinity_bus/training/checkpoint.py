@@ -1,0 +1,210 @@
+"""Checkpoint folders that are either whole or absent.
+
+::
+
+    checkpoint_dir/
+        .lock                       held by the one trainer that writes here
+        .partial-step-00000012/     being written; worthless after a crash, removed at the next start
+        step-00000011/              whole, durable
+            progress.json           steps, version, the offset of the next batch; and the size of every other file
+            config.json, tokenizer  \
+            model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
+            optimizer-00000-of-00001.safetensors    optimizer and generator state of each rank
+
+A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
+makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights
+*and* the offset that belong together. There is no pointer to the newest: the listing is it. Older ones go only after
+the new one is durable, and never the last.
+
+Only safetensors and JSON are written and read; nothing in a checkpoint can run code.
+
+Many ranks: all write their own optimizer file into the same ``.partial`` folder (on a file system that they share),
+rank 0 alone writes the rest and renames, with barriers before and after. A checkpoint is read by as many ranks as wrote
+it, with the same tensor parallelism; only the model in it is free of the layout.
+
+This module knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trinity_bus.training.errors import CheckpointError
+
+PROGRESS: Final = "progress.json"
+FORMAT: Final = 1
+_STEP: Final = re.compile(r"step-(\d{8,})")
+PARTIAL: Final = ".partial-"
+_LOCK: Final = ".lock"
+
+
+class TrainingProgress(BaseModel):
+    """How far training has come: what a restart needs to go on where it stopped."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: Annotated[int, Field(ge=0)] = 0
+    """Steps trained."""
+    version: Annotated[int, Field(ge=0)] = 0
+    """Version of these weights."""
+    batches_offset: Annotated[int, Field(ge=0)] = 0
+    """Offset in ``batches`` of the next record to read."""
+    sequence: Annotated[int, Field(ge=0)] = 0
+    """Sequence of the last batch trained on."""
+    trained_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that the loss was over, since the start."""
+
+
+class _Manifest(BaseModel):
+    """``progress.json``: written last, and with it the checkpoint is complete."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    progress: TrainingProgress
+    world_size: int
+    tensor_parallel: int
+    dtype: str
+    files: dict[str, int]
+    """Every other file and its size in bytes."""
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Holds a checkpoint directory for one process, and clears what a crashed one has left behind.
+
+    The operating system releases the hold with the process, however that ends.
+
+    Raises:
+        CheckpointError: Another process holds it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"{directory} is in use by another trainer: stop it, or give this one its own checkpoint_dir"
+            ) from error
+        for leftover in directory.glob(f"{PARTIAL}*"):
+            shutil.rmtree(leftover)
+        yield
+
+
+def begin(directory: Path, step: int) -> Path:
+    """An empty folder to write the checkpoint of a step into.
+
+    Raises:
+        CheckpointError: The step has a checkpoint already.
+    """
+    if (_folder(directory, step)).exists():
+        raise CheckpointError(f"{_folder(directory, step)} exists: a checkpoint is never overwritten")
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = partial_folder(directory, step)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir()
+    return partial
+
+
+def partial_folder(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step is written before it is whole."""
+    return directory / f"{PARTIAL}{_folder(directory, step).name}"
+
+
+def commit(
+    directory: Path, progress: TrainingProgress, *, world_size: int, tensor_parallel: int, dtype: str, keep: int
+) -> Path:
+    """Makes the checkpoint that was begun durable and visible, then removes those that are too old.
+
+    Args:
+        directory: As given to :func:`begin`.
+        progress: What to record; its step names the folder.
+        world_size: Ranks that wrote it.
+        tensor_parallel: Over how many of them layers are split.
+        dtype: Of the weights.
+        keep: How many checkpoints to keep, this one included; at least 1.
+
+    Returns:
+        The folder.
+    """
+    partial, folder = partial_folder(directory, progress.step), _folder(directory, progress.step)
+    files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    manifest = _Manifest(
+        format=FORMAT,
+        progress=progress,
+        world_size=world_size,
+        tensor_parallel=tensor_parallel,
+        dtype=dtype,
+        files=files,
+    )
+    (partial / PROGRESS).write_text(manifest.model_dump_json(indent=2) + "\n")
+    for path in partial.iterdir():
+        _flush(path)
+    _flush(partial)
+    partial.rename(folder)
+    _flush(directory)
+    for old in _newest_first(directory)[keep:]:
+        # Out of sight first: a crash while files go must not leave half a checkpoint under a good name.
+        doomed = old.rename(directory / f"{PARTIAL}old-{old.name}")
+        shutil.rmtree(doomed)
+    return folder
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest checkpoint, or None where there is none."""
+    return next(iter(_newest_first(directory)), None)
+
+
+def read_progress(folder: Path, *, world_size: int, tensor_parallel: int, dtype: str) -> TrainingProgress:
+    """Reads a checkpoint's progress and checks that the rest is there and fits.
+
+    Raises:
+        CheckpointError: It is damaged, or was written by another layout.
+    """
+    path = folder / PROGRESS
+    try:
+        manifest = _Manifest.model_validate_json(path.read_bytes())
+        sizes = {name: (folder / Path(name).name).stat().st_size for name in manifest.files}
+    except (OSError, ValidationError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{folder} is damaged ({error}): remove the folder to go on from the checkpoint before it"
+        ) from error
+    if sizes != manifest.files:
+        wrong = sorted(name for name, size in manifest.files.items() if sizes[name] != size)
+        raise CheckpointError(f"{folder} is damaged: {wrong} changed size; remove it to go on from the one before it")
+    found = (manifest.format, manifest.world_size, manifest.tensor_parallel, manifest.dtype)
+    wanted = (FORMAT, world_size, tensor_parallel, dtype)
+    if found != wanted:
+        raise CheckpointError(
+            f"{folder} was written as (format, world_size, tensor_parallel, dtype) = {found}, this trainer is "
+            f"{wanted}: start it with the same layout, or with this folder as model_path and an empty checkpoint_dir"
+        )
+    return manifest.progress
+
+
+def _folder(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:08d}"
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    steps = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
+    return [steps[step] for step in sorted(steps, reverse=True)]

@@ -1,0 +1,170 @@
+"""What Megatron-core 0.16 needs to run on a CPU with gloo, and nothing else.
+
+Megatron-core assumes CUDA in three ways:
+
+* it calls ``torch.cuda`` (``current_device``, streams);
+* it creates tensors with a literal ``device="cuda"`` or with a CUDA device;
+* it asserts tensor types by name, such as ``"torch.cuda.FloatTensor"``.
+
+The first two go through the global name ``torch`` of each Megatron module. So Megatron's modules, and only they, get a
+*view* of torch in its place: the same module, except that the functions in :data:`CUDA_CALLS` and the factories in
+:data:`FACTORIES` mean the CPU. torch itself stays as it is for the rest of the process. The third is a method of
+tensors and is answered for the length of the one call that asks (:data:`TYPE_ASSERTIONS`).
+
+:data:`JIT_REASON` tells of the one measure that is taken for speed.
+
+Where CUDA is there, :func:`prepare` only imports. Each entry of the tables is needed: a test takes one away at a time
+and sees training fail, and a training step that passes shows that none is missing.
+"""
+
+import contextlib
+import functools
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+CPU: Final = torch.device("cpu")
+
+CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "current_device": (lambda: CPU, "gradient buffers of DistributedDataParallel are allocated on it"),
+}
+"""Name in ``torch.cuda`` to its meaning on a CPU, and who calls it."""
+
+FACTORIES: Final[dict[str, str]] = {
+    "tensor": "FP32Optimizer keeps its loss scale in a CUDA tensor",
+    "zeros": "the pipeline schedule counts tokens, and gradient clipping its overflows, in CUDA tensors",
+}
+"""Tensor factories that Megatron calls with a CUDA device, and where."""
+
+TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
+    "megatron.core.optimizer.optimizer": (
+        "clip_grad_by_total_norm_fp32",
+        "asserts that gradients are of type 'torch.cuda.FloatTensor'",
+    ),
+}
+"""Module to the function in it that asserts a CUDA tensor type, and what it asserts."""
+
+JIT_REASON: Final = (
+    "Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of "
+    "the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is."
+)
+
+_MODULES: Final = (
+    "megatron.core.distributed",
+    "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.optimizer",
+    "megatron.core.pipeline_parallel.schedules",
+)
+
+_IMPORT_WARNINGS: Final = (
+    # Neither is a fault: both libraries are optional and the plain torch path is the one that is tested.
+    "Transformer Engine and Apex are not installed",
+    "Apex is not installed",
+    # About Megatron's own use of older names.
+    "The 'megatron.core.transformer.custom_layers.transformer_engine'",
+    "The following imports from `dynamic_context.py` will be removed",
+    "`torch.jit.script",
+)
+
+
+class _TorchView(types.ModuleType):
+    """torch as Megatron's modules see it. Attributes are copied, so a look-up costs what it costs on torch."""
+
+    def __init__(self) -> None:
+        super().__init__("torch", "torch, where CUDA means the CPU")
+        dunders = {"__name__", "__doc__", "__loader__", "__spec__", "__class__"}
+        self.__dict__.update({k: v for k, v in vars(torch).items() if k not in dunders})
+        self.cuda = types.ModuleType("torch.cuda", "torch.cuda, where CUDA means the CPU")
+        vars(self.cuda).update({k: v for k, v in vars(torch.cuda).items() if not k.startswith("__")})
+        for name, (meaning, _) in CUDA_CALLS.items():
+            setattr(self.cuda, name, meaning)
+        for name in FACTORIES:
+            setattr(self, name, _on_cpu(getattr(torch, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Submodules that torch loads on first use."""
+        return getattr(torch, name)
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = CPU
+        return factory(*args, **kwargs)
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def _tensors_say_cuda() -> Iterator[None]:
+    """Within, ``tensor.type()`` of a CPU tensor names the CUDA type. Not re-entrant, nor is its one caller."""
+    torch_type = torch.Tensor.type
+
+    def cuda_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = torch_type(self, *args, **kwargs)
+        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+
+    torch.Tensor.type = cuda_type
+    try:
+        yield
+    finally:
+        del torch.Tensor.type  # inherited from TensorBase again
+
+
+def _saying_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _tensors_say_cuda():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def _no_compilation() -> Iterator[None]:
+    """See :data:`JIT_REASON`."""
+
+    def compile_nothing(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+        return function if function is not None else compile_nothing
+
+    genuine, torch.compile = torch.compile, compile_nothing
+    try:
+        yield
+    finally:
+        torch.compile = genuine
+
+
+def on_cpu() -> bool:
+    """True where Megatron runs on the CPU because there is no CUDA device."""
+    return not torch.cuda.is_available()
+
+
+@functools.cache
+def prepare() -> _TorchView | None:
+    """Imports Megatron-core and, where there is no CUDA device, fits it to the CPU. Later calls do nothing.
+
+    Returns:
+        The view that Megatron's modules were given; None where CUDA is there.
+    """
+    with warnings.catch_warnings():
+        for message in _IMPORT_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        with _no_compilation() if on_cpu() else contextlib.nullcontext():
+            for name in _MODULES:
+                importlib.import_module(name)
+    if not on_cpu():
+        return None
+    view = _TorchView()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron.core") and vars(module).get("torch") is torch:
+            module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
+    for owner, (function, _) in TYPE_ASSERTIONS.items():
+        setattr(sys.modules[owner], function, _saying_cuda(getattr(sys.modules[owner], function)))
+    return view

@@ -1,0 +1,30 @@
+"""Errors of training.
+
+* TrainingError
+    + CheckpointError: a checkpoint is damaged, foreign or in use
+    + ConversionError: a model folder cannot become a Megatron model
+    + ParallelError: the process layout does not fit the model or the environment
+    + TrainingInterrupted: a step was abandoned on request; nothing of it is kept
+"""
+
+from trinity_bus.errors import TrinityError
+
+
+class TrainingError(TrinityError):
+    """Training cannot go on."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is damaged, belongs to another layout, or its folder is in use."""
+
+
+class ConversionError(TrainingError):
+    """A Hugging Face model folder cannot be read as a Megatron model."""
+
+
+class ParallelError(TrainingError):
+    """The process layout does not fit the model or the environment."""
+
+
+class TrainingInterrupted(TrainingError):  # noqa: N818 - it reports a request that was obeyed, not a fault
+    """A step was abandoned because ``TrainingEngine.interrupt`` was called; the engine must not be used further."""

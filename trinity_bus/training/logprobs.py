@@ -1,0 +1,107 @@
+"""Log-probabilities and entropy from logits whose vocabulary is split over tensor-parallel ranks.
+
+With logits ``x`` at temperature ``T``, ``z = x / T`` and ``p = softmax(z)``::
+
+    log p(t)  = z_t - logsumexp(z)                 d log p(t) / d x_j = (1[j = t] - p_j) / T
+    H         = logsumexp(z) - sum_j p_j z_j       d H / d x_j        = -p_j (log p_j + H) / T
+
+Saved for the backward pass are the logits as they came (which the output layer made and nothing else keeps) and two
+numbers a token; the softmax is computed again there. Both passes go through the tokens in chunks, so float32 copies of
+the logits never exist as a whole. Columns at or beyond the vocabulary's size are padding: they have probability zero
+and gradient zero.
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+_CHUNK_ELEMENTS: Final = 1 << 24
+"""Logits handled at once: 64 MiB of float32 a temporary."""
+
+
+class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
+    @staticmethod
+    def forward(  # noqa: PLR0917 - torch calls it by position
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        vocabulary: int,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        first = logits.shape[1] * (group.rank() if group is not None else 0)
+        columns = min(logits.shape[1], vocabulary - first)
+        rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+        local = targets - first
+        mine = (local >= 0) & (local < columns)
+        local = local.clamp(0, columns - 1)
+        logprobs, entropies, log_sums = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
+        for start in range(0, len(logits), rows):
+            chunk = slice(start, start + rows)
+            z = logits[chunk, :columns].float() / temperature
+            highest = z.amax(1)
+            if group is not None:
+                dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+            z -= highest[:, None]
+            chosen = torch.where(mine[chunk], z.gather(1, local[chunk, None])[:, 0], 0.0)
+            p = z.exp()
+            sums = torch.stack([p.sum(1), p.mul_(z).sum(1), chosen])
+            if group is not None:
+                dist.all_reduce(sums, group=group)
+            total, weighted, chosen = sums
+            log_sum = total.log()
+            logprobs[chunk] = chosen - log_sum
+            entropies[chunk] = log_sum - weighted / total
+            log_sums[chunk] = log_sum + highest
+        ctx.save_for_backward(logits, local, mine, entropies, log_sums)
+        ctx.columns, ctx.rows, ctx.temperature = columns, rows, temperature
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        for_logprobs, for_entropies = gradients
+        logits, local, mine, entropies, log_sums = ctx.saved_tensors
+        result = torch.zeros_like(logits)
+        for start in range(0, len(logits), ctx.rows):
+            chunk = slice(start, start + ctx.rows)
+            logp = logits[chunk, : ctx.columns].float().div_(ctx.temperature).sub_(log_sums[chunk, None])
+            p = logp.exp()
+            gradient = torch.zeros_like(p)
+            if for_logprobs is not None:
+                gradient.addcmul_(p, for_logprobs[chunk, None], value=-1.0)
+                own = torch.where(mine[chunk], for_logprobs[chunk], 0.0)
+                gradient.scatter_add_(1, local[chunk, None], own[:, None])
+            if for_entropies is not None:
+                # p log p is 0 where p is, though log p may be -inf.
+                surprise = torch.where(p > 0, logp + entropies[chunk, None], 0.0)
+                gradient.addcmul_(p * surprise, for_entropies[chunk, None], value=-1.0)
+            result[chunk, : ctx.columns] = gradient.div_(ctx.temperature).to(logits.dtype)
+        return result, None, None, None, None
+
+
+def vocab_parallel_logprobs(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    vocabulary: int,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target, and the entropy of each distribution; both can be differentiated.
+
+    Args:
+        logits: [tokens, columns], this rank's columns of the vocabulary, any float type.
+        targets: [tokens] token ids, int64, the same on all ranks.
+        vocabulary: True size of the vocabulary, without padding.
+        temperature: What logits are divided by; that of the sampling, for the same distribution.
+        group: The tensor-parallel ranks; None where this rank has all columns.
+
+    Returns:
+        Two float32 tensors [tokens]: log-probabilities and entropies in nats.
+    """
+    result: tuple[torch.Tensor, torch.Tensor] = _VocabParallelLogprobs.apply(
+        logits, targets, vocabulary, temperature, group
+    )
+    return result

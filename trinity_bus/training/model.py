@@ -1,0 +1,192 @@
+"""Building Megatron's ``GPTModel`` for a Qwen3, filling it from safetensors, and writing it back.
+
+On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
+the CPU always takes the latter. Only the CPU path is exercised by the tests of this project so far.
+"""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from trinity_bus.training import qwen3
+from trinity_bus.training.attention import SDPAttention
+from trinity_bus.training.cpu_platform import on_cpu
+from trinity_bus.training.errors import ConversionError
+from trinity_bus.training.megatron import (
+    GPTModel,
+    ModuleSpec,
+    TransformerConfig,
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+    set_defaults_if_not_set_tensor_model_parallel_attributes,
+    set_tensor_model_parallel_attributes,
+)
+from trinity_bus.training.parallel import Layout
+from trinity_bus.training.qwen3 import Qwen3Shape
+
+WEIGHTS: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
+"""What else belongs to a model folder: configuration, tokenizer, chat template."""
+
+
+def have_transformer_engine() -> bool:
+    """True where Transformer Engine's layers can be used."""
+    return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
+
+
+def transformer_config(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron's configuration of a model.
+
+    Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
+    """
+    fused = not on_cpu()
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.groups,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.intermediate,
+        layernorm_epsilon=shape.norm_epsilon,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        qk_layernorm=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=layout.tensor_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        calculate_per_token_loss=True,
+        # None; Megatron's own default is a spelling that it warns about.
+        cuda_graph_scope=[],
+        # Weights always come from a model folder.
+        perform_initialization=False,
+        use_cpu_initialization=on_cpu(),
+        # These go through torch.compile or Transformer Engine's kernels.
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=fused,
+        apply_rope_fusion=have_transformer_engine(),
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _layer_spec(config: TransformerConfig) -> ModuleSpec:
+    if have_transformer_engine():
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    else:
+        spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+        spec.submodules.self_attention.submodules.core_attention = SDPAttention
+    # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
+    spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
+    return spec
+
+
+def build(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> GPTModel:
+    """A model with memory but no weights yet, on the layout's device."""
+    config = transformer_config(shape, layout, dtype)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=_layer_spec(config),
+        vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
+        max_sequence_length=shape.max_positions,
+        parallel_output=True,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,
+    )
+    for name, parameter in model.named_parameters():
+        # Megatron sets these while it initializes weights, which it was told not to. Without them the gradient norm
+        # over tensor-parallel ranks would be wrong, silently.
+        axis = qwen3.split_axis(name)
+        if axis is not None and not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
+        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    return model.to(layout.device)
+
+
+def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
+    """Looks tensors up by name in one file or, through the index, in several."""
+    if (folder / _INDEX).exists():
+        files: Mapping[str, str] = json.loads((folder / _INDEX).read_bytes())["weight_map"]
+    else:
+        with safe_open(folder / WEIGHTS, "pt") as opened:
+            files = dict.fromkeys(opened.keys(), WEIGHTS)
+    # A name that leads out of the folder is not followed.
+    handles = {file: safe_open(folder / Path(file).name, "pt") for file in set(files.values())}
+    return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
+
+
+def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> None:
+    """Fills a model, in place, from the safetensors of a Hugging Face folder.
+
+    Raises:
+        ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
+    """
+    try:
+        read = _reader(folder)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parts = [read(part) for part in qwen3.hf_names(name)]
+                whole = qwen3.merge(name, parts, shape, layout.tensor_parallel)
+                shard = qwen3.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
+                if shard.shape != parameter.shape:
+                    raise ConversionError(
+                        f"{folder}: {qwen3.hf_names(name)} make {name} {tuple(shard.shape)}; "
+                        f"config.json asks for {tuple(parameter.shape)}"
+                    )
+                parameter.copy_(shard)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
+    except KeyError as error:
+        raise ConversionError(f"{folder} lacks the tensor {error}") from error
+
+
+def hf_tensors(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights under their Hugging Face names, whole, in the model's order, on its device.
+
+    Where layers are split over ranks this is a collective: all of them must iterate to the end, and each gets all.
+    """
+    group = layout.tensor_group
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        if group is not None and qwen3.split_axis(name) is not None:
+            shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]
+            dist.all_gather(shards, tensor.contiguous(), group=group)
+            tensor = qwen3.unshard(name, shards)
+        for hf_name, part in zip(qwen3.hf_names(name), qwen3.split(name, tensor, shape), strict=True):
+            yield hf_name, part.contiguous()
+
+
+def write_folder(folder: Path, source: Path, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
+    """Writes a Hugging Face model folder that transformers and vLLM read.
+
+    Args:
+        folder: Exists already; files in it are overwritten.
+        source: Folder that the model came from; its configuration and tokenizer are copied.
+        tensors: Names and weights.
+        dtype: What ``config.json`` is to say about the weights.
+    """
+    for pattern in _COMPANIONS:
+        for path in source.glob(pattern):
+            if path.name not in (_INDEX, "config.json"):
+                shutil.copyfile(path, folder / path.name)
+    config: dict[str, Any] = json.loads((source / "config.json").read_bytes())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file({name: tensor.cpu() for name, tensor in tensors}, folder / WEIGHTS, metadata={"format": "pt"})

@@ -1,0 +1,117 @@
+"""AdamW through Megatron's optimizer, and its state as named tensors.
+
+On a CPU that is Megatron's float32 optimizer around torch's AdamW. With bfloat16 weights on GPUs it is Megatron's
+distributed optimizer, which keeps float32 master weights and shards them over the data-parallel ranks; that path is
+written to Megatron's interface and not run by this project's tests.
+
+State is read from and written to the torch optimizers inside, parameter by parameter: Megatron's own state dictionaries
+lose the step counter of torch's AdamW, or make all parameters count on the same one.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.megatron import DistributedDataParallel, OptimizerConfig, get_megatron_optimizer
+
+
+class AdamW:
+    """Updates the weights of one model.
+
+    Args:
+        model: The model, wrapped for data parallelism.
+        settings: Rates and decays.
+        dtype: Of the weights.
+    """
+
+    def __init__(self, model: DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
+        distributed = model.ddp_config.use_distributed_optimizer
+        self._megatron = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=settings.learning_rate,
+                weight_decay=settings.weight_decay,
+                decoupled_weight_decay=True,
+                adam_beta1=settings.adam_beta1,
+                adam_beta2=settings.adam_beta2,
+                clip_grad=settings.max_grad_norm,
+                params_dtype=dtype,
+                bf16=dtype is torch.bfloat16,
+                use_distributed_optimizer=distributed,
+                overlap_param_gather=model.ddp_config.overlap_param_gather,
+            ),
+            [model],
+            use_gloo_process_groups=distributed,
+        )
+        self._model_parameters = {id(parameter) for parameter in model.parameters()}
+
+    def zero_grad(self) -> None:
+        """Forgets gradients."""
+        self._megatron.zero_grad()
+
+    def step(self, learning_rate: float) -> float:
+        """Clips gradients to the configured norm and updates the weights.
+
+        Returns:
+            The norm of the gradients before clipping; not finite where they are not, and then the weights are void.
+        """
+        for group in self._megatron.param_groups:
+            group["lr"] = learning_rate
+        _, norm, _ = self._megatron.step()
+        return float(norm)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """This rank's state by name, as references: moments, step counters, and master weights where they exist."""
+        tensors = {}
+        for prefix, optimizer, parameter in self._parameters():
+            if id(parameter) not in self._model_parameters:
+                tensors[f"{prefix}.master"] = parameter.detach()
+            for name, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"{prefix}.{name}"] = torch.as_tensor(value)
+        for number, group in self._groups():
+            # Fused optimizers count steps by group.
+            if "step" in group:
+                tensors[f"{number}.step"] = torch.as_tensor(group["step"])
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes over a state that :meth:`state` gave on the same rank of the same layout.
+
+        Raises:
+            CheckpointError: It is of another model or layout.
+        """
+        left = dict(tensors)
+        with torch.no_grad():
+            for prefix, optimizer, parameter in self._parameters():
+                for key in [key for key in left if key.startswith(f"{prefix}.")]:
+                    value, name = left.pop(key), key.removeprefix(f"{prefix}.")
+                    if value.dim() and value.shape != parameter.shape:
+                        raise CheckpointError(f"optimizer state {key} has shape {tuple(value.shape)}, not "
+                                              f"{tuple(parameter.shape)}: it is of another model")  # fmt: skip
+                    if name == "master":
+                        parameter.copy_(value)
+                    else:
+                        # Step counters stay on the CPU, where torch's AdamW keeps them.
+                        optimizer.state[parameter][name] = value.to(parameter.device) if value.dim() else value
+            for number, group in self._groups():
+                if (step := left.pop(f"{number}.step", None)) is not None:
+                    group["step"] = int(step)
+        if left:
+            raise CheckpointError(f"optimizer state has no parameters for {sorted(left)[:3]}: it is of another model")
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        chained = getattr(self._megatron, "chained_optimizers", [self._megatron])
+        return [wrapper.optimizer for wrapper in chained if wrapper.optimizer is not None]
+
+    def _groups(self) -> Iterator[tuple[str, dict[str, object]]]:
+        for o, optimizer in enumerate(self._optimizers()):
+            for g, group in enumerate(optimizer.param_groups):
+                yield f"{o}.{g}", group
+
+    def _parameters(self) -> Iterator[tuple[str, torch.optim.Optimizer, torch.Tensor]]:
+        for o, optimizer in enumerate(self._optimizers()):
+            for g, group in enumerate(optimizer.param_groups):
+                for p, parameter in enumerate(group["params"]):
+                    yield f"{o}.{g}.{p}", optimizer, parameter
