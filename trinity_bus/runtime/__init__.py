@@ -1,0 +1,1 @@
+"""Processes: children that die with their parent, services with clean shutdown, supervision."""

@@ -1,0 +1,176 @@
+"""Runs one command and answers for its whole family: none of it outlives the owner, whatever kills the owner.
+
+This file is a program: :mod:`trinity_bus.runtime.process` starts ``python -I -S guard.py OWNER REPORT_FD COMMAND...``.
+It uses nothing but the standard library: it is there in some 20 ms and takes about 8 MiB. It is the command's parent;
+as a "child subreaper" it also becomes the parent of every descendant whose own parent dies, whatever its session.
+
+::
+
+    RUNNING --command ended-----------------> SWEEPING --no child left--> exit as the command did
+       |----owner gone (pidfd), or SIGUSR2--> SWEEPING
+       |----SIGTERM: passed on to the command, stays RUNNING
+
+Failures: the owner is killed: the guard sees it and kills the family. The guard is killed: the kernel kills the command
+(parent-death signal), and the owner kills what is left of the session. Both are killed at once: the command dies; its
+children that were themselves started through a guard die with it.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_MS = 100
+"""How often the owner is looked at on a kernel without pidfds."""
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process (Linux).
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process as soon as the thread that forked it ends.
+
+    Args:
+        parent: Process id of the parent. Where it is gone already, this process ends at once.
+    """
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below ``root``, parents before their children, zombies included."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            # The process may end between the listing and the look.
+            with contextlib.suppress(OSError):
+                # The name, in parentheses, may hold spaces and parentheses itself.
+                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for parent in level for child in children.get(parent, ())]
+        found += level
+    return found
+
+
+class Guard:
+    """One command and what it starts.
+
+    Args:
+        owner: Process id of the process that all this must not outlive.
+        command: Program and arguments.
+    """
+
+    def __init__(self, owner: int, command: list[str]) -> None:
+        self._owner = owner
+        self._wakeup, writer = os.pipe()
+        os.set_blocking(writer, False)
+        os.set_blocking(self._wakeup, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # Handlers, not SIG_IGN: the command must start with the default actions.
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda _number, _frame: None)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._owner_fd = os.pidfd_open(owner) if hasattr(os, "pidfd_open") else None
+        if os.getppid() != owner:
+            sys.exit("guard: the owner is gone")
+        self.command = self._fork(command)
+        self._status: int | None = None
+
+    @staticmethod
+    def _fork(command: list[str]) -> int:
+        guard = os.getpid()
+        pid = os.fork()
+        if pid != 0:
+            return pid
+        try:
+            die_with_parent(guard)
+            # Python ignores these two, and what is ignored stays ignored in the program that takes over.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            os.execvp(command[0], command)  # noqa: S606  no shell is wanted
+        except OSError as error:
+            os.write(2, f"cannot run {command[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+    def run(self) -> NoReturn:
+        """Stay until the command or the owner ends, then end as the command did."""
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        if self._owner_fd is not None:
+            poll.register(self._owner_fd, select.POLLIN)
+        while self._status is None:
+            ready = {fd for fd, _ in poll.poll(None if self._owner_fd is not None else _POLL_MS)}
+            received = set(os.read(self._wakeup, 4096)) if self._wakeup in ready else set[int]()
+            if signal.SIGTERM in received:
+                os.kill(self.command, signal.SIGTERM)
+            self._reap(block=False)
+            if self._owner_fd in ready or os.getppid() != self._owner or signal.SIGUSR2 in received:
+                break
+        self._sweep()
+        self._exit()
+
+    def _reap(self, *, block: bool) -> bool:
+        """Collect ended children; False when there is none left at all."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
+                if pid == self.command:
+                    self._status = status
+                if block or pid == 0:
+                    return True
+        except ChildProcessError:
+            return False
+
+    def _sweep(self) -> None:
+        """Kill every descendant. Orphans become children of the guard, so it is done when there is none left."""
+        while True:
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not self._reap(block=True):
+                return
+
+    def _exit(self) -> NoReturn:
+        status = self._status if self._status is not None else signal.SIGKILL
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            if number != signal.SIGKILL:
+                signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        os._exit(os.waitstatus_to_exitcode(status) if not os.WIFSIGNALED(status) else 128 + os.WTERMSIG(status))
+
+
+def main() -> NoReturn:
+    """Start the command, tell its process id to the owner, and stay with it."""
+    owner, report, *command = sys.argv[1:]
+    # Closed by exec in the command too: the owner reads to the end, so it goes on once the command is really running.
+    os.set_inheritable(int(report), False)
+    guard = Guard(int(owner), command)
+    os.write(int(report), f"{guard.command}\n".encode())
+    os.close(int(report))
+    guard.run()
+
+
+if __name__ == "__main__":
+    main()

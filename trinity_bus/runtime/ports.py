@@ -1,0 +1,25 @@
+"""Free ports on the loopback interface."""
+
+import socket
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A TCP port that is free now. Another process may take it first: whoever binds it must be ready to try another."""
+    with socket.socket() as server:
+        server.bind((LOOPBACK, 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of the loopback interface now."""
+    with socket.socket() as server:
+        # As servers do: connections that are closing do not count.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,199 @@
+"""Child processes that never outlive this one, and whose own children never outlive them.
+
+A :class:`Child` is a command under a guard (:mod:`trinity_bus.runtime.guard`): a small process between this one and the
+command. It is in a session of its own, so Ctrl-C in the terminal reaches this process alone, which then decides.
+
+::
+
+    RUNNING --terminate()--> RUNNING (asked to end) --ends--> ENDED (returncode)
+       |------kill()------------------------------------------> ENDED
+       |------this process dies, however----------------------> ENDED, all descendants too
+
+Linux only: it uses subreapers, parent-death signals and ``/proc``.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from trinity_bus.errors import TrinityError
+
+_GUARD = Path(__file__).with_name("guard.py")
+_POLL_S = 0.01
+_GUARD_LIMIT_S = 5.0
+
+
+class ProcessError(TrinityError):
+    """A process could not be started or stopped."""
+
+
+class Child:
+    """A running command that dies with this process.
+
+    Args:
+        command: Program and arguments. The program is looked up on ``PATH``.
+        env: Its whole environment. Unset: this process's.
+        cwd: Its working folder. Unset: this process's.
+        output: Where standard output and standard error go: a file, which is appended to, or an open descriptor. Unset:
+            where this process's go. Standard input is always empty.
+        pass_fds: Open descriptors that the command keeps, under the same numbers.
+
+    Raises:
+        ProcessError: The guard could not be started, or this is not Linux.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        output: Path | IO[bytes] | int | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        if sys.platform != "linux":
+            raise ProcessError(f"child processes need Linux (or WSL 2 on Windows), and this is {sys.platform}")
+        self.command = [str(part) for part in command]
+        read_end, write_end = os.pipe()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, read_end)
+            with contextlib.ExitStack() as before:
+                before.callback(os.close, write_end)
+                stdout = before.enter_context(output.open("ab")) if isinstance(output, Path) else output
+                try:
+                    self._guard = subprocess.Popen(  # noqa: S603  the command is the caller's, no shell is involved
+                        [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(write_end), *self.command],
+                        env=env,
+                        cwd=cwd,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=None if stdout is None else subprocess.STDOUT,
+                        pass_fds=(*pass_fds, write_end),
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    raise ProcessError(f"cannot start {self.command[0]}: {error}") from error
+            answer = _read_all(read_end)
+        if not answer:
+            raise ProcessError(f"cannot start {self.command[0]}: its guard ended with {self._guard.wait()}")
+        self.pid = int(answer)
+        """Process id of the command itself."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status of the command; minus the signal's number where one killed it; None while it runs."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """Look whether it has ended, without waiting."""
+        if self._guard.returncode is None and _ended(self._guard.pid):
+            # Not yet reaped: its process id, which is the session's id too, cannot belong to anyone else.
+            _kill_session(self._guard.pid)
+            self._guard.wait()
+        return self._guard.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until it has ended, or until the limit.
+
+        Returns:
+            Its exit status, or None where it still runs.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_S)
+        return code
+
+    def terminate(self) -> None:
+        """Ask the command, and only it, to end (SIGTERM)."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """Kill it and all its descendants, and wait until they are gone.
+
+        Returns:
+            Its exit status.
+        """
+        self._signal(signal.SIGUSR2)
+        code = self.wait(_GUARD_LIMIT_S)
+        if code is None:
+            self._signal(signal.SIGKILL)
+            code = self.wait(_GUARD_LIMIT_S)
+        if code is None:
+            raise ProcessError(f"process {self.pid} ({self.command[0]}) cannot be killed")
+        return code
+
+    def stop(self, grace_s: float) -> int:
+        """Ask it to end, and kill whatever is left of it after the grace period.
+
+        Args:
+            grace_s: How long it may take to end by itself, in seconds.
+
+        Returns:
+            Its exit status.
+        """
+        self.terminate()
+        code = self.wait(grace_s)
+        return self.kill() if code is None else code
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            self._guard.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since the machine's boot: tells it from a later one with the same id.
+
+    Returns:
+        None where there is no such process, or only its unreaped remains.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+def tail(path: Path, lines: int = 20, *, limit_bytes: int = 64 * 1024) -> str:
+    """The last lines of a text file; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit_bytes))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
+
+
+def _read_all(fd: int) -> bytes:
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return file.read()
+
+
+def _ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_session(session: int) -> None:
+    """Kill what is left of a session whose leader has ended."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != session:
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry.name)) == session:
+                    os.kill(int(entry.name), signal.SIGKILL)
