@@ -1,0 +1,35 @@
+"""Coordination: which task runs where, what counts, which weights are served. Pure decisions, without any I/O.
+
+:class:`CoordinatorMachine` is the whole of it; the other modules are its parts. ``workers.coordinator`` runs it.
+"""
+
+from trinity_bus.coordination.commands import Announce, BatchMoved, Command, Fact, Observe, Order, Refusal, Refuse
+from trinity_bus.coordination.inputs import Event, EventArrived, Input, Origin, TaskArrived, Tick
+from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
+from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination.staleness import required_version, staleness
+from trinity_bus.coordination.state_codec import StateError
+
+__all__ = [
+    "TRANSITIONS",
+    "Announce",
+    "BatchMoved",
+    "Command",
+    "CoordinatorMachine",
+    "Event",
+    "EventArrived",
+    "Fact",
+    "IllegalTransitionError",
+    "Input",
+    "Observe",
+    "Order",
+    "Origin",
+    "Refusal",
+    "Refuse",
+    "StateError",
+    "TaskArrived",
+    "Tick",
+    "Transition",
+    "required_version",
+    "staleness",
+]

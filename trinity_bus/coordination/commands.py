@@ -1,0 +1,113 @@
+"""What the coordinator's state machine decides: records to write, tasks to refuse, and things worth a log line.
+
+Commands of one call are carried out together with the changelog and the input offsets, in one transaction, or not at
+all.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, Task
+from trinity_bus.coordination.inputs import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """To ``rollouts``, into the lane of ``record.explorer``."""
+
+    record: Dispatch | Cancel
+    traceparent: str | None
+    """Context of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMoved:
+    """To ``batches``: a batch after a transition."""
+
+    record: BatchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """To ``model-versions``: weights to be served, and who takes part in moving them."""
+
+    record: ModelVersion
+    traceparent: str | None
+    """Context of the trainer's publication."""
+
+
+class Refusal(StrEnum):
+    """Why a well-formed task is not run. Stands in the headers of its dead letter."""
+
+    DUPLICATE_TASK = "duplicate_task"
+    UNKNOWN_WORKFLOW = "unknown_workflow"
+    BATCH_MISMATCH = "batch_mismatch"
+    BATCH_FULL = "batch_full"
+    BATCH_TOO_LARGE = "batch_too_large"
+    BATCH_CLOSED = "batch_closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """To ``dead-letters``: this task will not be run."""
+
+    task: Task
+    origin: Origin
+    refusal: Refusal
+    detail: str
+    traceparent: str | None
+
+
+class Fact(StrEnum):
+    """Things that are counted and logged; the first group is normal, the second is ignored input, the third is bad."""
+
+    EXPLORER_JOINED = "explorer_joined"
+    EXPLORER_LEFT = "explorer_left"
+    ATTEMPT_FAILED = "attempt_failed"
+    TASK_COMPLETED = "task_completed"
+
+    LATE_RESULT = "late_result"
+    ZOMBIE_EXPLORER = "zombie_explorer"
+    ZOMBIE_TRAINER = "zombie_trainer"
+    LATE_VERSION = "late_version"
+    LATE_SYNC = "late_sync"
+    OTHER_MODEL = "other_model"
+
+    EXPLORER_LOST = "explorer_lost"
+    ATTEMPT_TIMED_OUT = "attempt_timed_out"
+    TASK_FAILED = "task_failed"
+    SYNC_FAILED = "sync_failed"
+    STARVED = "starved"
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """To the counters and the log; nothing depends on it."""
+
+    fact: Fact
+    subject: str
+    """Name of the task, the explorer or the trainer."""
+    detail: str = ""
+
+
+type Command = Order | BatchMoved | Announce | Refuse | Observe
+
+
+class Outbox:
+    """Commands in the order in which they were decided."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        """One more."""
+        self._commands.append(command)
+
+    def observe(self, fact: Fact, subject: str, detail: str) -> None:
+        """Something to be counted and logged."""
+        self._commands.append(Observe(fact, subject, detail))
+
+    def take(self) -> list[Command]:
+        """All of them; none are left."""
+        commands, self._commands = self._commands, []
+        return commands

@@ -1,0 +1,197 @@
+"""The explorers: who lives, with how much room, serving which version.
+
+A *life* of an explorer is one process, known by its incarnation. The newest life that was heard of is the explorer; an
+earlier life that still speaks is a zombie and is ignored, for good.
+
+::
+
+    (unknown) --heartbeat--> LIVE --silent for explorer_timeout_s--> GONE (lost) --heartbeat of the same life--> LIVE
+                               |                                      |
+                               +--ExplorerLeft--> GONE (left)         +--heartbeat of a new life--> LIVE
+                               +--heartbeat of a new life--> LIVE, as that life
+
+Silence is measured from the arrival of the last heartbeat. A restart of the coordinator counts as a sign of life, so
+that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
+knew: tasks for them wait rather than fail while it restarts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from schemas import ExplorerHeartbeat
+from schemas.event import ExplorerState
+from trinity_bus.coordination.journal import Journal
+
+GONE_KEPT_S = 3600.0
+ZOMBIES_KEPT = 8
+"""Earlier lives remembered of each explorer."""
+
+
+@dataclass(slots=True)
+class Explorer:
+    """What is known of one explorer."""
+
+    name: str
+    incarnation: str
+    state: ExplorerState
+    slots: int
+    version: int
+    workflows: frozenset[str]
+    gone: bool = False
+    zombies: tuple[str, ...] = ()
+    distrusted: int | None = None
+    """A version that it believes to serve, but whose bytes did not arrive as they were sent."""
+    last_seen: float = field(default=0.0, compare=False)
+    assigned: set[str] = field(default_factory=set, compare=False)
+    """Tasks that it was handed and has not answered; follows from the tasks."""
+
+    @property
+    def free(self) -> int:
+        """Tasks that it may be handed now."""
+        return self.slots - len(self.assigned) if self.state == "ready" and not self.gone else 0
+
+    @property
+    def can_sync(self) -> bool:
+        """Whether it can take part in moving weights."""
+        return not self.gone and self.state in ("ready", "syncing")
+
+
+class News(Enum):
+    """What a heartbeat told."""
+
+    SAME = auto()
+    CHANGED = auto()
+    JOINED = auto()
+    REPLACED = auto()
+    """A new life of a live explorer: what the old one ran is lost."""
+    ZOMBIE = auto()
+
+
+class Fleet:
+    """All explorers that are or were lately in the mesh.
+
+    Args:
+        timeout_s: Silence after which an explorer is dead.
+        journal: Told of every lasting change; heartbeats that change nothing leave no trace.
+    """
+
+    def __init__(self, timeout_s: float, journal: Journal) -> None:
+        self.explorers: dict[str, Explorer] = {}
+        self._timeout_s = timeout_s
+        self._journal = journal
+        self._known: frozenset[str] | None = None
+
+    def heartbeat(self, beat: ExplorerHeartbeat, now: float) -> News:
+        """Takes in a heartbeat. On REPLACED the caller has dealt with ``assigned`` before (see ``is_replaced_by``)."""
+        explorer = self.explorers.get(beat.explorer)
+        if explorer is None:
+            explorer = self._join(beat, zombies=())
+            news = News.JOINED
+        elif beat.incarnation in explorer.zombies:
+            return News.ZOMBIE
+        elif beat.incarnation != explorer.incarnation:
+            news = News.JOINED if explorer.gone else News.REPLACED
+            explorer = self._join(beat, zombies=(*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:])
+        else:
+            news = self._update(explorer, beat)
+        explorer.last_seen = now
+        return news
+
+    def is_replaced_by(self, beat: ExplorerHeartbeat) -> Explorer | None:
+        """The live explorer whose life this heartbeat ends, if it does."""
+        explorer = self.explorers.get(beat.explorer)
+        if explorer is None or explorer.gone or beat.incarnation in (explorer.incarnation, *explorer.zombies):
+            return None
+        return explorer
+
+    def find(self, name: str, incarnation: str) -> Explorer | None:
+        """The explorer of this name, if this life is the one that counts and it is not gone."""
+        explorer = self.explorers.get(name)
+        if explorer is None or explorer.gone or explorer.incarnation != incarnation:
+            return None
+        return explorer
+
+    def depart(self, explorer: Explorer, *, for_good: bool) -> None:
+        """It is gone. ``for_good``: this life never comes back."""
+        explorer.gone = True
+        if for_good:
+            explorer.zombies = (*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:]
+        self._journal.touch(f"explorer/{explorer.name}")
+
+    def set_version(self, explorer: Explorer, version: int) -> None:
+        """It says that it serves ``version`` now, and is done with syncing."""
+        state: ExplorerState = "ready" if explorer.state == "syncing" else explorer.state
+        told = (version, state, None)
+        if (explorer.version, explorer.state, explorer.distrusted) != told:
+            explorer.version, explorer.state, explorer.distrusted = told
+            self._journal.touch(f"explorer/{explorer.name}")
+
+    def distrust(self, explorer: Explorer, version: int) -> None:
+        """It took wrong bytes for ``version``: nothing may be drawn with them, whatever its heartbeats say."""
+        explorer.version, explorer.distrusted = -1, version
+        self._journal.touch(f"explorer/{explorer.name}")
+
+    def silent(self, now: float) -> list[Explorer]:
+        """Live explorers that were not heard of for too long; also forgets those that are gone for an hour."""
+        forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]
+        for explorer in forgotten:
+            del self.explorers[explorer.name]
+            self._known = None
+            self._journal.touch(f"explorer/{explorer.name}")
+        silent = [e for e in self.live() if now - e.last_seen > self._timeout_s]
+        return sorted(silent, key=lambda e: e.name)
+
+    def live(self) -> Iterator[Explorer]:
+        """Explorers that are not gone, whatever they are doing."""
+        return (e for e in self.explorers.values() if not e.gone)
+
+    def knows(self, workflow: str) -> bool:
+        """Whether some explorer, live or gone for less than an hour, has this workflow."""
+        if self._known is None:
+            self._known = frozenset[str]().union(*(e.workflows for e in self.explorers.values()))
+        return workflow in self._known
+
+    def can_judge(self) -> bool:
+        """Whether somebody is there who could have known a workflow."""
+        return any(e.state != "starting" for e in self.live())
+
+    def workflows(self) -> list[str]:
+        """All workflows that are known."""
+        self.knows("")
+        return sorted(self._known or ())
+
+    def restore(self, explorers: list[Explorer], now: float) -> None:
+        """Takes over the explorers of a changelog; all of them count as just heard of."""
+        self.explorers = {explorer.name: explorer for explorer in explorers}
+        self._known = None
+        for explorer in explorers:
+            explorer.last_seen = now
+
+    def _join(self, beat: ExplorerHeartbeat, zombies: tuple[str, ...]) -> Explorer:
+        explorer = Explorer(
+            name=beat.explorer,
+            incarnation=beat.incarnation,
+            state=beat.state,
+            slots=beat.slots,
+            version=beat.model_version,
+            workflows=frozenset(beat.workflows),
+            zombies=zombies,
+        )
+        self.explorers[beat.explorer] = explorer
+        self._known = None
+        self._journal.touch(f"explorer/{beat.explorer}")
+        return explorer
+
+    def _update(self, explorer: Explorer, beat: ExplorerHeartbeat) -> News:
+        rejoined = explorer.gone
+        workflows = frozenset(beat.workflows)
+        version = -1 if beat.model_version == explorer.distrusted else beat.model_version
+        told = (beat.state, beat.slots, version, workflows)
+        if not rejoined and told == (explorer.state, explorer.slots, explorer.version, explorer.workflows):
+            return News.SAME
+        explorer.state, explorer.slots, explorer.version, explorer.workflows = told
+        explorer.gone = False
+        self._known = None
+        self._journal.touch(f"explorer/{explorer.name}")
+        return News.JOINED if rejoined else News.CHANGED

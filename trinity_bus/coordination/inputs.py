@@ -1,0 +1,41 @@
+"""What the coordinator's state machine is told: a task came, an event came, time went by."""
+
+from dataclasses import dataclass
+
+from schemas import ExplorerHeartbeat, ExplorerLeft, RolloutFinished, StepTrained, Task, TrainerHeartbeat, WeightsSynced
+
+type Event = ExplorerHeartbeat | ExplorerLeft | RolloutFinished | TrainerHeartbeat | StepTrained | WeightsSynced
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a task lies in the ``tasks`` topic."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskArrived:
+    """A task was read."""
+
+    task: Task
+    origin: Origin
+    traceparent: str | None = None
+    """W3C context of whoever sent it; every dispatch of the task is its child, after a restart too."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventArrived:
+    """A worker said that something happened. May come late, twice, or from a life that is over."""
+
+    event: Event
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing came for a while; time-outs are due."""
+
+
+type Input = TaskArrived | EventArrived | Tick

@@ -1,0 +1,64 @@
+"""The life of a batch.
+
+::
+
+                   full, and room for it        every task has a result      its turn has come
+        PENDING ------------------------> RUNNING ----------------> FINALIZING ------------> FINALIZED
+           |                                 |                          |
+           +---------------------------------+--------------------------+------------------> ABORTED
+
+==========  ==========================================  ======================================================
+from        to                                          when
+==========  ==========================================  ======================================================
+PENDING     RUNNING                                     all its tasks are accepted, and (train batches) fewer than
+                                                        ``max_open_batches`` are open; a train batch gets its
+                                                        sequence number now
+RUNNING     FINALIZING                                  the last task got its result, completed or failed
+FINALIZING  FINALIZED                                   every train batch of a lower sequence is FINALIZED; an eval
+                                                        batch at once
+PENDING,    ABORTED                                     it is given up, with a reason
+RUNNING,
+FINALIZING
+==========  ==========================================  ======================================================
+
+FINALIZED and ABORTED are final. A batch waits in PENDING until it is full, and only then takes a place in the order of
+training: so a batch whose last task never comes holds up nobody but itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from schemas import BatchLifecycleState as State
+from trinity_bus.errors import TrinityError
+
+TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.PENDING: frozenset({State.RUNNING, State.ABORTED}),
+        State.RUNNING: frozenset({State.FINALIZING, State.ABORTED}),
+        State.FINALIZING: frozenset({State.FINALIZED, State.ABORTED}),
+        State.FINALIZED: frozenset(),
+        State.ABORTED: frozenset(),
+    }
+)
+
+
+class IllegalTransitionError(TrinityError, ValueError):
+    """A batch cannot go from one state to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A step in a batch's life. One that the table does not hold cannot be built.
+
+    Raises:
+        IllegalTransitionError: At construction.
+    """
+
+    source: State
+    target: State
+
+    def __post_init__(self) -> None:
+        if self.target not in TRANSITIONS[self.source]:
+            allowed = ", ".join(sorted(TRANSITIONS[self.source])) or "nothing, it is final"
+            raise IllegalTransitionError(f"a batch that is {self.source} cannot become {self.target}; only {allowed}")

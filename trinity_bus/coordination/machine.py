@@ -1,0 +1,301 @@
+r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, commands)``.
+
+::
+
+              tasks                    events                          time
+                |                        |                               |
+                v                        v                               v
+        +-------------------------------------------------------------------------+
+        |  Ledger: tasks, batches     Fleet: explorers      WeightSync: versions  |
+        |         \____________________ Attempts ___________________/             |
+        +-------------------------------------------------------------------------+
+             |             |              |                |               |
+          rollouts      batches     model-versions    dead-letters     changelog
+
+The machine has no clock, no client and no thread: it is told the time, and returns what is to be done. The same inputs
+from the same state give the same commands. Whoever runs it carries out the commands of a call and stores its
+:meth:`~CoordinatorMachine.changes` in one step, or forgets the machine and restores another from what was stored.
+
+===========================  ===========================================================================================
+told that                    it
+===========================  ===========================================================================================
+a task came                  refuses it (id known, batch ended or full, workflow unknown) or puts it in a batch
+an explorer lives            takes note of room and version; a new life of it ends the attempts of the old one
+an explorer left             hands its tasks out again
+a rollout finished           takes the result if that attempt is the one that counts, else ignores it
+the trainer has a version    announces it, and names who is to take it
+an explorer took it, or not  looks whether the round of the transfer is over, and who still needs it
+nothing happened for a while finds silent explorers, attempts out of time, and transfers out of time
+===========================  ===========================================================================================
+
+After each input: full batches start, lagging explorers get the weights, tasks go to explorers with room, and complete
+batches are finalized, until nothing more follows.
+"""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from schemas import (
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    RolloutFinished,
+    StepTrained,
+    TrainerHeartbeat,
+    WeightsSynced,
+)
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import results
+from trinity_bus.coordination.attempts import Attempts
+from trinity_bus.coordination.clock import SteadyClock
+from trinity_bus.coordination.commands import Announce, BatchMoved, Command, Fact, Outbox, Refusal, Refuse
+from trinity_bus.coordination.fleet import Fleet, News
+from trinity_bus.coordination.inputs import Event, EventArrived, Input, TaskArrived, Tick
+from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.ledger import Ledger
+from trinity_bus.coordination.state_store import StateStore
+from trinity_bus.coordination.versions import WeightSync
+
+LONGEST_STEP = 0.25
+"""Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
+
+
+class CoordinatorMachine:
+    """The state machine of the coordinator.
+
+    Args:
+        settings: Sizes and limits. ``sync_method`` ``auto`` announces gloo, which every machine has.
+
+    Example:
+        >>> machine = CoordinatorMachine(CoordinatorSettings())
+        >>> machine.handle(Tick(), now=0.0)
+        []
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._journal = Journal()
+        self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
+        self._out = Outbox()
+        self.ledger = Ledger(settings, self._journal)
+        self.fleet = Fleet(settings.explorer_timeout_s, self._journal)
+        method = "gloo" if settings.sync_method == "auto" else settings.sync_method
+        self.sync = WeightSync(method, settings.sync_timeout_s, self._journal)
+        self._attempts = Attempts(settings, self.ledger, self.fleet, self.sync, self._out)
+        self._store = StateStore(self.ledger, self.fleet, self.sync)
+
+    # -- what whoever runs it calls ----------------------------------------------------------------------------------
+
+    def handle(self, given: Input, now: float) -> list[Command]:
+        """Takes in one input.
+
+        Args:
+            given: The input.
+            now: Seconds of any clock; see :mod:`trinity_bus.coordination.clock` for what becomes of jumps.
+
+        Returns:
+            What is to be done, in order.
+        """
+        return self.handle_all((given,), now)
+
+    def handle_all(self, inputs: Iterable[Input], now: float) -> list[Command]:
+        """Takes in several inputs that arrived together; what follows from them is decided once, at the end."""
+        self._clock.advance(now)
+        for given in inputs:
+            match given:
+                case TaskArrived():
+                    self._task(given)
+                case EventArrived():
+                    self._event(given.event, given.traceparent)
+                case Tick():
+                    self._time_passed()
+                case _:
+                    assert_never(given)
+        self._follow_up()
+        return self._out.take()
+
+    def wants_tasks(self) -> bool:
+        """Whether more tasks should be read now; the others are safe in the log."""
+        return self.ledger.wants_tasks()
+
+    def changes(self) -> list[tuple[str, bytes | None]]:
+        """Entries of the state that changed since the last call, with their present values; None: no longer there."""
+        return [(key, self._store.entry(key)) for key in self._journal.take()]
+
+    def entries(self) -> dict[str, bytes]:
+        """The whole state: what all changes since the beginning add up to."""
+        return {key: value for key in self._store if (value := self._store.entry(key)) is not None}
+
+    def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
+        """Becomes the machine that wrote these changes. To be called on a new machine.
+
+        Raises:
+            StateError: They cannot be read.
+        """
+        self._store.load(entries, self._clock.now)
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+
+    def _task(self, arrived: TaskArrived) -> None:
+        task = arrived.task
+        refused = self.ledger.refusal(task)
+        if refused is None and self._nobody_knows(task.workflow):
+            refused = Refusal.UNKNOWN_WORKFLOW, self._unknown(task.workflow)
+        if refused is not None:
+            self._out.add(Refuse(task, arrived.origin, *refused, arrived.traceparent))
+            return
+        new_batch = self.ledger.accept(arrived)
+        if new_batch is not None:
+            self._out.add(BatchMoved(new_batch))
+
+    def _event(self, event: Event, traceparent: str | None) -> None:
+        match event:
+            case ExplorerHeartbeat():
+                self._heartbeat(event)
+            case ExplorerLeft():
+                self._left(event)
+            case RolloutFinished():
+                self._finished(event, traceparent)
+            case TrainerHeartbeat():
+                self._trainer_beat(event)
+            case StepTrained():
+                self._trained(event, traceparent)
+            case WeightsSynced():
+                self._synced(event)
+            case _:
+                assert_never(event)
+
+    def _heartbeat(self, beat: ExplorerHeartbeat) -> None:
+        replaced = self.fleet.is_replaced_by(beat)
+        if replaced is not None:
+            self._attempts.lose(replaced, "a new life of the explorer has begun", cancel=True)
+        news = self.fleet.heartbeat(beat, self._clock.now)
+        if news is News.ZOMBIE:
+            self._out.observe(Fact.ZOMBIE_EXPLORER, beat.explorer, f"life {beat.incarnation} is over")
+        elif news in (News.JOINED, News.REPLACED):
+            self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
+
+    def _left(self, event: ExplorerLeft) -> None:
+        explorer = self.fleet.find(event.explorer, event.incarnation)
+        if explorer is None:
+            self._out.observe(Fact.ZOMBIE_EXPLORER, event.explorer, f"life {event.incarnation} left, was over before")
+            return
+        self._attempts.lose(explorer, f"the explorer left: {event.reason}", cancel=False)
+        self.fleet.depart(explorer, for_good=True)
+        self._out.observe(Fact.EXPLORER_LEFT, event.explorer, event.reason)
+
+    def _finished(self, event: RolloutFinished, traceparent: str | None) -> None:
+        task = self.ledger.tasks.get(event.task_id)
+        attempt = None if task is None else task.running
+        if task is None or attempt is None or not attempt.is_of(event.attempt, event.explorer, event.incarnation):
+            detail = f"attempt {event.attempt} of {event.explorer} does not count"
+            self._out.observe(Fact.LATE_RESULT, event.task_id, detail)
+            return
+        problem = results.problem(event, task.task.batch_type, self.ledger.batches[task.batch_id].min_version)
+        if problem is not None:
+            self._attempts.failed(task, attempt, problem, Fact.ATTEMPT_FAILED)
+            return
+        self._out.observe(Fact.TASK_COMPLETED, event.task_id, event.status)
+        result = results.answer(event, task.order, task.task.batch_type, traceparent or task.traceparent)
+        self._attempts.settle(task, result)
+
+    def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
+        release = self.sync.state.release
+        if self.sync.is_zombie(beat.incarnation):
+            self._out.observe(Fact.ZOMBIE_TRAINER, beat.trainer, f"life {beat.incarnation} is over")
+        elif release is not None and release.incarnation == beat.incarnation:
+            self.sync.trainer_beat(self._clock.now)
+
+    def _trained(self, step: StepTrained, traceparent: str | None) -> None:
+        if step.model != self._settings.model:
+            self._out.observe(Fact.OTHER_MODEL, step.trainer, f"{step.model!r}, here it is {self._settings.model!r}")
+        elif self.sync.is_zombie(step.incarnation):
+            self._out.observe(Fact.ZOMBIE_TRAINER, step.trainer, f"life {step.incarnation} is over")
+        elif not step.publish:
+            self._warn_if_starved(step)
+        else:
+            announcement = self.sync.publish(step, traceparent, self.fleet.live(), self._clock.now)
+            if announcement is None:
+                self._out.observe(
+                    Fact.LATE_VERSION, step.trainer, f"version {step.version}, not newer than {self.sync.version}"
+                )
+            else:
+                self._out.add(Announce(announcement, traceparent))
+
+    def _synced(self, event: WeightsSynced) -> None:
+        explorer = self.fleet.find(event.explorer, event.incarnation)
+        release = self.sync.state.release
+        if explorer is None or release is None or event.model != release.model:
+            self._out.observe(Fact.LATE_SYNC, event.explorer, f"version {event.version}, life {event.incarnation}")
+            return
+        wrong_bytes = event.ok and event.version == release.version and event.checksum not in ("", release.checksum)
+        ok = event.ok and not wrong_bytes
+        counts = self.sync.answered((event.explorer, event.incarnation), event.version, event.epoch, ok=ok)
+        if not counts:
+            self._out.observe(Fact.LATE_SYNC, event.explorer, f"version {event.version}, epoch {event.epoch}")
+        if ok:
+            self.fleet.set_version(explorer, event.version)
+        elif wrong_bytes:
+            detail = f"version {event.version} arrived as {event.checksum}, was sent as {release.checksum}"
+            self._out.observe(Fact.SYNC_FAILED, event.explorer, detail)
+            self.fleet.distrust(explorer, event.version)
+        else:
+            self._out.observe(Fact.SYNC_FAILED, event.explorer, f"version {event.version}: {event.error}")
+
+    def _time_passed(self) -> None:
+        now = self._clock.now
+        for explorer in self.fleet.silent(now):
+            self._attempts.lose(explorer, "the explorer was silent for too long", cancel=True)
+            self.fleet.depart(explorer, for_good=False)
+            self._out.observe(Fact.EXPLORER_LOST, explorer.name, f"no heartbeat for {now - explorer.last_seen:.1f} s")
+        for task, attempt in self.ledger.overdue(now):
+            error = f"timeout: no result after {attempt.timeout_s:g} s"
+            self._attempts.failed(task, attempt, error, Fact.ATTEMPT_TIMED_OUT, cancel=True)
+        for name in self.sync.overdue(now):
+            self._out.observe(Fact.SYNC_FAILED, name, f"no answer for version {self.sync.version} in time")
+
+    # -- what follows ------------------------------------------------------------------------------------------------
+
+    def _follow_up(self) -> None:
+        announcement = self.sync.next_round(self.fleet.live(), self._clock.now)
+        if announcement is not None:
+            self._out.add(Announce(announcement, self.sync.state.traceparent))
+        while True:
+            for record in (*self.ledger.finalize(), *self.ledger.admit(self.sync.version)):
+                self._out.add(BatchMoved(record))
+            if not self._give_up_unknown():
+                break
+        self._attempts.dispatch(self._clock.now)
+
+    def _give_up_unknown(self) -> bool:
+        """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
+        hopeless = [
+            self.ledger.tasks[task_id]
+            for batch in self.ledger.handed_out()
+            for workflow, queue in batch.queued.items()
+            if self._nobody_knows(workflow)
+            for _, task_id in sorted(queue)
+        ]
+        for task in hopeless:
+            error = self._unknown(task.task.workflow)
+            self._out.add(Refuse(task.task, task.origin, Refusal.UNKNOWN_WORKFLOW, error, task.traceparent))
+            self.ledger.dropped(task)
+            self._attempts.give_up(task, error)
+        return bool(hopeless)
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _nobody_knows(self, workflow: str) -> bool:
+        return not self.fleet.knows(workflow) and self.fleet.can_judge()
+
+    def _unknown(self, workflow: str) -> str:
+        known = ", ".join(self.fleet.workflows()) or "none at all"
+        return f"no explorer has a workflow {workflow!r}; known are {known}"
+
+    def _warn_if_starved(self, step: StepTrained) -> None:
+        starved = [b for b in self.ledger.handed_out() if b.batch_type == "train" and b.min_version == step.version]
+        for batch in starved:
+            detail = (
+                f"needs version {batch.min_version}, which {step.trainer} does not publish; "
+                "raise max_staleness or publish after every step"
+            )
+            self._out.observe(Fact.STARVED, batch.batch_id, detail)

@@ -1,0 +1,200 @@
+"""Which weights the mesh serves, and who takes part in moving them.
+
+The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall take it,
+in a ``ModelVersion``. Members that are named together are a *round*. There is at most one round at a time::
+
+    trainer            coordinator                    explorer 0        explorer 1        explorer 2 (joins later)
+       |--StepTrained v5-->|                               |                 |
+       |<-----ModelVersion v5, epoch 3, members 0 1------->|---------------->|
+       |=============== weights, point to point ==========>|================>|                 |
+       |                   |<--------heartbeat, version -1 -|-----------------|----------------|
+       |                   |<--WeightsSynced ok------------|                 |                 |
+       |                   |<--WeightsSynced failed--------------------------|                 |
+       |<-----ModelVersion v5, epoch 4, members 1 2------------------------->|---------------->|
+
+==========================================  =====================================================================
+what happens                                what follows
+==========================================  =====================================================================
+a version is trained and to be published    a round at once, of all explorers that can; a round under way is
+                                            superseded, whatever its members still say about it is only noted
+a member answers                            it is out of the round
+a member dies, leaves or starts anew        it is out of the round
+a member does not answer for too long       it is out of the round, as failed
+the round is empty                          explorers that do not serve the version (joiners, the failed) make
+                                            the next round, with the same version
+the same explorer needs round after round   it waits longer each time, up to half a minute
+a trainer starts anew                       its version holds, be it older; its former life is ignored
+==========================================  =====================================================================
+
+So every round ends: each member answers, dies, or runs out of time. An *epoch* is a membership. Its number grows when
+a round has other members than the one before, or the one before did not end well, or the trainer is a new life; with
+the same members it stays, so that connections can be used again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas import Member, ModelVersion, StepTrained
+from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
+from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.limits import bounded
+
+type Life = tuple[str, str]
+"""An explorer's name and incarnation."""
+type Method = Literal["nccl", "gloo", "memory", "checkpoint"]
+
+FIRST_RETRY_S = 0.25
+LONGEST_RETRY_S = 30.0
+TRAINER_SILENCE_S = 30.0
+"""After which a trainer that used to send heartbeats is not asked to serve anybody."""
+SYNC_KEY = "sync"
+
+
+@dataclass(slots=True)
+class SyncState:
+    """What outlives a restart."""
+
+    release: StepTrained | None = None
+    """The version that is to be served."""
+    traceparent: str | None = None
+    """Context of its publication."""
+    epoch: int = 0
+    group: tuple[Life, ...] = ()
+    """Members of the last round, by rank."""
+    intact: bool = True
+    """Whether nothing has gone wrong in the last round."""
+    pending: dict[str, str] = field(default_factory=dict)
+    """Members that have not answered: name to incarnation."""
+    rounds: dict[Life, int] = field(default_factory=dict)
+    """Rounds of this version that an explorer was named in."""
+    zombies: tuple[str, ...] = ()
+    """Former lives of the trainer."""
+
+
+class WeightSync:
+    """Announcements, one round after another.
+
+    Args:
+        method: How weights move.
+        timeout_s: How long a member may take to answer.
+        journal: Told of every change.
+    """
+
+    def __init__(self, method: Method, timeout_s: float, journal: Journal) -> None:
+        self.state = SyncState()
+        self._method: Method = method
+        self._timeout_s = timeout_s
+        self._journal = journal
+        self._deadline = 0.0
+        self._retry_at: dict[Life, float] = {}
+        self._trainer_seen: float | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that is to be served; -1 before there is any."""
+        return -1 if self.state.release is None else self.state.release.version
+
+    def is_zombie(self, trainer_incarnation: str) -> bool:
+        """Whether this life of the trainer is over."""
+        return trainer_incarnation in self.state.zombies
+
+    def trainer_beat(self, now: float) -> None:
+        """The trainer lives."""
+        self._trainer_seen = now
+
+    def publish(
+        self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
+    ) -> ModelVersion | None:
+        """A version can be had. Returns its announcement; None if it is no news (late or sent twice)."""
+        state, old = self.state, self.state.release
+        if old is not None and old.incarnation == step.incarnation and step.version <= old.version:
+            return None
+        if old is not None and old.incarnation != step.incarnation:
+            state.zombies = (*state.zombies, old.incarnation)[-ZOMBIES_KEPT:]
+            state.intact = False
+        state.release, state.traceparent = step, traceparent
+        state.rounds.clear()
+        self._retry_at.clear()
+        self._trainer_seen = None
+        return self._announce(step, [e for e in explorers if e.can_sync], now)
+
+    def answered(self, life: Life, version: int, epoch: int, *, ok: bool) -> bool:
+        """A member has answered. Returns whether that was the answer to the round under way."""
+        state = self.state
+        if state.pending.get(life[0]) != life[1] or (version, epoch) != (self.version, state.epoch):
+            return False
+        self._settle(life[0], ok=ok)
+        return True
+
+    def departed(self, life: Life) -> None:
+        """An explorer's life is over."""
+        self.state.rounds.pop(life, None)
+        self._retry_at.pop(life, None)
+        if self.state.pending.get(life[0]) == life[1]:
+            self._settle(life[0], ok=False)
+
+    def overdue(self, now: float) -> list[str]:
+        """Members of the round under way that ran out of time; they count as failed from now on."""
+        if now < self._deadline:
+            return []
+        late = list(self.state.pending)
+        for name in late:
+            self._settle(name, ok=False)
+        return late
+
+    def next_round(self, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
+        """The announcement for those who do not serve the version, if nobody is at it and they need not wait."""
+        release = self.state.release
+        if release is None or self.state.pending or self._trainer_is_silent(now):
+            return None
+        laggards = [
+            explorer
+            for explorer in explorers
+            if explorer.can_sync
+            and explorer.version != release.version
+            and self._retry_at.get((explorer.name, explorer.incarnation), now) <= now
+        ]
+        return self._announce(release, laggards, now) if laggards else None
+
+    def restore(self, state: SyncState, now: float) -> None:
+        """Takes over the state of a changelog; the round under way gets its whole time again."""
+        self.state = state
+        self._deadline = now + self._timeout_s
+        self._retry_at = {}
+        self._trainer_seen = None
+
+    def _settle(self, name: str, *, ok: bool) -> None:
+        del self.state.pending[name]
+        self.state.intact = self.state.intact and ok
+        self._journal.touch(SYNC_KEY)
+
+    def _trainer_is_silent(self, now: float) -> bool:
+        return self._trainer_seen is not None and now - self._trainer_seen > TRAINER_SILENCE_S
+
+    def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
+        state = self.state
+        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members))
+        if group != state.group or not state.intact or state.pending:
+            state.epoch += 1
+        state.group, state.intact, state.pending = group, True, dict(group)
+        self._deadline = now + self._timeout_s
+        for life in group:
+            state.rounds[life] = state.rounds.get(life, 0) + 1
+            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** (state.rounds[life] - 1), LONGEST_RETRY_S)
+        self._journal.touch(SYNC_KEY)
+        return ModelVersion(
+            model=release.model,
+            version=release.version,
+            step=release.step,
+            method=self._method,
+            epoch=state.epoch,
+            members=[Member(explorer=name, incarnation=life, rank=i) for i, (name, life) in enumerate(group, start=1)],
+            trainer=release.trainer,
+            trainer_incarnation=release.incarnation,
+            master_address=release.master_address,
+            master_port=release.master_port,
+            checksum=release.checksum,
+            checkpoint=release.checkpoint,
+            metrics=bounded(release.metrics),
+        )
