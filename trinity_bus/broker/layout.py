@@ -78,7 +78,7 @@ class Folder:
 
     @property
     def after_crash(self) -> bool:
-        """Whether Kafka has run here and did not end in order: it marks an orderly end, and a start takes the mark off."""
+        """Whether Kafka has run here and did not end in order: it marks an orderly end, a start takes the mark off."""
         return self.formatted and not (self.kafka / ".kafka_cleanshutdown").exists()
 
 
@@ -189,8 +189,8 @@ def server_properties(port: int, controller_port: int, *, fsync: bool, after_cra
         "share.coordinator.state.topic.num.partitions": 1,
         "group.initial.rebalance.delay.ms": 0,
         # The topics have limits of their own; these only have to be no lower.
-        "message.max.bytes": 64 * mib,
-        "replica.fetch.max.bytes": 64 * mib,
+        "message.max.bytes": 96 * mib,
+        "replica.fetch.max.bytes": 96 * mib,
         "socket.request.max.bytes": 128 * mib,
         # Files small enough that retention and compaction get to them on a laptop's disk.
         "log.segment.bytes": 256 * mib,

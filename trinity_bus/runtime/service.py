@@ -1,0 +1,121 @@
+"""Running one service: its event loop, its signals, its end.
+
+::
+
+    RUNNING --SIGINT or SIGTERM--> STOPPING (main task cancelled) --returns--> ended: 0 after SIGTERM, 130 after SIGINT
+       |                              '--second signal, or longer than the grace period--> ended by force: 128 + signal
+       |--returns--> ended: 0
+       '--raises---> the first exception, out of its groups, is raised to the caller
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_service(main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float = 30.0) -> None:
+    """Run a service until it ends or is asked to end by SIGINT (Ctrl-C) or SIGTERM.
+
+    Must be called in the main thread. The service is asked by cancellation, so its ``finally`` blocks and context
+    managers are its shutdown.
+
+    Args:
+        main: Makes the service's coroutine.
+        grace_s: Limit of the shutdown, in seconds. After it the process ends without further ado.
+
+    Raises:
+        Exception: The first one that the service raised; an exception group is opened.
+        SystemExit: It ended in order after SIGINT; the code is 130.
+    """
+    stop = _Stop(grace_s)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(stop.guard(main))
+    except BaseExceptionGroup as group:
+        first = first_error(group)
+        if first is None:
+            raise
+        raise first from group
+    finally:
+        stop.over()
+    if stop.received == signal.SIGINT:
+        raise SystemExit(128 + signal.SIGINT)
+
+
+class _Stop:
+    """The state of one service's shutdown."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._timer: threading.Timer | None = None
+        self.received: signal.Signals | None = None
+
+    async def guard(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(main(), name="service")
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number, task)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if self.received is None:
+                raise
+
+    def _on_signal(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
+        if self.received is not None:
+            _exit(f"stopped at once by a second signal ({number.name})", number)
+        self.received = number
+        # A thread, because a service that hangs may hang its event loop.
+        message = f"did not stop within {self._grace_s:g} s of {number.name}"
+        self._timer = threading.Timer(self._grace_s, _exit, (message, number))
+        self._timer.daemon = True
+        self._timer.start()
+        task.cancel()
+
+    def over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _exit(message: str, number: signal.Signals) -> None:
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    os._exit(128 + number)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def first_error(error: BaseException) -> BaseException | None:
+    """The first exception in an exception group, at any depth, that is no mere cancellation."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None if isinstance(error, asyncio.CancelledError) else error
+    return next((first for member in error.exceptions if (first := first_error(member)) is not None), None)
+
+
+@contextlib.contextmanager
+def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Within the block, these signals raise ``KeyboardInterrupt`` as Ctrl-C does. For programs with no event loop."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,206 @@
+"""Several services as children of one process: started in order, watched, stopped in reverse order.
+
+::
+
+    start(spec): STARTING --ready()--> READY --ends--> restarted while it has restarts left, else ServiceDiedError
+                    |--ends--> ServiceDiedError       (with the end of its log)
+                    '--longer than its limit--> ServiceDiedError
+    stop(): SIGTERM to the services of the last stage, SIGKILL after their grace, then the stage before ...
+
+Whatever interrupts it (an exception, Ctrl-C at any moment, even during start or stop), leaving its ``with`` block
+leaves no process behind; and where this process is killed, its children are too.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from trinity_bus.runtime.process import Child, ProcessError, tail
+
+_POLL_S = 0.05
+_TAIL_LINES = 20
+
+
+class ServiceDiedError(ProcessError):
+    """A service ended by itself, or did not get ready. The message ends with the last lines of its log.
+
+    Args:
+        name: The service.
+        what: What it did.
+        log: Its log file.
+    """
+
+    def __init__(self, name: str, what: str, log: Path) -> None:
+        said = tail(log, _TAIL_LINES)
+        super().__init__(f"{name} {what}. Its log: {log}" + (f"\n{said}" if said else ""))
+        self.name = name
+        self.log = log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """What to run and how."""
+
+    name: str
+    """Unique; the name of its log file."""
+    command: Sequence[str | Path]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """On top of this process's environment."""
+    ready: Callable[[], bool] | None = None
+    """Called again and again until it says that the service is ready. Unset: ready as soon as it runs."""
+    ready_timeout_s: float = 120.0
+    restarts: int = 0
+    """How many times it is started again where it ends by itself."""
+    grace_s: float = 20.0
+    """How long it may take to stop, in seconds."""
+    stage: int = 0
+    """Higher stages stop first; services of one stage stop together."""
+
+
+class _Service:
+    def __init__(self, spec: ServiceSpec, log: Path) -> None:
+        self.spec = spec
+        self.log = log
+        self.restarts_left = spec.restarts
+        self.child = self._spawn()
+
+    def _spawn(self) -> Child:
+        return Child(self.spec.command, env={**os.environ, **self.spec.env}, output=self.log)
+
+    def check(self) -> None:
+        """Start it again where it has ended and may be; else raise."""
+        code = self.child.poll()
+        if code is None:
+            return
+        if self.restarts_left == 0:
+            raise ServiceDiedError(self.spec.name, f"ended with status {code}", self.log)
+        self.restarts_left -= 1
+        self.child = self._spawn()
+
+
+class Supervisor:
+    """Owns the services of one run.
+
+    Args:
+        run_dir: Folder of the run; logs go to ``logs/NAME.log`` in it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._logs = run_dir / "logs"
+        self._services: dict[str, _Service] = {}
+
+    def launch(self, spec: ServiceSpec) -> None:
+        """Start a service without waiting for it to be ready.
+
+        Raises:
+            ProcessError: It cannot be started, or its name is taken.
+        """
+        if spec.name in self._services:
+            raise ProcessError(f"there is a service {spec.name} already")
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._services[spec.name] = _Service(spec, self.log(spec.name))
+
+    def wait_ready(self, *names: str) -> None:
+        """Wait until these services (unset: all) are ready, each with the limit of its own counted from now.
+
+        Raises:
+            ServiceDiedError: A service ended, or took too long.
+        """
+        waiting = {name: self._services[name] for name in names or self._services}
+        began = time.monotonic()
+        while self._still_waiting(waiting, time.monotonic() - began):
+            time.sleep(_POLL_S)
+
+    async def wait_ready_async(self, *names: str) -> None:
+        """Like :meth:`wait_ready`, for an event loop that has other things to do meanwhile."""
+        waiting = {name: self._services[name] for name in names or self._services}
+        began = time.monotonic()
+        while self._still_waiting(waiting, time.monotonic() - began):  # noqa: ASYNC110  other processes set no event
+            await asyncio.sleep(_POLL_S)
+
+    def _still_waiting(self, waiting: dict[str, _Service], waited_s: float) -> bool:
+        self.check()
+        for name, service in list(waiting.items()):
+            if service.spec.ready is None or service.spec.ready():
+                del waiting[name]
+            elif waited_s > service.spec.ready_timeout_s:
+                raise ServiceDiedError(name, f"is not ready after {service.spec.ready_timeout_s:g} s", service.log)
+        return bool(waiting)
+
+    def start(self, spec: ServiceSpec) -> None:
+        """Start a service and wait until it is ready.
+
+        Raises:
+            ServiceDiedError: It, or a service before it, ended or took too long.
+        """
+        self.launch(spec)
+        self.wait_ready(spec.name)
+
+    def check(self) -> None:
+        """Look at all services, without waiting; restart what ended and may be restarted.
+
+        Raises:
+            ServiceDiedError: One has ended.
+        """
+        for service in self._services.values():
+            service.check()
+
+    async def watch(self) -> None:
+        """Look at all services again and again, until cancelled.
+
+        Raises:
+            ServiceDiedError: One has ended.
+        """
+        while True:
+            self.check()
+            await asyncio.sleep(_POLL_S)
+
+    def pid(self, name: str) -> int:
+        """Process id of a service."""
+        return self._services[name].child.pid
+
+    def log(self, name: str) -> Path:
+        """Log file of a service."""
+        return self._logs / f"{name}.log"
+
+    def stop_one(self, name: str) -> int:
+        """Stop one service and forget it.
+
+        Returns:
+            Its exit status.
+        """
+        service = self._services[name]
+        code = service.child.stop(service.spec.grace_s)
+        del self._services[name]
+        return code
+
+    def stop(self) -> None:
+        """Stop all services, stage by stage. Where this is interrupted, what is left is killed."""
+        try:
+            for stage in sorted({service.spec.stage for service in self._services.values()}, reverse=True):
+                members = [service for service in self._services.values() if service.spec.stage == stage]
+                # The one started last first, but without waiting for it.
+                for service in reversed(members):
+                    service.child.terminate()
+                began = time.monotonic()
+                for service in reversed(members):
+                    left = service.spec.grace_s - (time.monotonic() - began)
+                    if service.child.wait(max(0.0, left)) is None:
+                        service.child.kill()
+        finally:
+            for service in self._services.values():
+                service.child.kill()
+            self._services.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,114 @@
+"""The command ``trinity-bus``.
+
+Each command lives in a module of its own, which is imported only when that command runs: ``--help`` and the light
+commands start at once, and never load a machine-learning framework. To add a command, add its module (with a
+``typer.Typer`` named ``app``) to ``COMMANDS``.
+
+What goes wrong is one line on standard error. Exit codes: 0 done, 1 the command's answer is no or it broke, 2 wrong
+usage, wrong setting or an error that the line explains, 130 interrupted.
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A command that is not imported yet."""
+
+    module: str
+    help: str
+    """One line for ``trinity-bus --help``."""
+    panel: str = "Commands"
+    """Heading in ``trinity-bus --help``."""
+
+
+_SEE = "See and try"
+_MESH = "Run the mesh"
+_LOG = "The log"
+
+COMMANDS: dict[str, Lazy] = {
+    "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
+    "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),
+}
+"""In the order of ``trinity-bus --help``."""
+
+
+class LazyGroup(TyperGroup):
+    """A group whose members are known by name and one line of help until one of them is to run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What a listing needs to know of a command; or None if there is no such one."""
+        lazy = COMMANDS.get(cmd_name)
+        return None if lazy is None else TyperCommand(cmd_name, help=lazy.help, rich_help_panel=lazy.panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command to run, imported."""
+        name, _, rest = super().resolve_command(ctx, args)
+        command: Any = typer.main.get_command(importlib.import_module(COMMANDS[str(name)].module).app)
+        command.name = name
+        return name, command, rest
+
+
+app = typer.Typer(
+    name="trinity-bus",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"trinity-bus {version('trinity-bus')}")
+        raise typer.Exit
+
+
+@app.callback()
+def trinity_bus(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reinforcement fine-tuning of language models as an event-driven mesh on Apache Kafka.
+
+    Settings are environment variables that start with TRINITY_BUS_.
+    """
+
+
+def main() -> None:
+    """Entry point: run the command, and say in one line what went wrong."""
+    try:
+        app()
+    except Exception as error:
+        line = _explained(error)
+        if line is None:
+            raise
+        sys.stderr.write(f"trinity-bus: {line}\n")
+        sys.exit(_ERROR)
+
+
+def _explained(error: Exception) -> str | None:
+    """The message of an error that is meant for the user; None for one that is a defect."""
+    from schemas.errors import SchemaError
+    from trinity_bus.errors import TrinityError
+
+    return str(error) if isinstance(error, TrinityError | SchemaError) else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""``trinity-bus broker``: the embedded Kafka broker on this machine."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trinity_bus.broker import daemon
+from trinity_bus.broker.archive import prepare as prepare_broker
+from trinity_bus.broker.embedded import EmbeddedBroker
+from trinity_bus.broker.errors import BrokerDiedError
+from trinity_bus.broker.lock import KAFKA_VERSION
+from trinity_bus.config import BrokerSettings, Settings
+from trinity_bus.runtime.service import interrupted_by
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and look at the embedded Kafka broker.")
+console = Console()
+
+_NOT_RUNNING = 3
+"""Exit code of ``status``, as init scripts have it."""
+_POLL_S = 0.2
+
+Port = Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Port on the loopback interface.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the log.", file_okay=False)]
+
+
+def _settings(port: int | None = None, data_dir: Path | None = None) -> BrokerSettings:
+    given = {name: value for name, value in (("port", port), ("data_dir", data_dir)) if value is not None}
+    return Settings().broker.model_copy(update=given)
+
+
+@app.command()
+def start(port: Port = None, data_dir: DataDir = None) -> None:
+    """Start a broker in the background, unless it runs already."""
+    state = daemon.start(_settings(port, data_dir))
+    console.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
+    if port not in {None, 0, state.port}:
+        console.print(f"It was running already; to move it to port {port}, stop it first: trinity-bus broker stop")
+
+
+@app.command()
+def stop(data_dir: DataDir = None) -> None:
+    """Stop the broker in the background. Its data stays."""
+    stopped = daemon.stop(_settings(data_dir=data_dir))
+    console.print("Stopped." if stopped else "No broker runs.")
+
+
+@app.command()
+def status(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell whether the broker runs, and where. Exit code 3 where it does not."""
+    found = daemon.status(_settings(data_dir=data_dir))
+    state = found.state
+    facts: dict[str, str | int | bool | None] = {
+        "running": found.running,
+        "ready": found.ready,
+        "bootstrap_servers": state.bootstrap_servers if state else None,
+        "pid": state.pid if state else None,
+        "background": state.background if state else None,
+        "data_dir": str(found.folder.root),
+        "data_bytes": sum(file.stat().st_size for file in found.folder.kafka.rglob("*.log")),
+        "log": str(found.folder.server_log),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        table = Table(show_header=False, box=None)
+        for name, value in facts.items():
+            table.add_row(name.replace("_", " "), "-" if value is None else str(value))
+        console.print(table)
+    if not found.running:
+        raise typer.Exit(_NOT_RUNNING)
+
+
+@app.command()
+def reset(
+    data_dir: DataDir = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete the broker's data: every topic and every record."""
+    settings = _settings(data_dir=data_dir)
+    folder = daemon.status(settings).folder.root
+    if folder.exists() and not yes:
+        typer.confirm(f"Delete every record in {folder}?", abort=True)
+    deleted = daemon.reset(settings)
+    console.print(f"Deleted {deleted}" if deleted else f"There is nothing at {folder}")
+
+
+@app.command()
+def run(port: Port = None, data_dir: DataDir = None) -> None:
+    """Run a broker in the foreground, until Ctrl-C."""
+    with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
+        console.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
+        while (code := broker.poll()) is None:
+            time.sleep(_POLL_S)
+        raise BrokerDiedError(f"Kafka ended with status {code}. Its log: {broker.folder.server_log}")
+
+
+@app.command()
+def prepare() -> None:
+    """Download and check what the broker needs, so that its start needs no network."""
+    prepare_broker(Settings().broker)

@@ -1,0 +1,112 @@
+"""``trinity-bus topics``: the topics of the mesh."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from aiokafka.admin import AIOKafkaAdminClient
+from rich.console import Console
+from rich.table import Table
+
+from schemas.topics import TOPICS, Topic
+from trinity_bus.broker import resolve_bootstrap
+from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.config import KafkaSettings, Settings
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, create and describe the topics.")
+console = Console()
+
+_CLIENT_ID = "trinity-bus-topics"
+_NAMES = {topic.name: topic for topic in TOPICS}
+
+
+def _with_bus(action: Callable[[Bus], Awaitable[None]]) -> None:
+    settings = Settings()
+    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+
+    async def connected() -> None:
+        async with Bus(kafka, client_id=_CLIENT_ID) as bus:
+            await action(bus)
+
+    asyncio.run(connected())
+
+
+async def _present(kafka: KafkaSettings) -> set[str]:
+    """Names of the topics on the cluster."""
+    admin = AIOKafkaAdminClient(**client_options(kafka, _CLIENT_ID))
+    with kafka_errors("list the topics"):
+        await admin.start()
+        try:
+            return set(await admin.list_topics())
+        finally:
+            await admin.close()
+
+
+def _known(name: str) -> Topic:
+    topic = _NAMES.get(name)
+    if topic is None:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(_NAMES)}")
+    return topic
+
+
+@app.command("list")
+def list_topics() -> None:
+    """List the topics, and how much is in each."""
+
+    async def show(bus: Bus) -> None:
+        present = await _present(bus.settings)
+        table = Table("topic", "partitions", "kept", "offsets")
+        for topic in TOPICS:
+            name = topic.full_name(bus.settings.namespace)
+            if name in present:
+                first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+                # Not a number of records: transactions and compaction leave gaps.
+                offsets = f"{sum(end.values()) - sum(first.values()):,}"
+            else:
+                offsets = "absent"
+            kept = "compacted" if topic.cleanup == "compact" else "by time"
+            table.add_row(name, str(topic.partitions), kept, offsets)
+        console.print(table)
+
+    _with_bus(show)
+
+
+@app.command()
+def create() -> None:
+    """Create the topics that are absent, and check the others."""
+
+    async def ensure(bus: Bus) -> None:
+        await bus.ensure_topics()
+        console.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
+
+    _with_bus(ensure)
+
+
+@app.command()
+def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(_NAMES)}.")]) -> None:
+    """Describe one topic: what it is for, its configuration, its partitions."""
+    topic = _known(topic_name)
+
+    async def show(bus: Bus) -> None:
+        name = topic.full_name(bus.settings.namespace)
+        console.print(f"[bold]{name}[/]  {topic.description}")
+        facts = Table(show_header=False, box=None)
+        facts.add_row("key", topic.key)
+        facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
+        facts.add_row("written by", ", ".join(topic.writers))
+        facts.add_row("read by", ", ".join(topic.readers))
+        for setting, value in topic.config().items():
+            facts.add_row(setting, value)
+        console.print(facts)
+        if name not in await _present(bus.settings):
+            console.print("It does not exist yet: trinity-bus topics create")
+            return
+        first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+        partitions = Table("partition", "first offset", "end offset")
+        for number in sorted(end):
+            partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
+        console.print(partitions)
+
+    _with_bus(show)
