@@ -5,9 +5,9 @@ import time
 
 from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
-from schemas.topics import Topic
 
 from schemas.event import Position
+from schemas.topics import Topic
 from trinity_bus.bus.connection import translated
 from trinity_bus.bus.spans import end_send_span
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError

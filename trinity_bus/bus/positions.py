@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from schemas.topics import Topic
 
 from schemas.event import Position
+from schemas.topics import Topic
 from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.received import SLICE_S, Received, receive
 from trinity_bus.config import KafkaSettings
@@ -173,19 +173,22 @@ class PositionReader:
         for position, cursor in left.items():
             self._client.seek(position, cursor.next)
         progress = time.monotonic()
-        while left:
-            with kafka_errors(f"fetch from {name}"):
-                batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
-            if batches:
-                progress = time.monotonic()
-            elif time.monotonic() - progress > self._settings.request_timeout_s:
-                raise BusError(f"fetch from {name}: nothing came for {self._settings.request_timeout_s:g} s")
-            for position, records in batches.items():
-                await _take(topic, left[position], records, types, found)
-            for position, cursor in list(left.items()):
-                if await self._advance(topic, position, cursor):
-                    del left[position]
-        self._client.unsubscribe()
+        try:
+            while left:
+                with kafka_errors(f"fetch from {name}"):
+                    batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
+                if batches:
+                    progress = time.monotonic()
+                elif time.monotonic() - progress > self._settings.request_timeout_s:
+                    raise BusError(f"fetch from {name}: nothing came for {self._settings.request_timeout_s:g} s")
+                for position, records in batches.items():
+                    await _take(topic, left[position], records, types, found)
+                for position, cursor in list(left.items()):
+                    if await self._advance(topic, position, cursor):
+                        del left[position]
+        finally:
+            # Else the client would go on fetching in the background.
+            self._client.unsubscribe()
         return found
 
     async def _advance(self, topic: Topic, position: TopicPartition, cursor: Cursor) -> bool:

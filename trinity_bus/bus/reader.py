@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from schemas.topics import Topic
 
+from schemas.topics import Topic
 from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.received import Received, receive_all
 from trinity_bus.config import KafkaSettings
@@ -28,7 +28,7 @@ MAX_RECORDS = 500
 MAX_PARTITION_FETCH_BYTES = 4 << 20
 MAX_FETCH_BYTES = 32 << 20
 """Bounds what a reader holds in memory: one fetch."""
-FETCH_WAIT_MS = 250
+FETCH_WAIT_MS = 100
 """A partition with no room in the fetch under way waits at most this long for the next."""
 _REPLAY_WAIT_S = 0.2
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import ConsumerRecord
-from schemas.topics import Topic
 
 from schemas.codec import decode
 from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
+from schemas.topics import Topic
 from trinity_bus.bus.headers import Headers, header
 
 SLICE_S = 0.005
-"""How long decoding may keep the event loop to itself."""
+"""How long encoding or decoding may keep the event loop to itself."""
 
 
 @dataclass(frozen=True, slots=True)

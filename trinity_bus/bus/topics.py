@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
-from schemas.topics import Topic
 
+from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
@@ -28,19 +28,6 @@ class Found:
     partitions: int
     cleanup: str
     max_message_bytes: int
-
-
-def topic_configs(topic: Topic) -> dict[str, str]:
-    """The settings that a topic is created with, by Kafka's names."""
-    configs = {
-        _CLEANUP: topic.cleanup,
-        _MAX_MESSAGE: str(topic.max_message_bytes),
-        "retention.ms": str(topic.retention_ms),
-        "retention.bytes": str(topic.retention_bytes),
-        # Batches stay as the producer made them; recompression would cost the broker a copy.
-        "compression.type": "producer",
-    }
-    return {name: value for name, value in configs.items() if value != "None"}
 
 
 def mismatches(topic: Topic, found: Found) -> list[str]:
@@ -73,7 +60,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
                     name,
                     num_partitions=topic.partitions,
                     replication_factor=settings.replication_factor,
-                    topic_configs=topic_configs(topic),
+                    topic_configs=topic.config(),
                 )
                 for name, topic in names.items()
             ]

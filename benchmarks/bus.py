@@ -1,0 +1,272 @@
+"""The bus: durable end-to-end throughput of experiences, and latency of a small record, through a real Kafka.
+
+One producer process and one consumer process, as in the mesh: acknowledged by all replicas, idempotent, read committed. The
+clock runs from the first send until both the last acknowledgement has come and the last record is decoded on the other
+side. The baseline is the same transport in the same run with what one would write first: a pickled dict of lists for
+each sample. ``TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS`` measures another cluster than the embedded broker.
+"""
+
+import asyncio
+import multiprocessing
+import pickle
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from _report import Row, report
+from msgspec.structs import replace
+
+from schemas.event import Position
+from schemas.experience import ExperienceGroup
+from schemas.task import Task
+from schemas.topics import EXPERIENCES, TASKS
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus, Producer, Reader
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+
+SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
+TOKENS = SAMPLES * (PROMPT + RESPONSE)
+GROUPS, BASELINE_GROUPS, WARM_UP, ROUNDS = 2000, 400, 200, 3
+SMALL_RECORDS = 1000
+SMALL_GAP_S = 0.004
+GOAL_MTOKENS = 6.0
+LIMIT_S = 120.0
+
+type Side = Callable[[Bus, "Connection", int], Awaitable[None]]
+
+
+def make_group(seed: int) -> ExperienceGroup:
+    """Eight samples of 200 prompt and 2,000 response tokens."""
+    rng = np.random.default_rng(seed)
+    responses = SAMPLES * RESPONSE
+    return ExperienceGroup(
+        task_id=f"task-{seed}",
+        attempt=1,
+        batch_id="batch-0",
+        batch_type="train",
+        workflow="math",
+        model="policy",
+        explorer="explorer-0",
+        incarnation="a",
+        tokens=rng.integers(0, 150_000, TOKENS, dtype=np.int32),
+        lengths=np.full(SAMPLES, PROMPT + RESPONSE, np.int32),
+        prompt_lengths=np.full(SAMPLES, PROMPT, np.int32),
+        logprobs=-rng.random(responses, dtype=np.float32),
+        mask_bits=np.full(responses // 8, 255, np.uint8),
+        rewards=rng.random(SAMPLES, dtype=np.float32),
+        run_ids=np.arange(SAMPLES, dtype=np.int32),
+        versions=np.stack([np.arange(SAMPLES), np.zeros(SAMPLES), np.zeros(SAMPLES)], axis=1).astype(np.int32),
+    )
+
+
+async def send_groups(bus: Bus, control: Connection, count: int) -> None:
+    """Send ``count`` groups; tell when the first went out and when the last was durable."""
+    groups = [make_group(seed) for seed in range(32)]
+    async with bus.producer() as producer:
+
+        async def send(number: int) -> Awaitable[Position]:
+            group = replace(groups[number % len(groups)], task_id=f"task-{number}")
+            return await producer.send(EXPERIENCES, group.task_id, group)
+
+        await _send_all(control, count, send)
+
+
+async def send_pickles(bus: Bus, control: Connection, count: int) -> None:
+    """The baseline: each sample a pickled dict of lists."""
+    samples = [
+        {
+            "task_id": f"task-{seed}",
+            "tokens": sample.tokens.tolist(),
+            "logprobs": sample.logprobs.tolist(),
+            "mask": sample.mask.tolist(),
+            "reward": sample.reward,
+        }
+        for seed in range(8)
+        for sample in make_group(seed).samples()
+    ]
+    async with bus.producer() as producer:
+
+        async def send(number: int) -> Awaitable[Position]:
+            sample = samples[number % len(samples)]
+            return await producer.send_raw(EXPERIENCES, f"task-{number}", pickle.dumps(sample))
+
+        await _send_all(control, count * SAMPLES, send)
+
+
+async def _send_all(control: Connection, count: int, send: Callable[[int], Awaitable[Awaitable[Position]]]) -> None:
+    await _told(control)
+    started = time.monotonic()
+    acknowledged = [await send(number) for number in range(count)]
+    for position in acknowledged:
+        await position
+    control.send((started, time.monotonic()))
+
+
+async def read_groups(bus: Bus, control: Connection, count: int) -> None:
+    """Read and decode ``count`` groups; tell when the last was there, and how many tokens they had."""
+    async with bus.reader(EXPERIENCES, start="end") as reader:
+        await _read_all(control, reader, count, lambda group: len(group.tokens))
+
+
+async def read_pickles(bus: Bus, control: Connection, count: int) -> None:
+    """The baseline's other side."""
+    async with bus.reader(EXPERIENCES, start="end", expect=()) as reader:
+        await _read_all(control, reader, count * SAMPLES, lambda value: len(pickle.loads(value)["tokens"]))
+
+
+async def _read_all(control: Connection, reader: Reader, count: int, tokens_of: Callable[[Any], int]) -> None:
+    control.send("ready")
+    tokens = records = 0
+    while records < count:
+        for received in await reader.batch(LIMIT_S):
+            tokens += tokens_of(received.record)
+            records += 1
+    control.send((time.monotonic(), tokens))
+
+
+async def send_small(bus: Bus, control: Connection, count: int) -> None:
+    """Send small records one by one, each with the time at which it was sent."""
+    async with bus.producer() as producer:
+        await _small(producer, 50)
+        await _told(control)
+        await _small(producer, count)
+        control.send("sent")
+
+
+async def _small(producer: Producer, count: int) -> None:
+    for number in range(count):
+        task = Task(task_id=f"task-{number}", workflow="math", data={"sent": time.monotonic()})
+        await (await producer.send(TASKS, task.task_id, task))
+        await asyncio.sleep(SMALL_GAP_S)
+
+
+async def read_small(bus: Bus, control: Connection, count: int) -> None:
+    """Read them; tell how long each took from before its send until it was decoded, in seconds."""
+    async with bus.reader(TASKS, start="end") as reader:
+        control.send("ready")
+        latencies: list[float] = []
+        while len(latencies) < count + 50:
+            received = await reader.batch(LIMIT_S)
+            now = time.monotonic()
+            latencies += [now - record.record.data["sent"] for record in received]
+        control.send(latencies[50:])
+
+
+async def _told(control: Connection) -> None:
+    control.send("ready")
+    await asyncio.get_running_loop().run_in_executor(None, control.recv)
+
+
+def serve(side: Side, settings: KafkaSettings, control: Connection, count: int) -> None:
+    """What a child process runs."""
+
+    async def run() -> None:
+        async with Bus(settings, client_id=side.__name__) as bus:
+            await side(bus, control, count)
+
+    uvloop.run(run())
+
+
+@contextmanager
+def child(side: Side, settings: KafkaSettings, count: int) -> Iterator[Connection]:
+    """Run a side in a process of its own; yields the connection to it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(side, settings, theirs, count), daemon=True)
+    process.start()
+    # So that its death ends our waiting.
+    theirs.close()
+    try:
+        yield ours
+        process.join(LIMIT_S)
+    finally:
+        process.kill()
+
+
+def receive(control: Connection) -> Any:
+    """What a child says next.
+
+    Raises:
+        TimeoutError: It says nothing.
+    """
+    if not control.poll(LIMIT_S):
+        raise TimeoutError(f"a benchmark process said nothing for {LIMIT_S:g} s")
+    return control.recv()
+
+
+def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> float:
+    """Million tokens a second, end to end."""
+    with child(read, settings, count) as reader, child(send, settings, count) as sender:
+        receive(reader)
+        receive(sender)
+        sender.send("go")
+        started, acknowledged = receive(sender)
+        read_at, tokens = receive(reader)
+    if tokens != count * TOKENS:
+        raise AssertionError(f"{tokens} tokens arrived of {count * TOKENS}")
+    return tokens / (max(acknowledged, read_at) - started) / 1e6
+
+
+def latencies(settings: KafkaSettings) -> list[float]:
+    """Milliseconds from before the send until decoded, of each small record."""
+    with child(read_small, settings, SMALL_RECORDS) as reader, child(send_small, settings, SMALL_RECORDS) as sender:
+        receive(reader)
+        receive(sender)
+        sender.send("go")
+        receive(sender)
+        return [1000 * seconds for seconds in receive(reader)]
+
+
+async def prepare(settings: KafkaSettings) -> None:
+    """Make the topics."""
+    async with Bus(settings, client_id="benchmark") as bus:
+        await bus.ensure_topics()
+
+
+@contextmanager
+def cluster() -> Iterator[KafkaSettings]:
+    """The configured cluster, else an embedded broker in a folder that is thrown away."""
+    settings = Settings().kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+    if settings.bootstrap_servers is not None:
+        yield settings
+        return
+    with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
+        with EmbeddedBroker(BrokerSettings(port=0, data_dir=Path(folder))) as broker:
+            yield settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
+
+
+def main() -> None:
+    """Run everything and report."""
+    with cluster() as settings:
+        uvloop.run(prepare(settings))
+        throughput(settings, send_groups, read_groups, WARM_UP)
+        rates = [throughput(settings, send_groups, read_groups, GROUPS) for _ in range(ROUNDS)]
+        baselines = [throughput(settings, send_pickles, read_pickles, BASELINE_GROUPS) for _ in range(ROUNDS)]
+        small = latencies(settings)
+    rate, baseline = statistics.median(rates), statistics.median(baselines)
+    hundredths = statistics.quantiles(small, n=100)
+    report(
+        "bus",
+        f"Groups of {SAMPLES} x {PROMPT + RESPONSE:,} tokens, acks=all, idempotent, read committed",
+        [
+            Row("durable end to end", rate, "Mtokens/s", goal=GOAL_MTOKENS),
+            Row("durable end to end, slowest round", min(rates), "Mtokens/s"),
+            Row("same transport, a pickled dict of lists a sample", baseline, "Mtokens/s"),
+            Row("over that baseline", rate / baseline, "x"),
+            Row("small record, end to end, p50", hundredths[49], "ms", better="lower"),
+            Row("small record, end to end, p99", hundredths[98], "ms", better="lower"),
+        ],
+        notes=(f"median of {ROUNDS} rounds of {GROUPS:,} groups; one producer and one consumer process",),
+    )
+
+
+if __name__ == "__main__":
+    main()
