@@ -40,7 +40,10 @@ class StateStore:
 
     def __iter__(self) -> Iterator[str]:
         ledger = self._ledger
-        yield from (BOOKS_KEY, SYNC_KEY)
+        if ledger.counters != Counters():
+            yield BOOKS_KEY
+        if self._sync.state.release is not None:
+            yield SYNC_KEY
         yield from (f"explorer/{name}" for name in self._fleet.explorers)
         for batch_id, batch in ledger.batches.items():
             yield f"batch/{batch_id}"

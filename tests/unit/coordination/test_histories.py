@@ -1,0 +1,642 @@
+"""Random histories of a whole mesh, and the laws that hold in each of them.
+
+The coordinator's machine is the real one. Explorers, the trainer, the log and the clock are simulated by ``World``:
+events reach the machine late, interleaved and more than once (those of one sender in order, as Kafka keeps them);
+explorers fail, stall, die and start anew; the trainer falls back to its checkpoint; the clock jumps; and the
+coordinator is killed at any point, before or after its decisions were committed, and restored from its changelog.
+"""
+
+import random
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    Cancel,
+    Dispatch,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    ModelVersion,
+    Position,
+    RolloutFinished,
+    StepTrained,
+    Task,
+    TrainerHeartbeat,
+    WeightsSynced,
+)
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import (
+    TRANSITIONS,
+    Announce,
+    BatchMoved,
+    CoordinatorMachine,
+    EventArrived,
+    Fact,
+    Observe,
+    Order,
+    Origin,
+    Refuse,
+    TaskArrived,
+    Tick,
+    staleness,
+)
+from trinity_bus.coordination.inputs import Event, Input
+
+SETTINGS = CoordinatorSettings(
+    batch_size=4,
+    group_size=2,
+    max_staleness=1,
+    max_open_batches=2,
+    explorer_timeout_s=10,
+    task_timeout_s=60,
+    max_attempts=3,
+    sync_timeout_s=20,
+    dedup_window=300,
+    max_open_tasks=40,
+)
+WORKFLOWS = {"explorer-0": ["math"], "explorer-1": ["math", "rare"], "explorer-2": ["math"]}
+
+
+@dataclass
+class Explorer:
+    """A simulated explorer: one life of it at a time."""
+
+    name: str
+    slots: int
+    lives: int = 0
+    alive: bool = False
+    state: str = "ready"
+    version: int = -1
+    running: dict[tuple[str, int], Dispatch] = field(default_factory=dict)
+    to_sync: deque[ModelVersion] = field(default_factory=deque)
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}-life-{self.lives}"
+
+
+@dataclass
+class Told:
+    """What the coordinator has been told of an explorer, as a careful observer would keep it."""
+
+    incarnation: str
+    state: str
+    slots: int
+    version: int
+    outstanding: set[tuple[str, int]] = field(default_factory=set)
+
+
+class World:
+    """The mesh around one machine, and the observer that knows the laws."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.settings = SETTINGS
+        self.machine = CoordinatorMachine(self.settings)
+        self.store: dict[str, bytes] = {}
+        self.now = 100.0
+        self.explorers = {name: Explorer(name, slots=3 + i) for i, name in enumerate(WORKFLOWS)}
+        self.queues: dict[str, deque[Event]] = defaultdict(deque)
+        self.heard: deque[Event] = deque(maxlen=20)
+        self.tasks_sent = 0
+        self.inputs = 0
+        self.trainer_lives = 0
+        self.step = 0
+        self.to_train: list[BatchRecord] = []
+        # what the observer knows
+        self.accepted: dict[str, Task] = {}
+        self.refused: Counter[str] = Counter()
+        self.told: dict[str, Told] = {}
+        self.produced: set[tuple[str, int, int, int]] = set()
+        self.answered: dict[str, str] = {}
+        self.states: dict[str, BatchLifecycleState] = {}
+        self.finalized: list[BatchRecord] = []
+        self.groups: dict[int, list[tuple[str, str]]] = {}
+        self.healed = False
+        self.facts: Counter[Fact] = Counter()
+
+    # -- the coordinator's process -----------------------------------------------------------------------------------
+
+    def feed(self, *inputs: Input, killed: bool = False) -> None:
+        """Hands inputs to the machine; ``killed``: the process dies before it commits, and its successor retries."""
+        self.inputs += len(inputs)
+        commands = self.machine.handle_all(inputs, self.now)
+        changes = self.machine.changes()
+        if killed:
+            self.restart()
+            commands = self.machine.handle_all(inputs, self.now)
+            changes = self.machine.changes()
+        for key, value in changes:
+            if value is None:
+                self.store.pop(key, None)
+            else:
+                self.store[key] = value
+        for given in inputs:
+            self.learn(given, commands)
+        for command in commands:
+            self.carry_out(command)
+
+    def restart(self) -> None:
+        """The process dies after a commit; a successor restores the changelog and gets the same state."""
+        self.machine = CoordinatorMachine(self.settings)
+        self.machine.restore(self.store.items())
+        assert self.machine.entries() == self.store
+
+    # -- the observer ------------------------------------------------------------------------------------------------
+
+    def learn(self, given: Input, commands: list[object]) -> None:
+        """Takes note of an input that was delivered."""
+        if isinstance(given, TaskArrived):
+            if not any(isinstance(c, Refuse) and c.origin == given.origin for c in commands):
+                assert given.task.task_id not in self.accepted
+                self.accepted[given.task.task_id] = given.task
+            return
+        if not isinstance(given, EventArrived):
+            return
+        event = given.event
+        if isinstance(event, ExplorerHeartbeat) and not self.is_zombie(event, commands):
+            known = self.told.get(event.explorer)
+            outstanding = known.outstanding if known and known.incarnation == event.incarnation else set()
+            self.told[event.explorer] = Told(
+                event.incarnation, event.state, event.slots, event.model_version, outstanding
+            )
+        elif isinstance(event, RolloutFinished):
+            known = self.told.get(event.explorer)
+            if known and known.incarnation == event.incarnation:
+                known.outstanding.discard((event.task_id, event.attempt))
+        elif isinstance(event, WeightsSynced) and event.ok:
+            known = self.told.get(event.explorer)
+            if known and known.incarnation == event.incarnation:
+                known.version = event.version
+                known.state = "ready" if known.state == "syncing" else known.state
+
+    @staticmethod
+    def is_zombie(event: ExplorerHeartbeat, commands: list[object]) -> bool:
+        detail = f"life {event.incarnation} is over"
+        return any(isinstance(c, Observe) and c.fact is Fact.ZOMBIE_EXPLORER and c.detail == detail for c in commands)
+
+    def carry_out(self, command: object) -> None:
+        match command:
+            case Order(record=Dispatch() as dispatch):
+                self.check_dispatch(dispatch)
+                explorer = self.explorers[dispatch.explorer]
+                if explorer.alive and explorer.incarnation == dispatch.incarnation:
+                    explorer.running[dispatch.task.task_id, dispatch.attempt] = dispatch
+            case Order(record=Cancel() as cancel):
+                self.cancel(cancel)
+            case BatchMoved(record=record):
+                self.check_batch(record)
+            case Announce(record=version):
+                self.check_announcement(version)
+            case Refuse(refusal=refusal):
+                self.refused[refusal.value] += 1
+            case Observe(fact=fact, subject=subject):
+                self.facts[fact] += 1
+                if fact in (Fact.EXPLORER_LOST, Fact.EXPLORER_LEFT):
+                    self.told.pop(subject, None)
+
+    def cancel(self, cancel: Cancel) -> None:
+        explorer, told = self.explorers[cancel.explorer], self.told[cancel.explorer]
+        if told.incarnation == cancel.incarnation:
+            told.outstanding.discard((cancel.task_id, cancel.attempt))
+        if explorer.incarnation == cancel.incarnation and self.rng.random() < 0.7:
+            explorer.running.pop((cancel.task_id, cancel.attempt), None)
+
+    def check_dispatch(self, dispatch: Dispatch) -> None:
+        told = self.told.get(dispatch.explorer)
+        assert told is not None, "dispatched to an explorer that is gone"
+        assert (told.incarnation, told.state) == (dispatch.incarnation, "ready")
+        assert told.version >= dispatch.min_version
+        assert dispatch.task.workflow in WORKFLOWS[dispatch.explorer]
+        assert dispatch.task.task_id not in self.answered
+        assert dispatch.attempt <= self.settings.max_attempts
+        told.outstanding.add((dispatch.task.task_id, dispatch.attempt))
+        assert len(told.outstanding) <= told.slots, "dispatched beyond capacity"
+
+    def check_batch(self, record: BatchRecord) -> None:
+        before = self.states.get(record.batch_id)
+        if before is None:
+            assert record.state is BatchLifecycleState.PENDING
+        else:
+            assert record.state in TRANSITIONS[before]
+        self.states[record.batch_id] = record.state
+        assert record.completed_task_count <= record.accepted_task_count <= record.expected_task_count
+        if record.state is not BatchLifecycleState.FINALIZED:
+            return
+        assert len(record.manifest) == record.expected_task_count == record.completed_task_count
+        for entry in record.manifest:
+            assert entry.task_id in self.accepted
+            assert self.answered.setdefault(entry.task_id, record.batch_id) == record.batch_id
+        assert len({entry.task_id for entry in record.manifest}) == len(record.manifest)
+        if self.is_eval(record):
+            return
+        assert record.failed_task_count == sum(entry.position is None for entry in record.manifest)
+        for entry in record.manifest:
+            if entry.position is None:
+                assert entry.error
+                assert entry.samples == 0
+            else:
+                where = (entry.task_id, entry.attempt, entry.position.partition, entry.position.offset)
+                assert where in self.produced, "a manifest names what nobody produced"
+                assert staleness(record.sequence, entry.version_min) <= self.settings.max_staleness
+        assert record.sequence == 1 + sum(1 for r in self.finalized if not self.is_eval(r))
+        self.finalized.append(record)
+        self.to_train.append(record)
+
+    @staticmethod
+    def is_eval(record: BatchRecord) -> bool:
+        return record.batch_type == "eval"
+
+    def check_announcement(self, version: ModelVersion) -> None:
+        group = [(member.explorer, member.incarnation) for member in version.members]
+        assert self.groups.setdefault(version.epoch, group) == group, "one epoch, two memberships"
+        assert version.epoch == max(self.groups), "an epoch comes back"
+        assert [member.rank for member in version.members] == list(range(1, len(version.members) + 1))
+        for member in version.members:
+            assert self.told[member.explorer].incarnation == member.incarnation
+            explorer = self.explorers[member.explorer]
+            missed = not self.healed and self.rng.random() < 0.1
+            if explorer.alive and explorer.incarnation == member.incarnation and not missed:
+                explorer.to_sync.append(version)
+
+    def check_always(self) -> None:
+        open_train = sum(
+            1
+            for batch in self.machine.ledger.batches.values()
+            if batch.batch_type == "train"
+            and batch.state in (BatchLifecycleState.RUNNING, BatchLifecycleState.FINALIZING)
+        )
+        assert open_train <= self.settings.max_open_batches
+        ended = len(self.accepted) - len(self.machine.ledger.tasks)
+        assert ended >= len(self.answered)
+
+    # -- what may happen ---------------------------------------------------------------------------------------------
+
+    def send(self, sender: str, event: Event) -> None:
+        self.queues[sender].append(event)
+
+    def deliver(self, *, killed: bool = False) -> None:
+        """The next event of some sender arrives, with some luck several at once."""
+        waiting = [queue for queue in self.queues.values() if queue]
+        if not waiting:
+            return
+        events = []
+        for _ in range(self.rng.choice((1, 1, 3))):
+            queue = self.rng.choice(waiting)
+            if queue:
+                events.append(queue.popleft())
+        self.heard.extend(events)
+        # One at a time where the observer needs to know what was decided on which knowledge.
+        for event in events:
+            self.feed(EventArrived(event), killed=killed)
+
+    def deliver_again(self) -> None:
+        if self.heard:
+            event = self.rng.choice(self.heard)
+            told = self.told.get(event.explorer) if isinstance(event, ExplorerHeartbeat) else None
+            if told is None or told.incarnation != event.incarnation or told.version <= event.model_version:
+                self.feed(EventArrived(event))
+
+    def new_task(self, *, killed: bool = False) -> None:
+        if not self.machine.wants_tasks():
+            return
+        self.tasks_sent += 1
+        kind = self.rng.random()
+        number = self.tasks_sent if kind > 0.05 else self.rng.randint(1, self.tasks_sent)
+        named = self.rng.random()
+        batch_id, batch_type, size = None, "train", None
+        if named < 0.2:
+            batch_id, size = f"mine-{self.rng.randint(0, self.tasks_sent // 4)}", 3
+        elif named < 0.35:
+            batch_id, batch_type, size = f"{self.rng.randint(0, self.tasks_sent // 4)}/held-out", "eval", 2
+        task = Task(
+            task_id=f"task-{number}",
+            workflow=self.rng.choices(["math", "rare", "nobody-has-it"], [20, 3, 1])[0],
+            prompt="1 + 1",
+            batch_id=batch_id,
+            batch_type=batch_type,
+            batch_size=size,
+            timeout_s=self.rng.choice([None, 5.0]),
+        )
+        self.feed(TaskArrived(task, Origin(0, self.tasks_sent)), killed=killed)
+
+    def explorer_starts(self) -> None:
+        explorer = self.rng.choice(list(self.explorers.values()))
+        if not explorer.alive:
+            explorer.lives += 1
+            explorer.alive, explorer.state, explorer.version = True, "ready", -1
+            explorer.running.clear()
+            explorer.to_sync.clear()
+            self.beat(explorer)
+
+    def explorer_dies(self, *, politely: bool = False) -> None:
+        explorer = self.rng.choice(list(self.explorers.values()))
+        if explorer.alive:
+            if politely:
+                self.send(explorer.name, ExplorerLeft(explorer=explorer.name, incarnation=explorer.incarnation))
+            explorer.alive = False
+
+    def beat(self, explorer: Explorer) -> None:
+        self.send(
+            explorer.name,
+            ExplorerHeartbeat(
+                explorer=explorer.name,
+                incarnation=explorer.incarnation,
+                state=explorer.state,
+                slots=explorer.slots,
+                model_version=explorer.version,
+                workflows=WORKFLOWS[explorer.name],
+            ),
+        )
+
+    def explorers_beat(self) -> None:
+        for explorer in self.explorers.values():
+            if explorer.alive:
+                self.beat(explorer)
+        if self.trainer_lives:
+            self.send(
+                "trainer",
+                TrainerHeartbeat(
+                    trainer="trainer",
+                    incarnation=f"trainer-life-{self.trainer_lives}",
+                    state="ready",
+                    model="policy",
+                    step=self.step,
+                    version=self.step,
+                    master_address="127.0.0.1",
+                    master_port=1,
+                ),
+            )
+
+    def explorer_changes_state(self) -> None:
+        explorer = self.rng.choice(list(self.explorers.values()))
+        explorer.state = self.rng.choice(["ready", "ready", "syncing", "draining"])
+
+    def rollout_ends(self, status: str | None = None) -> None:
+        busy = [explorer for explorer in self.explorers.values() if explorer.alive and explorer.running]
+        if not busy:
+            return
+        explorer = self.rng.choice(busy)
+        task_id, attempt = self.rng.choice(list(explorer.running))
+        dispatch = explorer.running.pop((task_id, attempt))
+        status = status or self.rng.choices(["completed", "partial", "failed"], [8, 1, 2])[0]
+        position = None
+        if status != "failed" and dispatch.batch_type == "train":
+            position = Position(partition=0, offset=len(self.produced))
+            self.produced.add((task_id, attempt, 0, position.offset))
+        self.send(
+            explorer.name,
+            RolloutFinished(
+                explorer=explorer.name,
+                incarnation=explorer.incarnation,
+                task_id=task_id,
+                attempt=attempt,
+                batch_id=dispatch.batch_id,
+                batch_type=dispatch.batch_type,
+                status=status,
+                completed_runs={"completed": 2, "partial": 1, "failed": 0}[status],
+                total_runs=2,
+                metrics=[{"reward": self.rng.random()}],
+                experience=position,
+                samples=0 if position is None else 2,
+                version_min=explorer.version,
+                version_max=explorer.version,
+                error=None if status == "completed" else "ValueError: made up",
+            ),
+        )
+
+    def weights_arrive(self, *, ok: bool | None = None) -> None:
+        syncing = [explorer for explorer in self.explorers.values() if explorer.alive and explorer.to_sync]
+        if not syncing:
+            return
+        explorer = self.rng.choice(syncing)
+        version = explorer.to_sync.popleft()
+        ok = self.rng.random() < 0.8 if ok is None else ok
+        if ok:
+            explorer.version = version.version
+        self.send(
+            explorer.name,
+            WeightsSynced(
+                explorer=explorer.name,
+                incarnation=explorer.incarnation,
+                model="policy",
+                version=version.version,
+                epoch=version.epoch,
+                ok=ok,
+                checksum=version.checksum if ok else "",
+                error=None if ok else "ConnectionError: made up",
+            ),
+        )
+
+    def trainer_starts(self) -> None:
+        """For the first time, or anew from a checkpoint that may be some steps old."""
+        if self.trainer_lives > 50:
+            return
+        self.trainer_lives += 1
+        self.step = max(0, self.step - self.rng.choice([0, 0, 1, 2]))
+        self.to_train = self.finalized[self.step :]
+        self.publish()
+
+    def train(self) -> None:
+        if self.trainer_lives and self.to_train:
+            batch = self.to_train.pop(0)
+            self.step += 1
+            assert batch.sequence == self.step
+            self.publish()
+
+    def publish(self) -> None:
+        self.send(
+            "trainer",
+            StepTrained(
+                trainer="trainer",
+                incarnation=f"trainer-life-{self.trainer_lives}",
+                model="policy",
+                step=self.step,
+                version=self.step,
+                publish=True,
+                checksum=f"sum-of-{self.step}",
+                master_address="127.0.0.1",
+                master_port=1,
+            ),
+        )
+
+    def time_passes(self, seconds: float, *, killed: bool = False) -> None:
+        self.now += seconds
+        self.feed(Tick(), killed=killed)
+        sync = self.machine.sync
+        assert not sync.state.pending or self.machine._clock.now < sync._deadline, "a sync round outlives its limit"
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more: everything that can be answered must be."""
+        self.healed = True
+        for explorer in self.explorers.values():
+            explorer.state = "ready"
+            if not explorer.alive:
+                explorer.lives += 1
+                explorer.alive, explorer.version = True, -1
+                explorer.running.clear()
+                explorer.to_sync.clear()
+        if not self.trainer_lives:
+            self.trainer_starts()
+        quiet = 0
+        for _ in range(3000):
+            before = (len(self.answered), len(self.finalized), self.step)
+            self.explorers_beat()
+            while any(self.queues.values()):
+                self.deliver()
+            while any(e.alive and e.to_sync for e in self.explorers.values()):
+                self.weights_arrive(ok=True)
+            while any(e.alive and e.running for e in self.explorers.values()):
+                self.rollout_ends("completed")
+            self.train()
+            self.time_passes(1.0)
+            self.check_always()
+            quiet = quiet + 1 if before == (len(self.answered), len(self.finalized), self.step) else 0
+            if quiet > 70 and not any(self.queues.values()):
+                break
+        self.check_end()
+
+    def check_end(self) -> None:
+        unanswered = set(self.accepted) - set(self.answered)
+        ledger = self.machine.ledger
+        assert unanswered == set(ledger.tasks)
+        for task_id in unanswered:
+            batch = ledger.batches[ledger.tasks[task_id].batch_id]
+            assert batch.state is BatchLifecycleState.PENDING
+            assert batch.accepted < batch.expected, "a full batch was never finalized"
+        assert not ledger.running
+        assert not self.machine.sync.state.pending
+        assert {e.version for e in self.explorers.values()} == {self.machine.sync.version}
+        assert self.machine.entries() == self.store
+        assert len(ledger.done) <= self.settings.dedup_window + 128
+
+
+def random_history(seed: int, inputs: int) -> World:
+    """Drives a world until its machine has seen this many inputs."""
+    rng = random.Random(seed)  # noqa: S311 - histories, not secrets
+    world = World(rng)
+    happenings = [
+        (22, world.new_task),
+        (60, world.deliver),
+        (3, world.deliver_again),
+        (30, world.rollout_ends),
+        (10, world.weights_arrive),
+        (8, world.train),
+        (10, world.explorers_beat),
+        (1.2, world.explorer_starts),
+        (0.6, world.explorer_dies),
+        (0.3, lambda: world.explorer_dies(politely=True)),
+        (0.6, world.explorer_changes_state),
+        (0.4, world.trainer_starts),
+        (8, lambda: world.time_passes(rng.choice([0.1, 0.5, 2.0]))),
+        (0.3, lambda: world.time_passes(rng.choice([-50.0, 30.0, 1e6]))),
+        (0.5, world.restart),
+        (1, lambda: world.deliver(killed=True)),
+        (0.5, lambda: world.new_task(killed=True)),
+        (0.5, lambda: world.time_passes(1.0, killed=True)),
+    ]
+    weights, actions = zip(*happenings, strict=True)
+    while world.inputs < inputs:
+        for action in rng.choices(actions, weights, k=200):
+            action()
+        world.check_always()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_laws_hold_in_long_random_histories(seed: int) -> None:
+    world = random_history(seed, inputs=4000)
+    world.heal()
+    assert len(world.finalized) > 50
+    for fact in (Fact.LATE_RESULT, Fact.EXPLORER_LOST, Fact.ATTEMPT_TIMED_OUT, Fact.SYNC_FAILED, Fact.ZOMBIE_EXPLORER):
+        assert world.facts[fact], f"this history has seen no {fact}"
+    assert world.refused["duplicate_task"]
+    assert world.refused["unknown_workflow"]
+
+
+class Histories(RuleBasedStateMachine):
+    """The same happenings, chosen and shrunk by Hypothesis."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        self.world = World(random.Random(seed))  # noqa: S311 - histories, not secrets
+        self.world.explorer_starts()
+        self.world.trainer_starts()
+
+    @rule(n=st.integers(1, 8), killed=st.booleans())
+    def tasks(self, n: int, killed: bool) -> None:
+        for _ in range(n):
+            self.world.new_task(killed=killed)
+
+    @rule(n=st.integers(1, 8), killed=st.booleans())
+    def delivered(self, n: int, killed: bool) -> None:
+        for _ in range(n):
+            self.world.deliver(killed=killed)
+
+    @rule()
+    def delivered_again(self) -> None:
+        self.world.deliver_again()
+
+    @rule(n=st.integers(1, 6), status=st.sampled_from([None, "completed", "failed"]))
+    def rollouts_end(self, n: int, status: str | None) -> None:
+        for _ in range(n):
+            self.world.rollout_ends(status)
+
+    @rule(ok=st.sampled_from([None, True, False]))
+    def weights_arrive(self, ok: bool | None) -> None:
+        self.world.weights_arrive(ok=ok)
+
+    @rule()
+    def train(self) -> None:
+        self.world.train()
+
+    @rule()
+    def explorer_starts(self) -> None:
+        self.world.explorer_starts()
+
+    @rule(politely=st.booleans())
+    def explorer_dies(self, politely: bool) -> None:
+        self.world.explorer_dies(politely=politely)
+
+    @rule()
+    def explorer_changes_state(self) -> None:
+        self.world.explorer_changes_state()
+
+    @rule()
+    def trainer_starts(self) -> None:
+        self.world.trainer_starts()
+
+    @rule()
+    def beats(self) -> None:
+        self.world.explorers_beat()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 1e5, -1e5]), killed=st.booleans())
+    def time_passes(self, seconds: float, killed: bool) -> None:
+        self.world.time_passes(seconds, killed=killed)
+
+    @rule()
+    def coordinator_restarts(self) -> None:
+        self.world.restart()
+
+    @invariant()
+    def laws_hold(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check_always()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.heal()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
