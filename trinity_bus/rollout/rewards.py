@@ -10,6 +10,9 @@ from fractions import Fraction
 MAX_NUMBER_CHARS = 64
 """Longer ones are compared as text: nobody means them, and exact arithmetic on them would cost time."""
 
+_END = "\n"
+"""Stands for the end of a sequence; no word that ``split`` gives can be equal to it."""
+
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _FRAC = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
@@ -67,14 +70,18 @@ def math_reward(response: str, answer: str) -> float:
     return 1.0 if same_answer(given, wanted) else 0.0
 
 
-def sequence_reward(response: str, answer: str) -> float:
-    """Share of words that stand where they should: 1.0 is the answer exactly, neither cut short nor run on.
+def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
+    """Share of words that stand where they should, the end of the answer counted as one of them.
 
-    Words are split at blanks. The share is of the longer of the two, so that filling up or stopping early does not pay.
+    Words are split at blanks. The share is of the longer of the two sequences, so that neither filling up nor stopping
+    early pays, and 1.0 is the answer exactly: no word missing, none too many, and ended by the model itself.
+
+    Args:
+        response: What the model wrote, without special tokens.
+        answer: What it should have written.
+        ended: Whether it ended the response itself; False where a limit cut it.
     """
-    given, wanted = response.split(), answer.split()
-    if not given and not wanted:
-        return 1.0
+    given, wanted = [*response.split(), *([_END] if ended else [])], [*answer.split(), _END]
     hits = sum(a == b for a, b in zip(given, wanted, strict=False))
     return hits / max(len(given), len(wanted))
 

@@ -7,6 +7,12 @@ from trinity_bus.rollout.workflow import Rollout, RolloutContext
 from trinity_bus.rollout.workflows.single_turn import run_single_turn
 
 
+def _reward(response: str, answer: str, *, ended: bool) -> float:
+    # A response that was cut at a limit may still hold its answer.
+    del ended
+    return math_reward(response, answer)
+
+
 @register("math")
 class MathWorkflow:
     """Rewards 1 for a response whose final answer equals the task's ``answer``, exactly, and 0 otherwise."""
@@ -15,4 +21,4 @@ class MathWorkflow:
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
         """See ``Workflow.run``."""
-        return await run_single_turn(task, ctx, math_reward)
+        return await run_single_turn(task, ctx, _reward)

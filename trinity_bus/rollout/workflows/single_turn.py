@@ -1,18 +1,26 @@
 """One prompt, one response, one reward: the frame of every single-turn workflow."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from schemas.task import Task
 from trinity_bus.rollout.workflow import Rollout, RolloutContext, WorkflowError, prompt_tokens
 
 
-async def run_single_turn(task: Task, ctx: RolloutContext, reward: Callable[[str, str], float]) -> list[Rollout]:
+class Reward(Protocol):
+    """Judges one response."""
+
+    def __call__(self, response: str, answer: str, *, ended: bool) -> float:
+        """The reward of a response text, given the reference answer and whether the model ended it itself."""
+        ...
+
+
+async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> list[Rollout]:
     """Ask for all runs of a task at once, so that the engine shares the prompt, and reward each response.
 
     Args:
         task: With ``answer``, and ``prompt`` or ``messages``.
         ctx: Where to generate, and how many.
-        reward: (response text, reference answer) to reward.
+        reward: Judges each response.
 
     Raises:
         WorkflowError: The task has no answer, or its prompt cannot be tokenized.
@@ -23,7 +31,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Callable[[str
     rollouts = []
     for completion in await ctx.generate(prompt, task.sampling, ctx.repeat_times):
         text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        value = reward(text, task.answer)
+        value = reward(text, task.answer, ended=completion.finish_reason == "stop")
         rollouts.append(
             Rollout(
                 prompt_token_ids=prompt,

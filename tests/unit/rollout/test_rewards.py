@@ -1,0 +1,113 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_number, same_answer, sequence_reward
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 42.", "42"),
+        ("3 + 4 = 7", "7"),
+        ("3 + 4 = 7 because 2 and 5 = 7 apples", "7"),
+        (r"so \boxed{12} and not 13", "12"),
+        (r"\boxed{1} no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\fbox{3} \boxed{4", "4"),
+        ("9 * 9 = 81\n#### 1,234\nthanks", "1,234"),
+        ("it costs $5", "5"),
+        ("between 3-4", "4"),
+        ("it is -4", "-4"),
+        ("x = -0.5", "-0.5"),
+        ("x = .5", ".5"),
+        ("x = 12,345,678", "12,345,678"),
+        ("1,2345", "2345"),
+        ("7 = x", "7"),
+        ("no idea", None),
+        ("####", None),
+        ("", None),
+    ],
+)
+def test_finds_the_final_answer_as_people_mark_it(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,234", Fraction(1234)),
+        ("0.50", Fraction(1, 2)),
+        ("1/2", Fraction(1, 2)),
+        (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"\dfrac{-1}{2}", Fraction(-1, 2)),
+        ("$ 5.", Fraction(5)),
+        ("+3", Fraction(3)),
+        ("1/0", None),
+        ("1e9", None),
+        ("12,34", None),
+        ("x", None),
+        ("", None),
+        ("9" * 65, None),
+    ],
+)
+def test_numbers_are_exact_and_nothing_else_is_a_number(text: str, number: Fraction | None) -> None:
+    assert parse_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("= 0.5", "1/2", 1.0),
+        ("= 0.50000001", "1/2", 0.0),
+        (r"\boxed{x + 1}", "x+1", 1.0),
+        (r"\boxed{\text{Paris}}", "paris", 1.0),
+        ("it is 72", "48+24=72\n#### 72", 1.0),
+        (r"it is 3", r"so \boxed{3}", 1.0),
+        ("it is 71", "72", 0.0),
+        ("no number at all", "72", 0.0),
+        ("1e999999999", "10", 0.0),
+    ],
+)
+def test_math_reward(response: str, answer: str, reward: float) -> None:
+    assert math_reward(response, answer) == reward
+
+
+@given(st.text(max_size=200), st.text(max_size=50))
+def test_math_reward_takes_whatever_a_model_writes(response: str, answer: str) -> None:
+    assert math_reward(response, answer) in {0.0, 1.0}
+
+
+@given(st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=10**6))
+def test_a_number_equals_itself_however_written(value: Fraction) -> None:
+    plain, latex = f"{value.numerator}/{value.denominator}", rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    assert same_answer(plain, latex)
+    assert not same_answer(plain, f"{value.numerator + 1}/{value.denominator}")
+
+
+@pytest.mark.parametrize(
+    ("response", "ended", "reward"),
+    [
+        ("3 1 4", True, 1.0),
+        ("3 1 4", False, 0.75),
+        ("3 1", True, 0.5),
+        ("3 1 4 1", False, 0.75),
+        ("3 1 4 1 5", True, 3 / 6),
+        ("1 3 4", True, 0.5),
+        ("", True, 0.0),
+        ("", False, 0.0),
+    ],
+)
+def test_sequence_reward_is_the_share_of_places_that_are_right(response: str, ended: bool, reward: float) -> None:
+    assert sequence_reward(response, "3 1 4", ended=ended) == pytest.approx(reward)
+
+
+words = st.lists(st.sampled_from("abc"), max_size=8)
+
+
+@given(words, words, st.booleans())
+def test_only_the_answer_itself_earns_everything(given_words: list[str], wanted: list[str], ended: bool) -> None:
+    reward = sequence_reward(" ".join(given_words), " ".join(wanted), ended=ended)
+    assert 0.0 <= reward <= 1.0
+    assert (reward == 1.0) == (given_words == wanted and ended)

@@ -1,0 +1,181 @@
+"""Workflows, run against an engine that answers from a list and a tokenizer of words."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from schemas.task import Message, Sampling, Task
+from trinity_bus.rollout import (
+    REGISTRY,
+    Rollout,
+    RolloutContext,
+    UnknownWorkflow,
+    Workflow,
+    WorkflowError,
+    get_workflow,
+    register,
+)
+from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
+
+
+@dataclass(frozen=True)
+class Said:
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str = "stop"
+    versions: list[tuple[int, int]] = field(default_factory=lambda: [(0, 7)])
+
+
+class WordTokenizer:
+    """Words to ids as they come; 0 is the beginning and 1 the end of a sequence."""
+
+    def __init__(self, chat_template: Any = None) -> None:
+        self.chat_template = chat_template
+        self.words = ["<bos>", "<eos>"]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.words += [word for word in text.split() if word not in self.words]
+        return [0] * add_special_tokens + [self.words.index(word) for word in text.split()]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return " ".join(self.words[i] for i in token_ids if i > 1 or not skip_special_tokens)
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+    ) -> list[int]:
+        assert add_generation_prompt
+        assert tokenize
+        assert not return_dict
+        text = " ".join(f"{message['role']} {message['content']}" for message in conversation)
+        return self.encode(text + " assistant", add_special_tokens=False)
+
+
+class ScriptedEngine:
+    """Says what it was told to, and notes what it was asked."""
+
+    def __init__(self, tokenizer: WordTokenizer, texts: list[str], finish_reason: str = "stop") -> None:
+        self.answers = [
+            Said([*ids, 1], [-0.5] * (len(ids) + 1), finish_reason)
+            for ids in (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        ]
+        self.asked: list[tuple[list[int], Sampling, int, str | None]] = []
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
+    ) -> Sequence[Said]:
+        self.asked.append((list(prompt_token_ids), sampling, n, traceparent))
+        return self.answers
+
+
+def context(texts: list[str], *, runs: int | None = None, finish_reason: str = "stop") -> RolloutContext:
+    tokenizer = WordTokenizer()
+    return RolloutContext(
+        engine=ScriptedEngine(tokenizer, texts, finish_reason),
+        tokenizer=tokenizer,
+        repeat_times=len(texts) if runs is None else runs,
+        sampling=Sampling(temperature=1.0, max_tokens=16),
+        traceparent="00-trace",
+    )
+
+
+def run(name: str, task: Task, ctx: RolloutContext) -> list[Rollout]:
+    return asyncio.run(get_workflow(name).run(task, ctx))
+
+
+def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
+    ctx = context(["it is 4", "it is 5"])
+    task = Task(task_id="t", workflow="math", prompt="2 + 2 ?", answer="4", sampling=Sampling(temperature=0.5))
+    rollouts = run("math", task, ctx)
+
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
+    assert isinstance(ctx.engine, ScriptedEngine)
+    ((prompt, sampling, n, traceparent),) = ctx.engine.asked
+    assert n == 2
+    assert traceparent == "00-trace"
+    assert sampling == Sampling(temperature=0.5, max_tokens=16)
+    assert prompt == ctx.tokenizer.encode("2 + 2 ?")
+    assert rollouts[0].prompt_token_ids == prompt
+    # The engine's own tokens and logprobs, untouched.
+    assert rollouts[0].response_token_ids is ctx.engine.answers[0].token_ids
+    assert rollouts[0].logprobs is ctx.engine.answers[0].logprobs
+    assert rollouts[0].mask is None
+    assert rollouts[0].versions == [(0, 7)]
+    assert rollouts[0].metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 4.0, "truncated": 0.0}
+
+
+def test_sequence_gives_partial_credit() -> None:
+    task = Task(task_id="t", workflow="sequence", prompt="copy 3 1 =", answer="3 1")
+    rollouts = run("sequence", task, context(["3 1", "3 3", "1 3 1 1"]))
+    assert [rollout.reward for rollout in rollouts] == [1.0, pytest.approx(2 / 3), 0.0]
+    cut = run("sequence", task, context(["3 1"], finish_reason="length"))
+    assert cut[0].reward == pytest.approx(2 / 3)
+    assert cut[0].metrics["truncated"] == 1.0
+
+
+def test_a_task_without_an_answer_is_a_failure_not_a_zero() -> None:
+    with pytest.raises(WorkflowError, match="task 't' has no answer, which workflow 'math' needs"):
+        run("math", Task(task_id="t", workflow="math", prompt="2 + 2"), context(["4"]))
+
+
+def test_an_engine_that_answers_short_is_a_failure() -> None:
+    with pytest.raises(WorkflowError, match="asked the engine for 3 responses and got 1"):
+        run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer="4"), context(["4"], runs=3))
+
+
+def test_messages_go_through_the_chat_template() -> None:
+    task = Task(task_id="t", workflow="math", messages=[Message(role="user", content="2 + 2 ?")], answer="4")
+    tokenizer = WordTokenizer(chat_template="yes")
+    assert tokenizer.decode(prompt_tokens(task, tokenizer)) == "user 2 + 2 ? assistant"
+    with pytest.raises(WorkflowError, match="has no chat template; send a prompt"):
+        prompt_tokens(task, WordTokenizer())
+
+
+def test_a_prompt_is_needed_and_only_one() -> None:
+    both = Task(task_id="t", workflow="math", prompt="a", messages=[Message(role="user", content="b")])
+    neither = Task(task_id="t", workflow="math", data={"a": 1})
+    for task in (both, neither):
+        with pytest.raises(WorkflowError, match="exactly one of prompt and messages"):
+            prompt_tokens(task, WordTokenizer())
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    class Bare(WordTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return super().encode(text, add_special_tokens=False)
+
+    with pytest.raises(WorkflowError, match="without a single token"):
+        prompt_tokens(Task(task_id="t", workflow="math", prompt=" "), Bare())
+
+
+def test_wishes_overlay_defaults_field_by_field() -> None:
+    defaults = Sampling(temperature=1.0, max_tokens=16, top_p=0.9)
+    assert merge_sampling(defaults, None) is defaults
+    assert merge_sampling(defaults, Sampling(temperature=0.0, seed=1)) == Sampling(
+        temperature=0.0, max_tokens=16, top_p=0.9, seed=1
+    )
+
+
+def test_the_registry_knows_what_comes_with_the_project() -> None:
+    assert {"math", "sequence"} <= set(REGISTRY)
+    for name, workflow in REGISTRY.items():
+        assert isinstance(workflow, Workflow)
+        assert workflow.name == name
+
+
+def test_an_unknown_workflow_names_the_known_ones() -> None:
+    with pytest.raises(UnknownWorkflow, match=r"unknown workflow 'os\.system'; known: math, sequence"):
+        get_workflow("os.system")
+
+
+def test_a_name_belongs_to_one_workflow() -> None:
+    with pytest.raises(ValueError, match="workflow name 'math' is taken by MathWorkflow"):
+
+        @register("math")
+        class Other:
+            name: str
+
+            async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+                raise NotImplementedError
