@@ -27,7 +27,6 @@ This module knows folders and progress; what is in the files is ``engine``'s. It
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -182,13 +181,15 @@ def read_progress(folder: Path, *, world_size: int, tensor_parallel: int, dtype:
     try:
         manifest = _Manifest.model_validate_json(path.read_bytes())
         sizes = {name: (folder / Path(name).name).stat().st_size for name in manifest.files}
-    except (OSError, ValidationError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"{folder} is damaged ({error}): remove the folder to go on from the checkpoint before it"
-        ) from error
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(map(str, detail["loc"])) or "content"
+        raise _damaged(folder, f"{PROGRESS}, {where}: {detail['msg']}") from error
     if sizes != manifest.files:
         wrong = sorted(name for name, size in manifest.files.items() if sizes[name] != size)
-        raise CheckpointError(f"{folder} is damaged: {wrong} changed size; remove it to go on from the one before it")
+        raise _damaged(folder, f"{', '.join(wrong)} changed size")
     found = (manifest.format, manifest.world_size, manifest.tensor_parallel, manifest.dtype)
     wanted = (FORMAT, world_size, tensor_parallel, dtype)
     if found != wanted:
@@ -197,6 +198,10 @@ def read_progress(folder: Path, *, world_size: int, tensor_parallel: int, dtype:
             f"{wanted}: start it with the same layout, or with this folder as model_path and an empty checkpoint_dir"
         )
     return manifest.progress
+
+
+def _damaged(folder: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{folder} is damaged: {what}; remove it to go on from the checkpoint before it")
 
 
 def _folder(directory: Path, step: int) -> Path:

@@ -82,7 +82,7 @@ reference."""
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
     """Schulman's estimator of KL(a || b) from samples of ``a``: with ``log_ratio = log b - log a``; never negative."""
     bounded = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    return bounded.exp() - 1 - bounded
+    return torch.expm1(bounded) - bounded
 
 
 def grpo_loss(tokens: Tokens, config: LossConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,6 +45,9 @@ class AdamW:
             [model],
             use_gloo_process_groups=distributed,
         )
+        for group in self._megatron.param_groups:
+            # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
+            group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         self._model_parameters = {id(parameter) for parameter in model.parameters()}
 
     def zero_grad(self) -> None:

@@ -1,0 +1,43 @@
+"""One rank of two: trains the same batches as its sibling in two layouts, through a checkpoint; see test_parallel."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+from schemas import ExperienceGroup
+from schemas.codec import decode
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import parallel
+from trinity_bus.training.engine import TrainingEngine
+
+
+def run(folder: Path, tensor_parallel: int) -> list[dict[str, float]]:
+    settings = TrainerSettings(
+        model_path=str(folder / "model"),
+        learning_rate=1e-2,
+        mini_batches=2,
+        micro_batch_tokens=40,
+        old_logprobs="recompute",
+        tensor_parallel=tensor_parallel,
+        threads=1,
+    )
+    batches = [
+        [decode(path.read_bytes(), ExperienceGroup) for path in sorted(folder.glob(f"batch-{i}-*"))] for i in (0, 1)
+    ]
+    target = folder / f"tp{tensor_parallel}"
+    with parallel.initialized(tensor_parallel) as layout:
+        first = TrainingEngine(settings, layout)
+        metrics = [first.train_step(batches[0])]
+        first.save_checkpoint(target / "checkpoints", first.progress)
+        second = TrainingEngine(settings, layout)
+        second.load_latest(target / "checkpoints")
+        metrics.append(second.train_step(batches[1]))
+        second.export_hf(target / "hf")
+    return metrics
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    root = Path(sys.argv[1])
+    Path(sys.argv[2]).write_text(json.dumps([run(root, tensor_parallel) for tensor_parallel in (2, 1)]))

@@ -1,0 +1,99 @@
+"""Two ranks under gloo, once splitting the layers and once the data, train what one rank trains."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from schemas import ExperienceGroup
+from schemas.codec import encode
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import parallel
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.parallel import Layout
+
+
+def test_two_ranks_train_what_one_trains(
+    group: Callable[..., ExperienceGroup], model_at: Callable[..., Path], layout: Layout, tmp_path: Path
+) -> None:
+    folder = model_at(tmp_path / "model", vocabulary=31, tied=False)
+    batches = [[group(seed=10 * step + i, vocabulary=31, version=step) for i in range(3)] for step in range(2)]
+    for step, groups in enumerate(batches):
+        for i, member in enumerate(groups):
+            (tmp_path / f"batch-{step}-{i}").write_bytes(encode(member))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(Path(__file__).with_name("one_rank.py")),
+                str(tmp_path),
+                str(tmp_path / f"rank{rank}"),
+            ],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+
+    single = TrainingEngine(
+        TrainerSettings(
+            model_path=str(folder), learning_rate=1e-2, mini_batches=2, micro_batch_tokens=40, old_logprobs="recompute"
+        ),
+        layout,
+    )
+    expected = [single.train_step(groups) for groups in batches]
+    weights = dict(single.hf_tensors())
+    for name in ("rank0", "rank1"):
+        for tensor_parallel, seen in zip((2, 1), json.loads((tmp_path / name).read_text()), strict=True):
+            for ours, theirs in zip(seen, expected, strict=True):
+                for metric in ("loss", "grad_norm", "entropy", "rollout_k3", "tis_weight_mean"):
+                    assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
+            exported = load_file(tmp_path / f"tp{tensor_parallel}" / "hf" / "model.safetensors")
+            assert exported.keys() == weights.keys()
+            for weight, tensor in exported.items():
+                # Four updates of 1e-2 each; rounding shows where AdamW divides a small gradient by itself.
+                difference = (tensor - weights[weight]).abs()
+                assert difference.mean() < 1e-5, weight
+                assert difference.max() < 5e-3, weight
+
+
+def test_a_world_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ParallelError, match="WORLD_SIZE=1 with tensor_parallel=2"):
+        parallel.initialize(2)
+    monkeypatch.setenv("WORLD_SIZE", "four")
+    with pytest.raises(ParallelError, match="WORLD_SIZE='four'"):
+        parallel.initialize()
+
+
+def test_gloo_listens_on_the_loopback_interface_only(layout: Layout) -> None:
+    assert layout.world_size == 1
+    inodes = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}  # noqa: PTH115, PTH208 - descriptors, not paths
+    for table, loopback in (("tcp", "0100007F"), ("tcp6", "0" * 24 + "01000000")):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                assert fields[1].split(":")[0] == loopback
+    assert torch.distributed.is_initialized()
+
+
+def _exists(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")

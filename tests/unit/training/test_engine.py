@@ -1,0 +1,274 @@
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from schemas import ExperienceGroup
+from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.training import checkpoint
+from trinity_bus.training.engine import TrainingEngine, TrainingProgress
+from trinity_bus.training.errors import CheckpointError, ConversionError, TrainingError, TrainingInterrupted
+from trinity_bus.training.parallel import Layout
+from trinity_bus.training.samples import prepare
+
+type MakeEngine = Callable[..., TrainingEngine]
+type MakeGroup = Callable[..., ExperienceGroup]
+
+
+@pytest.fixture
+def engine(model_folder: Path, layout: Layout) -> MakeEngine:
+    def make(**settings: Any) -> TrainingEngine:
+        values = {"model_path": str(model_folder), "learning_rate": 1e-2, **settings}
+        return TrainingEngine(TrainerSettings(**values), layout)
+
+    return make
+
+
+@pytest.fixture
+def batches(group: MakeGroup) -> list[list[ExperienceGroup]]:
+    return [[group(seed=10 * step + i, version=step) for i in range(3)] for step in range(4)]
+
+
+def weights(of: TrainingEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in of.hf_tensors()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def timeless(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "seconds"}
+
+
+def plain_step(folder: Path, groups: Sequence[ExperienceGroup], *, learning_rate: float) -> tuple[float, Any]:
+    """One update, on policy in the sense of the rollout logprobs, in plain torch and transformers, sample by sample."""
+    from transformers import Qwen3ForCausalLM
+
+    network = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    decayed = [p for p in network.parameters() if p.dim() > 1]
+    norms = [p for p in network.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+        lr=learning_rate,
+        betas=(0.9, 0.99),
+    )
+    loss = torch.zeros(())
+    count = 0
+    for group in groups:
+        rewards = group.rewards
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        for sample, advantage in zip(group.samples(), advantages.tolist(), strict=True):
+            logits = network(torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
+            targets = torch.from_numpy(sample.tokens[1:].astype(np.int64))
+            logprobs = logits.gather(1, targets[:, None])[sample.prompt_length - 1 :, 0]
+            ratio = (logprobs - torch.from_numpy(sample.logprobs.copy())).exp()
+            surrogate = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
+            mask = torch.from_numpy(sample.mask)
+            loss = loss + surrogate[mask].sum()
+            count += int(mask.sum())
+    (loss / count).backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    return loss.item() / count, network
+
+
+def test_a_step_is_what_plain_torch_does(
+    engine: MakeEngine, model_folder: Path, batches: list[list[ExperienceGroup]]
+) -> None:
+    loss, network = plain_step(model_folder, batches[0], learning_rate=1e-2)
+    # A small budget: several micro-batches must add up to one.
+    trained = engine(weight_decay=0.1, micro_batch_tokens=24)
+    metrics = trained.train_step(batches[0])
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert metrics["micro_batches"] > 3
+    expected = network.state_dict()
+    for name, tensor in trained.hf_tensors():
+        # AdamW's first step is the learning rate times the gradient's sign, so rounding shows where that is near zero.
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01}])
+def test_a_restart_repeats_a_run_bit_for_bit(
+    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    settings = {**settings, "mini_batches": 3, "warmup_steps": 3}
+    undisturbed = engine(**settings)
+    expected = [timeless(undisturbed.train_step(groups)) for groups in batches]
+
+    first = engine(**settings)
+    assert first.load_latest(tmp_path) is None
+    seen = [timeless(first.train_step(groups)) for groups in batches[:2]]
+    first.save_checkpoint(tmp_path, first.progress.model_copy(update={"batches_offset": 17}))
+    first.train_step(batches[3])  # lost
+    torch.manual_seed(99)
+
+    second = engine(**settings)
+    progress = second.load_latest(tmp_path)
+    assert progress == first.progress.model_copy(
+        update={
+            "step": 2,
+            "version": 2,
+            "batches_offset": 17,
+            "trained_tokens": progress.trained_tokens if progress else 0,
+        }
+    )
+    seen += [timeless(second.train_step(groups)) for groups in batches[2:]]
+    assert seen == expected
+    assert same(weights(second), weights(undisturbed))
+
+
+def test_a_checkpoint_is_a_model_folder(
+    engine: MakeEngine, model_folder: Path, batches: list[list[ExperienceGroup]], tmp_path: Path
+) -> None:
+    trained = engine()
+    trained.train_step(batches[0])
+    folder = trained.save_checkpoint(tmp_path, trained.progress)
+    assert folder == checkpoint.latest(tmp_path)
+    assert same(load_file(folder / "model.safetensors"), weights(trained))
+    assert same(weights(engine(model_path=str(folder))), weights(trained))
+    assert (folder / "tokenizer.json").read_text() == (model_folder / "tokenizer.json").read_text()
+    assert "optimizer-00000-of-00001.safetensors" in {path.name for path in folder.iterdir()}
+
+
+def test_export_replaces_the_folder(engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path) -> None:
+    trained = engine()
+    target = tmp_path / "exports" / "model"
+    trained.export_hf(target)
+    trained.train_step(batches[0])
+    trained.export_hf(target)
+    assert same(load_file(target / "model.safetensors"), weights(trained))
+    assert [path.name for path in target.parent.iterdir()] == ["model"]
+
+
+def test_seed_and_step_decide_the_shuffling(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
+    def run(seed: int) -> dict[str, torch.Tensor]:
+        trained = engine(seed=seed, mini_batches=4)
+        trained.train_step(batches[0])
+        return weights(trained)
+
+    assert same(run(1), run(1))
+    assert not same(run(1), run(2))
+
+
+def test_a_batch_that_teaches_nothing_is_a_step(engine: MakeEngine, group: MakeGroup) -> None:
+    trained = engine(mini_batches=4)
+    before = weights(trained)
+    metrics = trained.train_step([group(rewards=[1.0, 1.0])])
+    assert (metrics["updates"], metrics["groups_skipped"], metrics["reward_mean"]) == (0, 1, 1)
+    assert "loss" not in metrics
+    assert (trained.progress.step, trained.progress.version) == (1, 1)
+    assert same(weights(trained), before)
+
+
+def test_updates_and_learning_rate(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
+    trained = engine(mini_batches=5, warmup_steps=4)
+    rates = [trained.train_step(batches[0])["learning_rate"] for _ in range(6)]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+    assert trained.train_step(batches[0])["updates"] == 5
+
+
+def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup, model_folder: Path) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    network = Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    samples = prepare([group(seed=i) for i in range(3)], version=0, vocabulary=32, normalize_std=True).samples
+    for sample, found in zip(samples, engine(micro_batch_tokens=20).logprobs(samples), strict=True):
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))
+        with torch.no_grad():
+            logp = network(tokens[None]).logits[0].log_softmax(-1)
+        expected = logp[:-1].gather(1, tokens[1:, None])[sample.prompt_length - 1 :, 0]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_recomputed_logprobs_make_the_first_ratio_one(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
+    for mini_batches in (1, 2):
+        trained = engine(old_logprobs="recompute", mini_batches=mini_batches, learning_rate=1e-12)
+        metrics = trained.train_step(batches[0])
+        assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert metrics["clip_fraction"] == 0
+        assert metrics["tis_weight_mean"] != pytest.approx(1.0, abs=1e-3)
+
+
+def test_kl_is_to_the_first_model_also_after_a_restart(
+    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path
+) -> None:
+    trained = engine(kl_coef=0.1)
+    assert trained.train_step(batches[0])["kl"] == pytest.approx(0.0, abs=1e-9)
+    trained.save_checkpoint(tmp_path, trained.progress)
+    restarted = engine(kl_coef=0.1)
+    restarted.load_latest(tmp_path)
+    assert restarted.train_step(batches[1])["kl"] > 1e-4
+
+
+def test_staleness_is_counted_from_the_weights_that_are_trained(engine: MakeEngine, group: MakeGroup) -> None:
+    trained = engine()
+    trained.progress = TrainingProgress(step=5, version=5)
+    metrics = trained.train_step([group(version=5), group(seed=1, version=3)])
+    assert (metrics["staleness_min"], metrics["staleness_mean"], metrics["staleness_max"]) == (0, 1, 2)
+
+
+def test_an_interrupted_step_stops_between_micro_batches(
+    engine: MakeEngine, batches: list[list[ExperienceGroup]]
+) -> None:
+    trained = engine()
+    trained.interrupt()
+    with pytest.raises(TrainingInterrupted, match="step 1 was abandoned"):
+        trained.train_step(batches[0])
+    assert trained.progress.step == 0
+
+
+def test_gradients_that_are_not_finite_stop_the_trainer(
+    engine: MakeEngine, batches: list[list[ExperienceGroup]]
+) -> None:
+    trained = engine()
+    with torch.no_grad():
+        next(iter(trained._model.parameters())).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="step 1 is nan"):
+        trained.train_step(batches[0])
+    assert trained.progress.step == 0
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    engine: MakeEngine, model_at: Callable[..., Path], batches: list[list[ExperienceGroup]], tmp_path: Path
+) -> None:
+    trained = engine()
+    trained.train_step(batches[0])
+    trained.save_checkpoint(tmp_path / "checkpoints", trained.progress)
+    other = engine(model_path=str(model_at(tmp_path / "other", vocabulary=40)))
+    with pytest.raises(ConversionError, match=r"config\.json asks for"):
+        other.load_latest(tmp_path / "checkpoints")
+
+
+def test_a_damaged_optimizer_file_is_named(
+    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path
+) -> None:
+    trained = engine()
+    trained.train_step(batches[0])
+    folder = trained.save_checkpoint(tmp_path, trained.progress)
+    path = folder / "optimizer-00000-of-00001.safetensors"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(CheckpointError, match="optimizer-00000"):
+        engine().load_latest(tmp_path)
+
+
+def test_progress_must_be_the_engines(engine: MakeEngine, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="progress says step 3, the engine is at step 0"):
+        engine().save_checkpoint(tmp_path, TrainingProgress(step=3))
+
+
+def test_a_model_path_is_needed(layout: Layout) -> None:
+    with pytest.raises(ConfigError, match="TRINITY_BUS_TRAINER__MODEL_PATH is not set"):
+        TrainingEngine(TrainerSettings(), layout)
+
+
+def test_bfloat16_needs_a_gpu(engine: MakeEngine) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(TrainingError, match="DTYPE=bfloat16 needs a GPU"):
+        engine(dtype="bfloat16")

@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from trinity_bus.training import logprobs
+from trinity_bus.training.logprobs import vocab_parallel_logprobs
+
+
+def reference(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    logp = (logits.float() / temperature).log_softmax(-1)
+    return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 7 * 11, 1 << 24])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", chunk)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 11, generator=generator).mul_(3)
+    targets = torch.randint(0, 9, (40,), generator=generator)
+    seeds = torch.randn(2, 40, generator=generator)
+    # Two columns are padding.
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    got = vocab_parallel_logprobs(ours, targets, vocabulary=9, temperature=temperature)
+    expected = reference(theirs[:, :9], targets, temperature)
+    for value, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(value, wanted, atol=1e-6, rtol=1e-5)
+    sum((v * s).sum() for v, s in zip(got, seeds, strict=True)).backward()
+    sum((v * s).sum() for v, s in zip(expected, seeds, strict=True)).backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
+    assert (ours.grad[:, 9:] == 0).all()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_each_result_alone(which: int) -> None:
+    logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    targets = torch.tensor([0, 1, 2, 3, 7])
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    vocab_parallel_logprobs(ours, targets, vocabulary=8)[which].sum().backward()
+    reference(theirs, targets, 1.0)[which].sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_certain_and_impossible_tokens() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, -1e9], [1e4, 0.0, 0.0]], requires_grad=True)
+    values, entropy = vocab_parallel_logprobs(logits, torch.tensor([0, 0]), vocabulary=3)
+    assert values.tolist() == [0.0, 0.0]
+    assert entropy[1].item() == 0.0
+    values.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_half_precision_logits_keep_their_type() -> None:
+    logits = torch.randn(6, 16, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
+    values, _ = vocab_parallel_logprobs(logits, torch.arange(6), vocabulary=16)
+    assert values.dtype is torch.float32
+    torch.testing.assert_close(values, reference(logits, torch.arange(6), 1.0)[0], atol=1e-6, rtol=1e-5)
+    values.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype is torch.bfloat16

@@ -1,0 +1,154 @@
+import math
+
+import pytest
+import torch
+
+from trinity_bus.training.losses import METRICS, LossConfig, Tokens, grpo_loss, k3
+
+
+def tokens(
+    logprobs: list[float],
+    *,
+    old: list[float] | None = None,
+    rollout: list[float] | None = None,
+    ref: list[float] | None = None,
+    advantages: list[float],
+    weight: list[float] | None = None,
+    entropy: list[float] | None = None,
+) -> Tokens:
+    n = len(logprobs)
+    return Tokens(
+        logprobs=torch.tensor(logprobs, requires_grad=True),
+        entropy=torch.tensor(entropy or [0.0] * n, requires_grad=True),
+        old_logprobs=torch.tensor(old or logprobs),
+        rollout_logprobs=torch.tensor(rollout or old or logprobs),
+        ref_logprobs=None if ref is None else torch.tensor(ref),
+        advantages=torch.tensor(advantages),
+        weight=torch.tensor(weight or [1.0 / n] * n),
+    )
+
+
+def evaluate(what: Tokens, config: LossConfig) -> tuple[float, list[float], dict[str, float]]:
+    loss, metrics = grpo_loss(what, config)
+    loss.backward()
+    assert what.logprobs.grad is not None
+    return loss.item(), what.logprobs.grad.tolist(), dict(zip(METRICS, metrics.tolist(), strict=True))
+
+
+def log(ratio: float) -> float:
+    return math.log(ratio)
+
+
+CLIP = LossConfig(clip_low=0.2, clip_high=0.28, tis_cap=None)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        pytest.param(1.0, 2.0, -2.0, -2.0, id="on policy: minus the advantage"),
+        pytest.param(1.2, 2.0, -2.4, -2.4, id="up, within: still follows the ratio"),
+        pytest.param(1.5, 2.0, -2.56, 0.0, id="up, beyond clip-higher: stops"),
+        pytest.param(1.5, -2.0, 3.0, 3.0, id="up, but bad: pushed down"),
+        pytest.param(0.5, -2.0, 1.6, 0.0, id="down far enough: stops"),
+        pytest.param(0.5, 2.0, -1.0, -1.0, id="down, but good: pulled up"),
+    ],
+)
+def test_clipping_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    what = tokens([log(ratio) - 1.0], old=[-1.0], advantages=[advantage])
+    value, gradients, metrics = evaluate(what, CLIP)
+    assert value == pytest.approx(loss, rel=1e-5)
+    # d ratio / d logp is the ratio itself.
+    assert gradients[0] == pytest.approx(gradient, rel=1e-5, abs=1e-7)
+    assert metrics["clip_fraction"] == (1.0 if gradient == 0.0 else 0.0)
+    assert metrics["ratio_mean"] == pytest.approx(ratio, rel=1e-5)
+
+
+def test_dual_clip_bounds_a_bad_token() -> None:
+    config = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, tis_cap=None)
+    value, gradients, _ = evaluate(tokens([log(10.0) - 1.0], old=[-1.0], advantages=[-2.0]), config)
+    assert value == pytest.approx(6.0)
+    assert gradients == [0.0]
+    value, gradients, _ = evaluate(tokens([log(2.0) - 1.0], old=[-1.0], advantages=[-2.0]), config)
+    assert value == pytest.approx(4.0, rel=1e-5)
+    assert gradients[0] == pytest.approx(4.0, rel=1e-5)
+
+
+def test_importance_weights_are_truncated_constants() -> None:
+    # old / rollout is 1.5 and 5; the cap is 2.
+    what = tokens([-1.0, -1.0], rollout=[-1.0 - log(1.5), -1.0 - log(5.0)], advantages=[1.0, 1.0], old=[-1.0, -1.0])
+    value, gradients, metrics = evaluate(what, LossConfig(tis_cap=2.0))
+    assert value == pytest.approx(-(1.5 + 2.0) / 2, rel=1e-5)
+    assert gradients == pytest.approx([-0.75, -1.0], rel=1e-5)
+    assert metrics["tis_weight_mean"] == pytest.approx(3.25, rel=1e-5)
+    assert metrics["tis_truncated_fraction"] == 0.5
+
+
+def test_kl_to_a_reference_is_k3() -> None:
+    # ref / policy is 2: k3 = 2 - 1 - log 2, and d k3 / d logp = 1 - 2.
+    what = tokens([-1.0], ref=[-1.0 + log(2.0)], advantages=[0.0])
+    value, gradients, metrics = evaluate(what, LossConfig(kl_coef=0.5, tis_cap=None))
+    assert metrics["kl"] == pytest.approx(1 - log(2.0), rel=1e-5)
+    assert value == pytest.approx(0.5 * (1 - log(2.0)), rel=1e-5)
+    assert gradients[0] == pytest.approx(-0.5, rel=1e-5)
+
+
+def test_entropy_bonus_raises_entropy() -> None:
+    what = tokens([-1.0, -1.0], advantages=[0.0, 0.0], entropy=[1.0, 3.0])
+    value, _, metrics = evaluate(what, LossConfig(entropy_coef=0.1))
+    assert metrics["entropy"] == pytest.approx(2.0)
+    assert value == pytest.approx(-0.2)
+    assert what.entropy.grad is not None
+    assert what.entropy.grad.tolist() == pytest.approx([-0.05, -0.05])
+
+
+def test_every_token_counts_the_same_and_masked_ones_do_not() -> None:
+    what = tokens([-1.0, -2.0, -9.0], advantages=[1.0, -1.0, 50.0], weight=[0.25, 0.75, 0.0])
+    value, gradients, _ = evaluate(what, CLIP)
+    assert value == pytest.approx(-0.25 + 0.75)
+    assert gradients == pytest.approx([-0.25, 0.75, 0.0])
+
+
+def test_one_broken_token_does_not_make_an_infinity() -> None:
+    what = tokens([-0.1], old=[-500.0], rollout=[-900.0], ref=[-900.0], advantages=[-1.0])
+    value, gradients, _ = evaluate(what, LossConfig(kl_coef=0.1))
+    assert math.isfinite(value)
+    assert math.isfinite(gradients[0])
+
+
+def test_against_plain_autograd() -> None:
+    """Everything at once, against the formulas of the module's docstring written down again."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda scale: torch.randn(200, generator=generator) * scale  # noqa: E731 - a helper of this test
+    base = -draw(1.0).abs()
+    config = LossConfig(dual_clip=4.0, tis_cap=1.5, kl_coef=0.3, entropy_coef=0.2)
+    weight = (torch.rand(200, generator=generator) > 0.3) / 200.0
+    what = Tokens(
+        logprobs=(base + draw(0.5)).requires_grad_(),
+        entropy=draw(1.0).requires_grad_(),
+        old_logprobs=base,
+        rollout_logprobs=base + draw(0.4),
+        ref_logprobs=base + draw(0.3),
+        advantages=draw(2.0),
+        weight=weight,
+    )
+    assert what.ref_logprobs is not None
+    logprobs = what.logprobs.detach().clone().requires_grad_()
+    r = (logprobs - what.old_logprobs).exp()
+    a = what.advantages
+    surrogate = torch.maximum(-a * r, -a * r.clamp(0.8, 1.28))
+    surrogate = torch.where(a < 0, torch.minimum(surrogate, -a * 4.0), surrogate)
+    surrogate = surrogate * (what.old_logprobs - what.rollout_logprobs).exp().clamp(max=1.5)
+    difference = what.ref_logprobs - logprobs
+    expected = (weight * (surrogate + 0.3 * (difference.exp() - 1 - difference) - 0.2 * what.entropy.detach())).sum()
+    expected.backward()
+    loss, _ = grpo_loss(what, config)
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(what.logprobs.grad, logprobs.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_k3_is_never_negative_and_zero_only_where_policies_agree() -> None:
+    ratios = torch.linspace(-3, 3, 61)
+    assert (k3(ratios) >= 0).all()
+    assert k3(torch.zeros(1)).item() == 0.0
+    assert (k3(ratios[ratios.abs() > 0.05]) > 0).all()

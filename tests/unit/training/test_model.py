@@ -1,0 +1,199 @@
+"""The same weights give the same logits here and in transformers, and come out as they went in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trinity_bus.training import model, qwen3
+from trinity_bus.training.errors import ConversionError, ParallelError
+from trinity_bus.training.megatron import GPTModel, PackedSeqParams
+from trinity_bus.training.parallel import Layout
+from trinity_bus.training.qwen3 import Qwen3Shape
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param((32, True), id="tied"), pytest.param((61, False), id="untied, odd vocabulary")],
+)
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]
+) -> Path:
+    vocabulary, tied = request.param
+    return model_at(tmp_path_factory.mktemp("parity") / "model", vocabulary=vocabulary, tied=tied)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path, layout: Layout) -> tuple[GPTModel, Qwen3Shape]:
+    shape = Qwen3Shape.read(folder)
+    built = model.build(shape, layout, torch.float32)
+    model.load(built, shape, layout, folder)
+    return built, shape
+
+
+@pytest.fixture(scope="module")
+def genuine(folder: Path) -> torch.nn.Module:
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def packed(lengths: list[int]) -> PackedSeqParams:
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=bounds,
+        cu_seqlens_kv=bounds,
+        max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(lengths),
+    )
+
+
+def test_logits_and_gradients(loaded: tuple[GPTModel, Qwen3Shape], genuine: torch.nn.Module) -> None:
+    built, shape = loaded
+    tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
+    ours = built(tokens, torch.arange(17).expand(3, -1), None)
+    theirs = genuine(tokens).logits
+    assert (ours - theirs).abs().max() < 1e-5
+    for module, logits in ((built, ours), (genuine, theirs)):
+        module.zero_grad()
+        logits.log_softmax(-1)[..., 3].sum().backward()
+    expected = {name: parameter.grad for name, parameter in genuine.named_parameters()}
+    for name, parameter in built.named_parameters():
+        parts = qwen3.split(name, parameter.grad, shape)
+        for hf_name, part in zip(qwen3.hf_names(name), parts, strict=True):
+            torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_do_not_see_each_other(loaded: tuple[GPTModel, Qwen3Shape], genuine: torch.nn.Module) -> None:
+    built, shape = loaded
+    generator = torch.Generator().manual_seed(1)
+    lengths = [5, 17, 1, 9]
+    sequences = [torch.randint(0, shape.vocabulary, (n,), generator=generator) for n in lengths]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    with torch.no_grad():
+        ours = built(torch.cat(sequences)[None], positions, None, packed_seq_params=packed(lengths))
+        theirs = torch.cat([genuine(sequence[None]).logits[0] for sequence in sequences])[None]
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_weights_come_out_as_they_went_in(loaded: tuple[GPTModel, Qwen3Shape], folder: Path, layout: Layout) -> None:
+    exported = dict(model.hf_tensors(*loaded, layout))
+    original = load_file(folder / "model.safetensors")
+    assert exported.keys() == original.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, original[name]), name
+
+
+def test_a_written_folder_is_a_hugging_face_model(
+    loaded: tuple[GPTModel, Qwen3Shape], folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
+) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    model.write_folder(tmp_path, folder, model.hf_tensors(*loaded, layout), torch.float32)
+    again = Qwen3ForCausalLM.from_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    tokens = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, genuine(tokens).logits)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("vocabulary", [32, 61])
+def test_shards_make_the_whole(ranks: int, vocabulary: int) -> None:
+    shape = Qwen3Shape(
+        layers=1, hidden=8, heads=8, groups=4, head_dim=6, intermediate=16, vocabulary=vocabulary, max_positions=64,
+        norm_epsilon=1e-6, rope_theta=1e4, tied=False,
+    )  # fmt: skip
+    sizes = {
+        "decoder.layers.0.self_attention.linear_qkv.weight": [(48, 8), (24, 8), (24, 8)],
+        "decoder.layers.0.self_attention.linear_proj.weight": [(8, 48)],
+        "decoder.layers.0.mlp.linear_fc1.weight": [(16, 8), (16, 8)],
+        "decoder.layers.0.mlp.linear_fc2.weight": [(8, 16)],
+        "decoder.layers.0.input_layernorm.weight": [(8,)],
+        "output_layer.weight": [(vocabulary, 8)],
+    }
+    for name, parts_sizes in sizes.items():
+        parts = [torch.randn(size) for size in parts_sizes]
+        whole = qwen3.merge(name, parts, shape, ranks)
+        shards = [qwen3.shard(name, whole, ranks, rank) for rank in range(ranks)]
+        back = qwen3.split(name, qwen3.unshard(name, shards), shape)
+        for part, original in zip(back, parts, strict=True):
+            assert torch.equal(part, original), name
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama"}, "model_type='llama'"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type='yarn'"),
+        ({"hidden_size": "big"}, "not a Qwen3 configuration"),
+    ],
+)
+def test_another_model_is_refused(
+    model_at: Callable[..., Path], tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    folder = model_at(tmp_path / "m")
+    edit(folder, **changes)
+    with pytest.raises(ConversionError, match=message):
+        Qwen3Shape.read(folder)
+
+
+def test_older_configurations_spell_rope_differently(model_at: Callable[..., Path], tmp_path: Path) -> None:
+    folder = model_at(tmp_path / "m")
+    edit(folder, rope_parameters=None, rope_theta=1e6)
+    assert Qwen3Shape.read(folder).rope_theta == 1e6
+
+
+def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tmp_path: Path, layout: Layout) -> None:
+    with pytest.raises(ConversionError, match="does not exist"):
+        Qwen3Shape.read(tmp_path / "nowhere")
+    folder = model_at(tmp_path / "m")
+    shape = Qwen3Shape.read(folder)
+    built = model.build(shape, layout, torch.float32)
+    weights = load_file(folder / "model.safetensors")
+    cut = {**weights, "model.norm.weight": weights["model.norm.weight"][:-1].clone()}
+    save_file(cut, folder / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight.*\(31,\).*\(32,\)"):
+        model.load(built, shape, layout, folder)
+    save_file({k: v for k, v in weights.items() if "norm.weight" not in k}, folder / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"lacks the tensor 'model\.layers\.0"):
+        model.load(built, shape, layout, folder)
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ConversionError, match="cannot be read"):
+        model.load(built, shape, layout, folder)
+
+
+def test_weights_in_several_files(
+    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: tuple[GPTModel, Qwen3Shape]
+) -> None:
+    folder = model_at(tmp_path / "m", seed=5)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    files = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    shape = Qwen3Shape.read(folder)
+    built = model.build(shape, layout, torch.float32)
+    model.load(built, shape, layout, folder)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.hf_tensors(built, shape, layout))
+
+
+def test_a_model_that_cannot_be_split(model_at: Callable[..., Path], tmp_path: Path) -> None:
+    shape = Qwen3Shape.read(model_at(tmp_path / "m"))
+    assert shape.padded_vocabulary(2) == 32
+    with pytest.raises(ParallelError, match="tensor_parallel=4 does not divide the model's 2 key-value heads"):
+        shape.padded_vocabulary(4)

@@ -1,0 +1,89 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import ExperienceGroup
+from trinity_bus.training.packing import TrainSample, first_fit_decreasing, pack, plan, unpack
+from trinity_bus.training.samples import prepare
+
+lengths_of_samples = st.lists(st.integers(1, 300), min_size=1, max_size=60)
+
+
+@given(lengths_of_samples, st.integers(1, 400))
+def test_bins_hold_each_sample_once_and_stay_within_the_budget(lengths: list[int], budget: int) -> None:
+    bins = first_fit_decreasing(lengths, budget)
+    assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
+    for indices in bins:
+        assert sum(lengths[i] for i in indices) <= budget or len(indices) == 1
+
+
+@given(lengths_of_samples)
+def test_bins_are_few(lengths: list[int]) -> None:
+    """No two bins could have been one, but for the order of arrival: at most one bin is half empty."""
+    bins = first_fit_decreasing(lengths, 300)
+    assert sum(sum(lengths[i] for i in indices) <= 150 for indices in bins) <= 1
+
+
+@given(lengths_of_samples, st.integers(50, 400), st.integers(1, 5))
+def test_ranks_get_all_samples_and_equally_many_micro_batches(lengths: list[int], budget: int, ranks: int) -> None:
+    plans = plan(lengths, budget, ranks=ranks)
+    assert len(plans) == ranks
+    assert len({len(part) for part in plans}) == 1
+    counted = [i for part in plans for micro_batch in part if micro_batch.counted for i in micro_batch.samples]
+    assert sorted(counted) == list(range(len(lengths)))
+    assert all(micro_batch.samples for part in plans for micro_batch in part)
+
+
+def sample(tokens: list[int], prompt_length: int, *, advantage: float, mask: list[bool]) -> TrainSample:
+    logprobs = -np.array(tokens[prompt_length:], np.float32)
+    return TrainSample(
+        tokens=np.array(tokens, np.int32),
+        prompt_length=prompt_length,
+        mask=np.array(mask, np.bool_),
+        advantage=advantage,
+        rollout_logprobs=logprobs,
+        old_logprobs=logprobs * 2,
+    )
+
+
+def test_layout_by_hand() -> None:
+    first = sample([10, 11, 12, 13], 2, advantage=1.5, mask=[True, False])
+    second = sample([20, 21], 1, advantage=-2.0, mask=[True])
+    arrays = pack([first, second], token_weight=0.5)
+    np.testing.assert_array_equal(arrays.tokens, [10, 11, 12, 13, 20, 21])
+    np.testing.assert_array_equal(arrays.positions, [0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(arrays.bounds, [0, 4, 6])
+    assert arrays.longest == 4
+    weighing = arrays.weight > 0
+    # Token 12 is predicted at the position of 11, token 21 at that of 20; token 13 is masked.
+    np.testing.assert_array_equal(weighing, [False, True, False, False, True, False])
+    np.testing.assert_array_equal(arrays.targets[weighing], [12, 21])
+    np.testing.assert_array_equal(arrays.weight[weighing], [0.5, 0.5])
+    np.testing.assert_array_equal(arrays.advantages[weighing], [1.5, -2.0])
+    np.testing.assert_array_equal(arrays.rollout_logprobs[weighing], [-12, -21])
+    np.testing.assert_array_equal(arrays.old_logprobs[weighing], [-24, -42])
+    assert arrays.ref_logprobs is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=6))
+def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]]) -> None:
+    samples = [sample(list(range(p + r)), p, advantage=0.0, mask=[True] * r) for p, r in sizes]
+    arrays = pack(samples, token_weight=1.0)
+    for values, original in zip(unpack(arrays.rollout_logprobs, arrays, samples), samples, strict=True):
+        np.testing.assert_array_equal(values, original.rollout_logprobs)
+
+
+def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
+    groups = [group(rewards=[1.0, 1.0], seed=1), group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
+    batch = prepare(groups, version=5, vocabulary=32, normalize_std=True)
+    assert len(batch.samples) == 2
+    assert [s.advantage for s in batch.samples] == pytest.approx([-1.0, 1.0], abs=1e-3)
+    metrics = batch.metrics
+    assert (metrics["groups"], metrics["groups_skipped"]) == (2, 1)
+    assert (metrics["samples"], metrics["samples_trained"]) == (5, 2)
+    assert metrics["reward_mean"] == pytest.approx(0.75)
+    assert (metrics["staleness_min"], metrics["staleness_max"]) == (2, 5)
+    assert metrics["trained_tokens"] == sum(int(s.mask.sum()) for s in batch.samples)
