@@ -1,0 +1,53 @@
+# Each target does its own set-up. Needs Python 3 of any version, and a package index.
+#   make demo          watch a model learn
+#   make test          everything that must hold
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+# cpu or gpu: which lock file is installed.
+DEVICE ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.trinity-bus-$(DEVICE)
+TESTS := $(wildcard tests/unit) $(wildcard tests/integration) $(wildcard tests/e2e)
+
+# Without a home folder that can be written, caches and data stay in the checkout.
+ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
+export HOME := $(CURDIR)/.cache/home
+endif
+
+.PHONY: help setup demo test check asyncapi bench clean
+
+help: ## Show this.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Install everything: environment, pinned packages, the broker's jars.
+
+$(STAMP): tools/bootstrap.sh requirements/$(DEVICE).lock pyproject.toml trinity_bus/broker/kafka.lock
+	@tools/bootstrap.sh $(DEVICE) $(STAMP)
+
+demo: setup ## Run the whole mesh and watch a model learn. Options: ARGS='...'
+	@$(BIN)/trinity-bus demo $(ARGS)
+
+test: check ## Lint and types, then unit, integration and e2e tests. Options: ARGS='...'
+	@$(BIN)/pytest $(TESTS) $(ARGS)
+
+check: setup ## Lint, formatting, types, generated documents.
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/python -m schemas.asyncapi --check
+
+asyncapi: setup ## Write docs/asyncapi.yaml anew from the record types.
+	@$(BIN)/python -m schemas.asyncapi
+
+bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, weight_sync or demo.
+	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
+	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
+	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+
+clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
+	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
