@@ -1,6 +1,6 @@
 """The contract of the mesh: every record's type, its codec, its topics and its version rules.
 
-Light on purpose: msgpack, msgspec, pydantic and numpy. A program that produces tasks needs this package and a Kafka client.
+Light on purpose: msgpack, msgspec, pydantic and numpy. A program that produces tasks needs this and a Kafka client.
 """
 
 from schemas.batch import BatchLifecycleState, BatchRecord, ManifestEntry

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from schemas.errors import SchemaError, shown
@@ -49,8 +50,8 @@ class Column:
     name: str
     dtype_name: str
     """NumPy's name, with the byte order."""
-    width: int
-    """Numbers per row; a buffer of width 1 has one dimension, a wider one two."""
+    tail: tuple[int, ...]
+    """The shape of one row; empty for a buffer of one dimension."""
     length: str
     meaning: str
 
@@ -61,14 +62,14 @@ class Column:
 
 
 COLUMNS = (
-    Column("tokens", "<i4", 1, "sum(lengths)", "prompt and response token ids, sample after sample"),
-    Column("lengths", "<i4", 1, "samples", "tokens per sample"),
-    Column("prompt_lengths", "<i4", 1, "samples", "how many of them are prompt"),
-    Column("logprobs", "<f4", 1, "responses", "of each response token, under the policy that drew it"),
-    Column("mask_bits", "|u1", 1, "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
-    Column("rewards", "<f4", 1, "samples", "NaN where the workflow gave none"),
-    Column("run_ids", "<i4", 1, "samples", "0 .. repeat_times - 1"),
-    Column("versions", "<i4", 3, "spans", "(sample, first response token, model version): who drew what"),
+    Column("tokens", "<i4", (), "sum(lengths)", "prompt and response token ids, sample after sample"),
+    Column("lengths", "<i4", (), "samples", "tokens per sample"),
+    Column("prompt_lengths", "<i4", (), "samples", "how many of them are prompt"),
+    Column("logprobs", "<f4", (), "responses", "of each response token, under the policy that drew it"),
+    Column("mask_bits", "|u1", (), "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
+    Column("rewards", "<f4", (), "samples", "NaN where the workflow gave none"),
+    Column("run_ids", "<i4", (), "samples", "0 .. repeat_times - 1"),
+    Column("versions", "<i4", (3,), "spans", "(sample, first response token, model version): who drew what"),
 )
 """The buffers of a group, in the order in which they are written."""
 
@@ -90,9 +91,12 @@ class Sample:
     version_max: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExperienceGroup:
-    """The samples of one attempt at one task. Produced by explorers to ``experiences``, keyed by ``task_id``."""
+class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
+    """The samples of one attempt at one task. Produced by explorers to ``experiences``, keyed by ``task_id``.
+
+    Immutable, compared by identity. A msgspec ``Struct`` because a frozen dataclass takes longer to fill than its bytes
+    take to parse; change a copy with ``msgspec.structs.replace``.
+    """
 
     SCHEMA: ClassVar[str] = "experience"
     VERSION: ClassVar[int] = 1
@@ -114,8 +118,8 @@ class ExperienceGroup:
     rewards: Float32
     run_ids: Int32
     versions: Int32
-    metrics: list[Metrics] = field(default_factory=list)
-    finish_reasons: list[str] = field(default_factory=list)
+    metrics: list[Metrics] = []
+    finish_reasons: list[str] = []
 
     def __len__(self) -> int:
         """Number of samples."""

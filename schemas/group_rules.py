@@ -13,7 +13,6 @@ from schemas.record import MAX_ID_LENGTH
 _IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
 _IDENTIFIER = rf"[A-Za-z0-9][A-Za-z0-9._:/@#-]{{0,{MAX_ID_LENGTH - 1}}}"
 _all_identifiers = re.compile(rf"(?:{_IDENTIFIER}\n){{{len(_IDENTIFIERS)}}}").fullmatch
-_STR = frozenset({str})
 _one_identifier = re.compile(_IDENTIFIER).fullmatch
 
 
@@ -21,13 +20,13 @@ def check_group(group: ExperienceGroup) -> None:
     """Pass ``group``, or say the first thing that is wrong with it.
 
     Raises:
-        DecodeError: A field has the wrong type or value, or lengths contradict each other.
+        DecodeError: An identifier is none, or lengths contradict each other.
     """
-    _check_identifiers(group)
-    if type(group.attempt) is not int or group.attempt < 1:
-        raise _broken("bad_value", f"attempt = {shown(group.attempt)} is not an integer of 1 or more")
-    if group.batch_type not in ("train", "eval"):
-        raise _broken("bad_value", f"batch_type = {shown(group.batch_type)} is neither 'train' nor 'eval'")
+    values = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
+    if not _all_identifiers("\n".join(values) + "\n"):
+        for name, value in zip(_IDENTIFIERS, values, strict=True):
+            if not _one_identifier(value):
+                raise _broken("bad_value", f"{name} = {shown(value)} is not an identifier")
     samples = len(group.lengths)
     if not 1 <= samples <= MAX_SAMPLES:
         raise _broken("bad_buffer", f"{samples} samples, 1 to {MAX_SAMPLES} are allowed")
@@ -44,23 +43,24 @@ def _broken(reason: str, detail: str) -> DecodeError:
     return DecodeError(reason, f"{ExperienceGroup.SCHEMA}: {detail}")
 
 
-def _check_identifiers(group: ExperienceGroup) -> None:
-    values = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
-    if _STR.issuperset(map(type, values)) and _all_identifiers("\n".join(values) + "\n"):
-        return
-    for name, value in zip(_IDENTIFIERS, values, strict=True):
-        if not isinstance(value, str):
-            raise _broken("wrong_type", f"{name} = {shown(value)} is not a string")
-        if not _one_identifier(value):
-            raise _broken("bad_value", f"{name} = {shown(value)} is not an identifier")
-
-
-def check_metrics(group: ExperienceGroup) -> None:
-    """Pass the free-form parts of ``group``; a reader has their types from the parser.
+def check_types(group: ExperienceGroup) -> None:
+    """Pass the header fields of ``group``; only for writers, because a reader has their types from its parser.
 
     Raises:
-        DecodeError: A metric is not a number by a string, or a finish reason is not a string.
+        DecodeError: A field has the wrong type.
     """
+    for name in _IDENTIFIERS:
+        value = getattr(group, name)
+        if not isinstance(value, str):
+            raise _broken("wrong_type", f"{name} = {shown(value)} is not a string")
+    if type(group.attempt) is not int or group.attempt < 1:
+        raise _broken("bad_value", f"attempt = {shown(group.attempt)} is not an integer of 1 or more")
+    if group.batch_type not in ("train", "eval"):
+        raise _broken("bad_value", f"batch_type = {shown(group.batch_type)} is neither 'train' nor 'eval'")
+    _check_free_form(group)
+
+
+def _check_free_form(group: ExperienceGroup) -> None:
     for entry in group.metrics:
         if len(entry) > MAX_METRICS:
             raise _broken("too_large", f"{len(entry)} metrics of one sample, at most {MAX_METRICS} are allowed")
@@ -74,15 +74,16 @@ def check_metrics(group: ExperienceGroup) -> None:
 
 def _response_lengths(group: ExperienceGroup) -> list[int]:
     responses = []
-    tokens = 0
-    for length, prompt in zip(group.lengths.tolist(), group.prompt_lengths.tolist(), strict=True):
-        if not 0 <= prompt <= length or not length:
+    total = 0
+    lengths = group.lengths.tolist()
+    for length, prompt in zip(lengths, group.prompt_lengths.tolist(), strict=True):
+        response = length - prompt
+        if response < 0 or prompt < 0 or length < 1:
             raise _broken("bad_buffer", f"a sample has length {length} and prompt length {prompt}")
-        tokens += length
-        responses.append(length - prompt)
-    total = sum(responses)
-    if tokens != len(group.tokens):
-        raise _broken("bad_buffer", f"tokens has {len(group.tokens)} entries, the lengths add up to {tokens}")
+        total += response
+        responses.append(response)
+    if sum(lengths) != len(group.tokens):
+        raise _broken("bad_buffer", f"tokens has {len(group.tokens)} entries, the lengths add up to {sum(lengths)}")
     if total != len(group.logprobs) or (total + 7) // 8 != len(group.mask_bits):
         sizes = f"{len(group.logprobs)} entries and mask_bits {len(group.mask_bits)} bytes"
         raise _broken("bad_buffer", f"logprobs has {sizes} for {total} response tokens")

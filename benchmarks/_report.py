@@ -1,0 +1,62 @@
+"""What every benchmark ends with: a table for people and a JSON file for machines."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured figure."""
+
+    metric: str
+    value: float
+    unit: str
+    goal: float | None = None
+    better: Literal["higher", "lower"] = "higher"
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; ``None`` without a goal."""
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
+
+
+def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) -> Path:
+    """Print ``rows`` as a table and write them to ``benchmarks/results/NAME.json``.
+
+    Args:
+        name: The benchmark's name, which is its module's.
+        title: Headline of the table: what was measured on what.
+        rows: The figures, in the order in which they are to be read.
+        notes: Lines printed under the table.
+
+    Returns:
+        The path of the JSON file.
+    """
+    table = Table(title=title, title_justify="left")
+    for header in ("metric", "value", "unit", "goal", ""):
+        table.add_column(header, justify="right" if header in ("value", "goal") else "left")
+    for row in rows:
+        goal = "" if row.goal is None else f"{'>=' if row.better == 'higher' else '<='} {row.goal:g}"
+        verdict = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[row.met]
+        table.add_row(
+            row.metric, f"{row.value:,.4g}" if row.value < 1000 else f"{row.value:,.0f}", row.unit, goal, verdict
+        )
+    console = Console()
+    console.print(table)
+    for note in notes:
+        console.print(note, style="dim")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8")
+    console.print(f"written to {path}")
+    return path

@@ -1,0 +1,202 @@
+"""The codec against pickle + safetensors, msgspec lists and JSON, on groups of 8 samples of 2,200 tokens.
+
+Every format carries the same group: identifiers, token ids, logprobs, masks, rewards, versions and two metrics a
+sample. Each starts from, and ends in, the shape in which its users hold a group:
+
+* the codec: an ``ExperienceGroup`` of numpy columns;
+* pickle + safetensors: per sample a dict of plain fields and a dict of torch tensors; the fields of all samples are
+  pickled, the tensors are one safetensors blob, as is common between a rollout worker and a torch trainer;
+* the same with numpy arrays, which safetensors handles faster than tensors; shown, but no trainer's way and no goal;
+* msgspec lists and JSON: dicts of plain Python lists.
+
+Unlike the others the codec also checks on either side that lengths, offsets and identifiers fit together. The
+formats take turns of a few hundredths of a second, so that a busy machine slows all alike, and medians are compared.
+"""
+
+import json
+import pickle
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+import torch
+from _report import Row, report
+
+from schemas import ExperienceGroup, SampleInput, build_group
+from schemas.codec import decode, encode
+
+SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
+TOKENS = SAMPLES * (PROMPT + RESPONSE)
+GROUPS = 8
+ROUNDS = 25
+TURN_S = 0.03
+LENGTHS = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A way to encode and decode, with its own copy of the groups."""
+
+    name: str
+    groups: list[Any]
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def make_inputs(seed: int) -> list[SampleInput]:
+    """One group's samples, as an engine hands them out."""
+    rng = np.random.default_rng(seed)
+    return [
+        SampleInput(
+            prompt_token_ids=rng.integers(0, 151_936, PROMPT, np.int32),
+            response_token_ids=rng.integers(0, 151_936, RESPONSE, np.int32),
+            logprobs=-rng.random(RESPONSE, np.float32),
+            mask=rng.random(RESPONSE) < 0.95,
+            reward=float(rng.integers(0, 2)),
+            run_id=run,
+            versions=[(0, 41), (1200, 42)] if run % 4 == 0 else [(0, 41)],
+            metrics={"accuracy": float(rng.integers(0, 2)), "format_reward": 0.1},
+        )
+        for run in range(SAMPLES)
+    ]
+
+
+def identifiers(seed: int) -> dict[str, Any]:
+    """What says whose group it is."""
+    return {
+        "task_id": f"gsm8k-train-{seed:06}",
+        "attempt": 1,
+        "batch_id": f"batch-{seed // 8:06}",
+        "batch_type": "train",
+        "workflow": "math",
+        "model": "policy",
+        "explorer": "explorer-0",
+        "incarnation": "0123456789abcdef",
+    }
+
+
+def fields(sample: SampleInput) -> dict[str, Any]:
+    """A sample's plain fields."""
+    return {
+        "run_id": sample.run_id,
+        "reward": sample.reward,
+        "prompt_length": PROMPT,
+        "versions": list(sample.versions),
+        "finish_reason": sample.finish_reason,
+        "metrics": dict(sample.metrics),
+    }
+
+
+def arrays(sample: SampleInput) -> dict[str, np.ndarray]:
+    """A sample's numbers by token."""
+    return {
+        "tokens": np.concatenate([np.asarray(sample.prompt_token_ids), np.asarray(sample.response_token_ids)]),
+        "logprobs": np.asarray(sample.logprobs),
+        "action_mask": np.asarray(sample.mask),
+    }
+
+
+def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format:
+    """Groups as (fields of the group, of each sample, tensors of each sample)."""
+
+    def to_bytes(group: Any) -> bytes:
+        shared, samples, tensors = group
+        meta = pickle.dumps((shared, samples), pickle.HIGHEST_PROTOCOL)
+        blob = library.save({f"{i}:{k}": v for i, sample in enumerate(tensors) for k, v in sample.items()})
+        return LENGTHS.pack(len(meta), len(blob)) + meta + blob
+
+    def from_bytes(value: bytes) -> Any:
+        meta_length, blob_length = LENGTHS.unpack_from(value)
+        end = LENGTHS.size + meta_length
+        shared, samples = pickle.loads(value[LENGTHS.size : end])
+        tensors: list[dict[str, Any]] = [{} for _ in samples]
+        for label, tensor in library.load(value[end : end + blob_length]).items():
+            index, _, key = label.partition(":")
+            tensors[int(index)][key] = tensor
+        return shared, samples, tensors
+
+    return Format(name, group_list, to_bytes, from_bytes)
+
+
+def formats() -> list[Format]:
+    """All of them, the codec first."""
+    inputs = [make_inputs(seed) for seed in range(GROUPS)]
+    shared = [identifiers(seed) for seed in range(GROUPS)]
+    numpy_groups = [
+        (ids, [fields(s) for s in samples], [arrays(s) for s in samples])
+        for ids, samples in zip(shared, inputs, strict=True)
+    ]
+    torch_groups = [
+        (ids, plain, [{k: torch.from_numpy(v) for k, v in sample.items()} for sample in tensors])
+        for ids, plain, tensors in numpy_groups
+    ]
+    list_groups = [
+        {
+            **ids,
+            "samples": [{**f, **{k: v.tolist() for k, v in a.items()}} for f, a in zip(plain, numbers, strict=True)],
+        }
+        for ids, plain, numbers in numpy_groups
+    ]
+    msgpack_encoder, msgpack_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
+    return [
+        Format(
+            "codec",
+            [build_group(samples, **ids) for ids, samples in zip(shared, inputs, strict=True)],
+            encode,
+            lambda value: decode(value, ExperienceGroup),
+        ),
+        pickle_safetensors("pickle + safetensors (torch)", safetensors.torch, torch_groups),
+        pickle_safetensors("pickle + safetensors (numpy)", safetensors.numpy, numpy_groups),
+        Format("msgspec lists", list_groups, msgpack_encoder.encode, msgpack_decoder.decode),
+        Format("JSON", list_groups, lambda group: json.dumps(group).encode(), json.loads),
+    ]
+
+
+def seconds_each(run: Callable[[Any], Any], items: list[Any]) -> float:
+    """Mean seconds of ``run`` over ``items``, in as many passes as a turn takes."""
+    passes = 0
+    start = now = time.perf_counter()
+    while now - start < TURN_S:
+        for item in items:
+            run(item)
+        passes += 1
+        now = time.perf_counter()
+    return (now - start) / (passes * len(items))
+
+
+def main() -> None:
+    """Measure and report."""
+    all_formats = formats()
+    encoded = [[f.encode(group) for group in f.groups] for f in all_formats]
+    encode_s: list[list[float]] = [[] for _ in all_formats]
+    decode_s: list[list[float]] = [[] for _ in all_formats]
+    for _ in range(ROUNDS):
+        for i, f in enumerate(all_formats):
+            encode_s[i].append(seconds_each(f.encode, f.groups))
+            decode_s[i].append(seconds_each(f.decode, encoded[i]))
+    rows = []
+    encode_median = [statistics.median(times) for times in encode_s]
+    decode_median = [statistics.median(times) for times in decode_s]
+    size = [statistics.mean(map(len, values)) / TOKENS for values in encoded]
+    rows.append(Row("bytes per token", size[0], "B", 9, "lower"))
+    rows.append(Row("encode speed over the fastest baseline", min(encode_median[1:]) / encode_median[0], "x", 10))
+    rows.append(Row("decode speed over the fastest baseline", min(decode_median[1:]) / decode_median[0], "x", 10))
+    for i, f in enumerate(all_formats):
+        rows.append(Row(f"encode, {f.name}", TOKENS / encode_median[i] / 1e6, "Mtokens/s"))
+        rows.append(Row(f"decode, {f.name}", TOKENS / decode_median[i] / 1e6, "Mtokens/s"))
+        if i:
+            rows.append(Row(f"bytes per token, {f.name}", size[i], "B", better="lower"))
+            rows.append(Row(f"encode speed over {f.name}", encode_median[i] / encode_median[0], "x"))
+            rows.append(Row(f"decode speed over {f.name}", decode_median[i] / decode_median[0], "x"))
+    report("codec", f"Codec: groups of {SAMPLES} samples x {PROMPT + RESPONSE:,} tokens", rows)
+
+
+if __name__ == "__main__":
+    main()
