@@ -58,7 +58,9 @@ fi
 rm -f .venv/.trinity-bus-*
 
 say "Installing the packages of $LOCK"
-"$UV" pip sync --python .venv/bin/python --require-hashes "$LOCK"
+# On a terminal uv shows progress bars; in a log it would only list two hundred names.
+if [ -t 2 ]; then VERBOSITY=(); else VERBOSITY=(--quiet); fi
+"$UV" pip sync "${VERBOSITY[@]}" --python .venv/bin/python --require-hashes "$LOCK"
 # Built with the setuptools of the lock file: nothing that is not pinned takes part.
 "$UV" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
 
