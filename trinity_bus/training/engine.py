@@ -59,7 +59,7 @@ from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint, model, packing
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.cpu_platform import on_cpu
-from trinity_bus.training.errors import CheckpointError, TrainingError, TrainingInterrupted
+from trinity_bus.training.errors import CheckpointError, TrainingError, TrainingInterruptedError
 from trinity_bus.training.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.losses import METRICS, LossConfig, Tokens, grpo_loss
 from trinity_bus.training.megatron import (
@@ -132,7 +132,7 @@ class TrainingEngine:
 
         Raises:
             TrainingError: A sample does not fit the model, or the gradients are not finite.
-            TrainingInterrupted: :meth:`interrupt` was called.
+            TrainingInterruptedError: :meth:`interrupt` was called.
         """
         began = time.perf_counter()
         batch = prepare(
@@ -380,7 +380,7 @@ class TrainingEngine:
 
         def step(iterator: Iterator[MicroBatchPlan], wrapped: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             if self._interrupted.is_set():
-                raise TrainingInterrupted(f"step {self.progress.step + 1} was abandoned on request")
+                raise TrainingInterruptedError(f"step {self.progress.step + 1} was abandoned on request")
             plan = next(iterator)
             arrays = packing.pack(
                 [samples[i] for i in plan.samples], token_weight=token_weight if plan.counted else 0.0

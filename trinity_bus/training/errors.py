@@ -4,7 +4,7 @@
     + CheckpointError: a checkpoint is damaged, foreign or in use
     + ConversionError: a model folder cannot become a Megatron model
     + ParallelError: the process layout does not fit the model or the environment
-    + TrainingInterrupted: a step was abandoned on request; nothing of it is kept
+    + TrainingInterruptedError: a step was abandoned on request; nothing of it is kept
 """
 
 from trinity_bus.errors import TrinityError
@@ -26,5 +26,5 @@ class ParallelError(TrainingError):
     """The process layout does not fit the model or the environment."""
 
 
-class TrainingInterrupted(TrainingError):  # noqa: N818 - it reports a request that was obeyed, not a fault
+class TrainingInterruptedError(TrainingError):
     """A step was abandoned because ``TrainingEngine.interrupt`` was called; the engine must not be used further."""

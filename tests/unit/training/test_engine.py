@@ -12,7 +12,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine, TrainingProgress
-from trinity_bus.training.errors import CheckpointError, ConversionError, TrainingError, TrainingInterrupted
+from trinity_bus.training.errors import CheckpointError, ConversionError, TrainingError, TrainingInterruptedError
 from trinity_bus.training.parallel import Layout
 from trinity_bus.training.samples import prepare
 
@@ -218,7 +218,7 @@ def test_an_interrupted_step_stops_between_micro_batches(
 ) -> None:
     trained = engine()
     trained.interrupt()
-    with pytest.raises(TrainingInterrupted, match="step 1 was abandoned"):
+    with pytest.raises(TrainingInterruptedError, match="step 1 was abandoned"):
         trained.train_step(batches[0])
     assert trained.progress.step == 0
 

@@ -1,0 +1,69 @@
+"""What a record of ``batches`` asks of the trainer, and whether the experiences are those its manifest names. Pure.
+
+A batch is trained on exactly when it is a FINALIZED train batch. Their sequence rises in the order of the log; one
+that does not rise belongs to another history than the checkpoint, and is an error, never skipped.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry
+from trinity_bus.bus import Received, Undecodable
+from workers.trainer.errors import BatchError
+
+
+def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:
+    """The batch to train on, or None where the record asks for nothing.
+
+    Args:
+        received: A record of ``batches``.
+        trained_sequence: Sequence of the batch that was trained on last; 0 before the first.
+
+    Raises:
+        BatchError: It cannot be read, or is of another history.
+    """
+    record = received.record
+    if isinstance(record, Undecodable):
+        raise BatchError(
+            f"{received.place} cannot be read ({record.reason}: {record.detail}), and it may be a batch to train on: "
+            "start a trainer that knows this version of the records"
+        )
+    if not isinstance(record, BatchRecord):
+        return None
+    if record.batch_type != "train" or record.state is not BatchLifecycleState.FINALIZED:
+        return None
+    if record.sequence <= trained_sequence:
+        raise BatchError(
+            f"{received.place}: batch {record.batch_id} is number {record.sequence}, but number {trained_sequence} has "
+            "been trained on: the checkpoints are of another run; give this one its own TRINITY_BUS_TRAINER__"
+            "CHECKPOINT_DIR, or its own TRINITY_BUS_KAFKA__NAMESPACE"
+        )
+    return record
+
+
+def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
+    """The entries whose experiences count: failed tasks have none."""
+    return [entry for entry in batch.manifest if entry.position is not None]
+
+
+def groups_of(
+    batch: BatchRecord, entries: Sequence[ManifestEntry], fetched: Sequence[Received[Any]]
+) -> list[ExperienceGroup]:
+    """The experiences, each checked against the entry that names it.
+
+    Raises:
+        BatchError: One cannot be read or is not what the manifest says.
+    """
+    groups = []
+    for entry, received in zip(entries, fetched, strict=True):
+        record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
+        if isinstance(record, Undecodable):
+            raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail})")
+        if not isinstance(record, ExperienceGroup):
+            raise BatchError(f"{where} is no experience but {type(record).__name__}")
+        found = (record.task_id, record.attempt, len(record))
+        named = (entry.task_id, entry.attempt, entry.samples)
+        if found != named:
+            raise BatchError(f"{where} has (task, attempt, samples) = {found}, the manifest says {named}")
+        groups.append(record)
+    return groups

@@ -1,0 +1,126 @@
+"""Serving versions to the explorers that an announcement names, and checking what they say they got.
+
+::
+
+    ModelVersion for this life of the trainer --> a thread sends it to each member --> errors are logged; the
+                                                                                       coordinator announces again
+    WeightsSynced of a version served here ----> its checksum is compared with the one that was sent
+
+An explorer that reports other bytes than were sent does not serve the version. The coordinator, which compares as well,
+counts it as failed and names it in the next round; here it is an error in the log, a counter, and a metric of the next
+step, because a wire or a memory that changes bytes wants an operator.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from opentelemetry import metrics
+
+from schemas import ModelVersion, WeightsSynced
+from trinity_bus.bus import Reader, Received
+from trinity_bus.telemetry import conventions as names
+
+log = logging.getLogger(__name__)
+
+_MISMATCHES = metrics.get_meter("workers.trainer").create_counter(
+    "rl.weight_sync.mismatches", unit="{version}", description="Versions that an explorer received with other bytes."
+)
+_POLL_S = 1.0
+_REMEMBERED = 16
+"""Versions whose checksums are kept: answers to older ones say nothing about what is served now."""
+
+
+class Server(Protocol):
+    """What is needed of ``trinity_bus.weights.publisher.WeightPublisher``."""
+
+    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+        """Sends a version to its members; blocks."""
+        ...
+
+
+class Publication:
+    """The weights that this life of the trainer has published.
+
+    Args:
+        server: Sends weights.
+        model: The model's name.
+        incarnation: This life of the trainer.
+    """
+
+    def __init__(self, server: Server, *, model: str, incarnation: str) -> None:
+        self._server = server
+        self._model = model
+        self._incarnation = incarnation
+        self._checksums: dict[int, str] = {}
+        self.mismatches = 0
+        """Answers with other bytes than were sent, since the start."""
+
+    def published(self, version: int, checksum: str) -> None:
+        """Remembers what is about to be announced."""
+        self._checksums[version] = checksum
+        for old in list(self._checksums)[:-_REMEMBERED]:
+            del self._checksums[old]
+
+    async def serve(self, announcements: Reader) -> None:
+        """Serves what is announced, as long as it runs."""
+        async with asyncio.TaskGroup() as serving:
+            while True:
+                for version, traceparent in newest_for_each_member(await announcements.batch(_POLL_S)):
+                    if version.model == self._model and version.trainer_incarnation == self._incarnation:
+                        serving.create_task(self._serve_one(version, traceparent))
+
+    async def check(self, events: Reader) -> None:
+        """Compares what explorers say they received, as long as it runs."""
+        while True:
+            for received in await events.batch(_POLL_S):
+                if isinstance(received.record, WeightsSynced):
+                    self.compare(received.record)
+
+    def compare(self, synced: WeightsSynced) -> bool:
+        """Whether an answer is in order; a checksum that is not is reported.
+
+        An answer that tells of a failure, or of a version that this life has not published, is in order.
+        """
+        sent = self._checksums.get(synced.version)
+        if synced.model != self._model or not synced.ok or sent is None or synced.checksum == sent:
+            return True
+        self.mismatches += 1
+        _MISMATCHES.add(1, {names.RL_EXPLORER: synced.explorer})
+        log.error(
+            "explorer %s received version %d (epoch %d) with checksum %s, it was sent with %s: it must take it again; "
+            "look at its memory and at the network between",
+            synced.explorer,
+            synced.version,
+            synced.epoch,
+            synced.checksum or "(none)",
+            sent,
+        )
+        return False
+
+    async def _serve_one(self, version: ModelVersion, traceparent: str | None) -> None:
+        outcome = await asyncio.to_thread(self._server.serve, version, traceparent)
+        for explorer, error in outcome.items():
+            if error is not None:
+                log.warning("version %d, epoch %d: not sent to %s: %s", version.version, version.epoch, explorer, error)
+
+
+def newest_for_each_member(received: Iterable[Received[Any]]) -> list[tuple[ModelVersion, str | None]]:
+    """Announcements read together, without those whose every member is named again in a later one.
+
+    To begin an older transfer at the same moment as the newer one would let the older one win by chance.
+
+    Returns:
+        The announcements in order, each with the trace context that it came with.
+    """
+    kept: list[tuple[ModelVersion, str | None]] = []
+    named: set[tuple[str, str]] = set()
+    for one in reversed(list(received)):
+        if not isinstance(one.record, ModelVersion):
+            continue
+        members = {(member.explorer, member.incarnation) for member in one.record.members}
+        if not members <= named:
+            kept.append((one.record, one.traceparent))
+        named |= members
+    return kept[::-1]

@@ -1,0 +1,327 @@
+"""The trainer service.
+
+::
+
+    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint -> stage its weights
+            -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
+
+    batches ---- FINALIZED train batch ----> fetch the experiences that its manifest names, check them
+                                             train           (a thread; the event loop stays free)
+                                             checkpoint      (weights, optimizer, generators, offset: one rename)
+                                             stage weights   (copies them; the next step may change them)
+                                             StepTrained ----------------------------------------------> events
+    model-versions -- for this life ---------> send the weights to its members       (threads, while training goes on)
+    events ---------- WeightsSynced ---------> compare checksums
+    every heartbeat_s ------------------------ TrainerHeartbeat ---------------------------------------> events
+
+===========================  =========================================================================================
+killed ...                   and started again
+===========================  =========================================================================================
+before the rename            the step is trained again from the checkpoint before it: same samples, same order, and on
+                             a CPU the same loss bit for bit
+after it, before the news    the checkpoint's version is announced at the start
+while sending weights        the announcement is for a former life and void; the new life announces anew
+===========================  =========================================================================================
+
+A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
+back. A batch that cannot be trained on as its manifest says stops the trainer with the reason; none is skipped.
+On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
+
+One process. The engine can run on several ranks; feeding them from this service is not implemented, and refused.
+"""
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from schemas import BatchRecord, ExperienceGroup, StepTrained, TrainerHeartbeat
+from schemas.record import Metrics
+from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
+from trinity_bus.bus import Bus, Producer, Reader, Start
+from trinity_bus.config import Settings, TrainerSettings, required
+from trinity_bus.errors import ConfigError, RecordGoneError
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import links, setup_telemetry
+from trinity_bus.telemetry.metrics import TRAIN_STEP_DURATION
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from workers.trainer.engine_thread import EngineThread
+from workers.trainer.errors import BatchError
+from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of
+from workers.trainer.publication import Publication
+
+if TYPE_CHECKING:
+    from trinity_bus.training.engine import TrainingEngine
+    from trinity_bus.weights.publisher import WeightPublisher
+
+log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.trainer")
+
+_POLL_S = 1.0
+
+
+async def run(settings: Settings) -> None:
+    """Trains until it is cancelled.
+
+    Raises:
+        ConfigError: A setting that is needed is absent.
+        TrinityError: Training cannot go on; the message says why.
+    """
+    trainer = settings.trainer
+    required(trainer.model_path, "trainer.model_path", "to know what to train")
+    directory = required(trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the trainer service is one process; leave it unset")
+    telemetry = setup_telemetry(
+        "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
+    )
+    try:
+        with checkpoint.exclusive(directory):
+            await _run(settings, directory)
+    finally:
+        telemetry.shutdown()
+
+
+async def _run(settings: Settings, directory: Path) -> None:
+    async with Bus(settings.kafka, client_id=settings.trainer.name) as bus, EngineThread() as thread:
+        await bus.ensure_topics()
+        engine, publisher = await thread.call(lambda: _load(settings.trainer, directory))
+        try:
+            async with bus.producer() as producer:
+                trainer = _Trainer(
+                    settings,
+                    directory=directory,
+                    bus=bus,
+                    producer=producer,
+                    thread=thread,
+                    engine=engine,
+                    publisher=publisher,
+                )
+                await trainer.run()
+        finally:
+            # What runs in threads ends soon, and its result is of no use any more.
+            engine.interrupt()
+            publisher.close()
+            await thread.call(_leave_groups)
+
+
+def _load(settings: TrainerSettings, directory: Path) -> "tuple[TrainingEngine, WeightPublisher]":
+    """The engine as the newest checkpoint left it, and the publisher. Takes seconds: imports torch and Megatron."""
+    from trinity_bus.training.engine import TrainingEngine
+    from trinity_bus.weights.publisher import WeightPublisher
+
+    engine = TrainingEngine(settings)
+    progress = engine.load_latest(directory)
+    if progress is None:
+        log.info("no checkpoint in %s: starting from %s", directory, settings.model_path)
+    else:
+        log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
+    publisher = WeightPublisher(
+        settings.host,
+        bucket_bytes=settings.bucket_mib << 20,
+        timeout_s=settings.sync_timeout_s,
+        backend="gloo" if engine.layout.device.type == "cpu" else "nccl",
+    )
+    return engine, publisher
+
+
+def _leave_groups() -> None:
+    from trinity_bus.training import parallel
+
+    parallel.shut_down()
+
+
+class _Trainer:
+    """The loops."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        directory: Path,
+        bus: Bus,
+        producer: Producer,
+        thread: EngineThread,
+        engine: "TrainingEngine",
+        publisher: "WeightPublisher",
+    ) -> None:
+        self._settings = settings.trainer
+        self._model = settings.coordinator.model
+        self._directory = directory
+        self._bus = bus
+        self._producer = producer
+        self._thread = thread
+        self._engine = engine
+        self._publisher = publisher
+        self._incarnation = uuid.uuid4().hex
+        self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
+        self._training = False
+        self._published_version = -1
+
+    @property
+    def _progress(self) -> TrainingProgress:
+        return self._engine.progress
+
+    async def run(self) -> None:
+        progress = self._progress
+        start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        async with (
+            self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
+            self._bus.reader(EVENTS, start="end") as events,
+            self._bus.reader(BATCHES, start=start) as batches,
+            asyncio.TaskGroup() as loops,
+        ):
+            loops.create_task(self._publication.serve(announcements), name="serve")
+            loops.create_task(self._publication.check(events), name="check")
+            loops.create_task(self._heartbeats(), name="heartbeats")
+            # The readers above have their positions: nothing that this announcement brings about is missed.
+            await self._announce(batch=None, metrics={}, seconds=0.0, publish=True)
+            loops.create_task(self._train(batches), name="train")
+
+    async def _train(self, batches: Reader) -> None:
+        while not self._finished():
+            for received in await batches.batch(_POLL_S):
+                batch = batch_to_train(received, trained_sequence=self._progress.sequence)
+                if batch is not None and not self._finished():
+                    await self._step(batch, received.offset + 1)
+        log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
+        if self._settings.export_dir is not None:
+            target = self._settings.export_dir
+            await self._thread.call(lambda: self._engine.export_hf(target))
+            log.info("the trained model is in %s", target)
+
+    def _finished(self) -> bool:
+        return self._settings.total_steps is not None and self._progress.step >= self._settings.total_steps
+
+    async def _step(self, batch: BatchRecord, next_offset: int) -> None:
+        """Fetch, train, checkpoint, publish."""
+        began = time.perf_counter()
+        with _tracer.start_as_current_span(
+            "train step",
+            context=Context(),
+            links=links(batch.trace_links),
+            attributes={
+                names.RL_BATCH_ID: batch.batch_id,
+                names.RL_STEP: self._engine.progress.step + 1,
+                names.RL_MODEL_VERSION: self._engine.progress.version + 1,
+                names.RL_MODEL: self._model,
+                names.RL_TRAINER: self._settings.name,
+            },
+        ) as span:
+            groups = await self._fetch(batch)
+            self._training = True
+            try:
+                metrics = await self._thread.call(lambda: self._engine.train_step(groups))
+            finally:
+                self._training = False
+            span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
+            if "reward_mean" in metrics:
+                span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
+            # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
+            progress = self._engine.progress.model_copy(
+                update={"batches_offset": next_offset, "sequence": batch.sequence}
+            )
+            self._engine.progress = progress
+            publish = progress.step % self._settings.sync_interval == 0 or self._finished()
+            if publish or progress.step % self._settings.checkpoint_interval == 0:
+                await self._checkpoint(progress)
+            seconds = time.perf_counter() - began
+            TRAIN_STEP_DURATION.record(seconds, {names.RL_MODEL: self._model})
+            log.info(
+                "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
+                progress.step,
+                batch.batch_id,
+                metrics.get("loss", 0.0),
+                metrics.get("reward_mean", float("nan")),
+                metrics["trained_tokens"],
+                seconds,
+            )
+            await self._announce(batch=batch, metrics=metrics, seconds=seconds, publish=publish)
+
+    async def _fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
+        """The experiences of a batch, in the order of its manifest.
+
+        Raises:
+            BatchError: One is gone, or is not what the manifest says.
+        """
+        entries = entries_to_train(batch)
+        positions = [entry.position for entry in entries if entry.position is not None]
+        try:
+            fetched = await self._bus.fetch(EXPERIENCES, positions)
+        except RecordGoneError as error:
+            raise BatchError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
+        return groups_of(batch, entries, fetched)
+
+    async def _checkpoint(self, progress: TrainingProgress) -> None:
+        with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
+            await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
+
+    async def _announce(self, *, batch: BatchRecord | None, metrics: Metrics, seconds: float, publish: bool) -> None:
+        """Stages the weights, where they are to be published, and tells what was trained."""
+        progress = self._progress
+        if not publish:
+            await self._tell(batch, metrics, seconds, publish=False, checksum="")
+            return
+        with _tracer.start_as_current_span(
+            "publish version", attributes={names.RL_MODEL_VERSION: progress.version, names.RL_MODEL: self._model}
+        ):
+            checksum = await self._thread.call(
+                lambda: self._publisher.stage(progress.version, self._engine.hf_tensors())
+            )
+            self._publication.published(progress.version, checksum)
+            self._published_version = progress.version
+            await self._tell(batch, metrics, seconds, publish=True, checksum=checksum)
+
+    async def _tell(
+        self, batch: BatchRecord | None, metrics: Metrics, seconds: float, *, publish: bool, checksum: str
+    ) -> None:
+        host, port = self._publisher.address
+        folder = checkpoint.latest(self._directory)
+        durable = await self._producer.send(
+            EVENTS,
+            self._settings.name,
+            StepTrained(
+                trainer=self._settings.name,
+                incarnation=self._incarnation,
+                model=self._model,
+                step=self._progress.step,
+                version=self._progress.version,
+                publish=publish,
+                batch_id=None if batch is None else batch.batch_id,
+                metrics={**metrics, "weights_mismatched": float(self._publication.mismatches)},
+                checksum=checksum,
+                master_address=host,
+                master_port=port,
+                checkpoint=None if folder is None else str(folder.resolve()),
+                seconds=seconds,
+            ),
+        )
+        await durable
+
+    async def _heartbeats(self) -> None:
+        host, port = self._publisher.address
+        while True:
+            durable = await self._producer.send(
+                EVENTS,
+                self._settings.name,
+                TrainerHeartbeat(
+                    trainer=self._settings.name,
+                    incarnation=self._incarnation,
+                    state="training" if self._training else "ready",
+                    model=self._model,
+                    step=self._progress.step,
+                    version=self._published_version,
+                    master_address=host,
+                    master_port=port,
+                    sent_at=time.time(),
+                ),
+            )
+            await durable
+            await asyncio.sleep(self._settings.heartbeat_s)
