@@ -1,0 +1,198 @@
+"""The inference engine: vLLM behind token ids, logprobs and versions.
+
+::
+
+    NEW --start--> SERVING --sync_weights--> SERVING (another version)
+                     |--stop--> STOPPED
+                     +--its process died, or weights torn--> DEAD
+
+While SERVING, any number of ``generate`` calls run at once; a transfer runs beside them and stops them only while the
+new weights are loaded. A cancelled ``generate`` aborts its request in the engine.
+
+Failures: see ``errors``. Once DEAD, every call raises ``EngineDeadError``; ``wait_dead`` tells whoever waits for it.
+"""
+
+import asyncio
+import gc
+import itertools
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from schemas.model_version import Member, ModelVersion
+from schemas.task import Sampling
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, completion_of
+from trinity_bus.inference.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    GenerationError,
+    RequestRefusedError,
+)
+from trinity_bus.inference.launch import launch
+from trinity_bus.inference.sampling import sampling_arguments
+from trinity_bus.inference.tracing import TokenCounter, enable_request_spans, trace_headers
+from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_log = logging.getLogger(__name__)
+
+_HEALTH_S = 0.2
+"""How often the engine's process is looked at."""
+_STOP_S = 5.0
+"""How long the engine's process may take to end by itself."""
+
+
+class InferenceEngine:
+    """One vLLM engine in a process of its own.
+
+    Args:
+        settings: The explorer's.
+    """
+
+    def __init__(self, settings: ExplorerSettings) -> None:
+        self._settings = settings
+        self._llm: AsyncLLM | None = None
+        self._counter = TokenCounter()
+        self._numbers = itertools.count()
+        self._syncing = asyncio.Lock()
+        self._dead: EngineDeadError | None = None
+        self._version = UNKNOWN_VERSION
+
+    @property
+    def model_version(self) -> int:
+        """The version that it serves; -1 before it serves one that was announced."""
+        return self._version
+
+    @property
+    def tokens_generated(self) -> int:
+        """Tokens drawn since the start."""
+        return self._counter.generated
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer.
+
+        Raises:
+            EngineError: The engine is not started.
+        """
+        return self._serving().get_tokenizer()
+
+    async def start(self) -> None:
+        """Start the engine's process and load the model.
+
+        Raises:
+            ConfigError: There is no model path.
+            EngineStartError: vLLM cannot start, or not in time.
+        """
+        limit = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                self._llm = await asyncio.to_thread(launch, self._settings, self._counter)
+        except TimeoutError as error:
+            raise EngineStartError(f"vLLM did not start within {limit:g} s") from error
+        enable_request_spans(self._llm)
+
+    async def stop(self) -> None:
+        """End the engine's process. Requests that still run fail."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, _STOP_S)
+            del llm
+            # vLLM's objects refer to each other in circles; at the end of the interpreter they would complain.
+            gc.collect()
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Return as soon as the engine is dead, with the reason."""
+        while self._dead is None:
+            if self._llm is not None and self._llm.errored:
+                self._dead = EngineDeadError("the engine's process is gone")
+                break
+            await asyncio.sleep(_HEALTH_S)
+        return self._dead
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[Completion]:
+        """Draw ``n`` responses to a prompt.
+
+        Args:
+            prompt_token_ids: [tokens] the prompt.
+            sampling: How; absent fields take the explorer's defaults.
+            n: How many.
+            traceparent: Parent of vLLM's request spans.
+
+        Returns:
+            ``n`` responses, in order; logprobs are those of the distribution that each token was drawn from.
+
+        Raises:
+            RequestRefusedError: The prompt is too long, or a parameter out of range.
+            GenerationError: A response was begun and not finished.
+            EngineDeadError: The engine is gone.
+        """
+        from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        llm = self._serving()
+        final = None
+        try:
+            arguments = sampling_arguments(
+                sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
+            )
+            parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+            outputs = llm.generate(
+                tokens_input(list(prompt_token_ids)),
+                parameters,
+                str(next(self._numbers)),
+                trace_headers=trace_headers(traceparent),
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    final = output
+        except VllmEngineDeadError as error:
+            self._dead = EngineDeadError("the engine's process is gone")
+            raise self._dead from error
+        except EngineGenerateError as error:
+            raise GenerationError(f"the engine failed on a request: {error.__cause__ or error}") from error
+        except (VLLMClientError, ValueError) as error:
+            raise RequestRefusedError(str(error)) from error
+        if final is None or len(final.outputs) != n:
+            raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
+        return [completion_of(output) for output in sorted(final.outputs, key=lambda output: output.index)]
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        """Take over a version, while generation goes on.
+
+        Args:
+            announced: What to take, and from where.
+            member: This explorer, as the announcement names it.
+
+        Raises:
+            WeightTransferError: It did not arrive whole; the engine serves what it served before.
+            EngineDeadError: The engine is gone, or its weights are a mix of two versions.
+        """
+        async with self._syncing:
+            try:
+                outcome = await sync_weights(
+                    self._serving(), announced, member, timeout_s=self._settings.sync_timeout_s
+                )
+            except EngineDeadError as error:
+                self._dead = error
+                raise
+            self._version = announced.version
+            return outcome
+
+    def _serving(self) -> "AsyncLLM":
+        if self._dead is not None:
+            raise self._dead
+        if self._llm is None:
+            raise EngineError("the engine is not started, or was stopped")
+        return self._llm

@@ -1,0 +1,210 @@
+"""Starting vLLM: its configuration, its environment, and one import instead of two.
+
+Most of a start on a CPU is importing: vLLM and torch take about 13 s of a core, and vLLM's way on CPUs, ``spawn``, pays
+that in the front end, again in the engine core, and once more in a worker process. Here the worker lives in the engine
+core (one process less to talk through), and the engine core is *forked* from the front end, which has imported
+everything and computed nothing. That is safe as long as no OpenMP team exists in the parent, whose threads a child
+would wait for forever; ``OMP_NUM_THREADS`` is therefore set before torch is imported, and with more than one thread
+``auto`` leaves the choice to vLLM. Eager execution and a KV cache of a given size leave nothing to warm up, and without
+torch's compiler the first request does not wait for a helper of the sampler to be compiled (3 s).
+"""
+
+import contextlib
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_bus.config import ExplorerSettings, required
+from trinity_bus.inference.errors import EngineStartError
+from trinity_bus.weights.vllm_plugin import BACKEND
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from trinity_bus.inference.tracing import TokenCounter
+
+GIB = 1 << 30
+_KV_BLOCK_TOKENS = 128
+"""Tokens of a KV cache block on CPUs, vLLM's own choice there."""
+
+
+def prepare_environment(settings: ExplorerSettings) -> None:
+    """Set the variables that vLLM and OpenMP read when they are imported. What the user has set stays.
+
+    Nothing is reported to vLLM's makers, nothing is looked up on a model hub when the model is a folder, and no plugin
+    but ours is loaded.
+    """
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_PLUGINS": "trinity_bus_weights",
+        # Otherwise vLLM takes all cores of a memory node for each engine; ``cpu_cores`` says which it may have.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.cpu_threads),
+        # The tokenizer's threads would not survive the fork, and it says so at length.
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.tensor_parallel_size == 1:
+        # The engine core is a process of its own in any case; this keeps the worker inside it.
+        defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if settings.model_path is not None and Path(settings.model_path).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def parse_cores(text: str) -> set[int]:
+    """Core numbers of a list such as ``0-3,8``."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def launch(settings: ExplorerSettings, counter: "TokenCounter") -> "AsyncLLM":
+    """Start an engine; blocks until it can take requests. Call it from a thread.
+
+    Args:
+        settings: The explorer's.
+        counter: Receives the engine's statistics.
+
+    Raises:
+        ConfigError: There is no model path.
+        EngineStartError: vLLM cannot start: it is not installed, the model is unknown to it, memory is short.
+    """
+    model_path = required(settings.model_path, "explorer.model_path", "to start the inference engine")
+    prepare_environment(settings)
+    try:
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor import Executor
+    except ImportError as error:
+        raise EngineStartError(
+            f"vLLM cannot be imported ({error}); install the extra explorer-cpu or explorer-gpu"
+        ) from error
+    try:
+        config = _configuration(settings, model_path)
+        with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):
+            return AsyncLLM(
+                config,
+                Executor.get_class(config),
+                log_stats=False,
+                log_requests=False,
+                stat_loggers=[counter],
+            )
+    # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
+    except Exception as error:
+        raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}") from error
+
+
+def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    eager = settings.compilation == "off" or (settings.compilation == "auto" and on_cpu)
+    arguments: dict[str, Any] = {
+        "model": model_path,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enforce_eager": eager,
+        # Of the distribution that the token is drawn from: after temperature, top-p and top-k. The default is before.
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": {"backend": BACKEND},
+        "worker_extension_cls": "trinity_bus.weights.vllm_engine.WorkerExtension",
+        # What a checkpoint's generation_config.json recommends would silently change the sampling distribution.
+        "generation_config": "vllm",
+        # vLLM's default is the same for every engine: two explorers would draw the same numbers.
+        "seed": secrets.randbits(31) if settings.seed is None else settings.seed,
+        "disable_log_stats": True,
+    }
+    if on_cpu:
+        arguments["kv_cache_memory_bytes"] = int(settings.cpu_kvcache_gib * GIB)
+    else:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    if eager and on_cpu:
+        _disable_compiler()
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    if on_cpu:
+        limit = config.cache_config.kv_cache_memory_bytes
+        config.cache_config.kv_cache_memory_bytes = min(limit, _kv_cache_needed(settings, config))
+    return config
+
+
+def _disable_compiler() -> None:
+    """Switch torch's compiler off, in this process and in those that it forks or spawns."""
+    import torch._dynamo.config
+
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    torch._dynamo.config.disable = True  # noqa: SLF001 (the setting's documented place)
+
+
+def _kv_cache_needed(settings: ExplorerSettings, config: "VllmConfig") -> int:
+    """Bytes of KV cache that hold ``max_num_seqs`` sequences of ``max_model_len`` tokens.
+
+    2 (keys and values) x layers x KV heads x head size x bytes per element x tokens, in whole blocks, and one
+    more block, which vLLM keeps for itself.
+    """
+    model = config.model_config
+    blocks = -(-settings.max_model_len // _KV_BLOCK_TOKENS) * settings.max_num_seqs + 1
+    per_token: int = (
+        2
+        * model.get_num_layers(config.parallel_config)
+        * model.get_num_kv_heads(config.parallel_config)
+        * model.get_head_size()
+        * model.dtype.itemsize
+    )
+    return per_token * blocks * _KV_BLOCK_TOKENS
+
+
+def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | None:
+    """``fork``, ``spawn``, or None for vLLM's own choice."""
+    if settings.start_method != "auto":
+        return settings.start_method
+    on_cpu = config.device_config.device_type == "cpu"
+    one_thread = os.environ["OMP_NUM_THREADS"] == "1"
+    return "fork" if on_cpu and one_thread and sys.platform == "linux" else None
+
+
+@contextlib.contextmanager
+def _starting(method: str | None) -> Iterator[None]:
+    """Have vLLM start its processes by ``method``."""
+    if method is None:
+        yield
+        return
+    import vllm.plugins
+
+    # vLLM overwrites the variable when it makes a configuration for a CPU, and reads it when it starts processes.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
+    # A forked process inherits "plugins are loaded", and ours has work to do in it.
+    vllm.plugins.plugins_loaded = False
+    with warnings.catch_warnings():
+        # Python warns of forking beside threads: a lock that one of them holds stays locked in the child. Those of
+        # logging, imports and memory are reset by their owners, and the child uses nothing else that this process runs.
+        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+        yield
+
+
+@contextlib.contextmanager
+def _pinned(cores: str | None) -> Iterator[None]:
+    """Bind this thread, and with it the processes that it starts, to cores; they keep it, this thread does not."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, parse_cores(cores))
+    except OSError as error:
+        raise EngineStartError(f"cannot bind the engine to cores {cores}; this process may use {before}") from error
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

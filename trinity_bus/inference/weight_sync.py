@@ -1,0 +1,155 @@
+"""One weight transfer into a running engine.
+
+::
+
+    start, update --> receiving beside generation --> pause (keep) --> finish (load) --> resume --> serving
+                               |                                         |
+                               +--failed, late: cancel, serving the old  +--not loaded: resume, cancel, serving the old
+                                                                         +--half loaded, no answer: EngineDeadError
+
+The pause is the load alone. ``pause`` with ``keep`` freezes the requests in flight and drops every cached key and
+value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever drawn from a
+mixture of two versions, and no cached prefix outlives its version.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schemas.model_version import Member, ModelVersion
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.weights.errors import WeightTransferError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_FIRST_POLL_S = 0.001
+_LAST_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """A version was taken over."""
+
+    checksum: str
+    """SHA-256 of the bytes that arrived, hex."""
+    control_s: float
+    """From the call to readiness for the first byte."""
+    transfer_s: float
+    """From then until the last byte was there and verified."""
+    pause_s: float
+    """How long generation stood still."""
+    nbytes: int = 0
+
+
+async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member, *, timeout_s: float) -> SyncOutcome:
+    """Receive a version and serve it. One at a time.
+
+    Args:
+        llm: The engine.
+        announced: What to receive, and from where.
+        member: This explorer, as the announcement names it.
+        timeout_s: Limit of each step.
+
+    Raises:
+        WeightTransferError: It did not arrive whole; the engine serves what it served before.
+        EngineDeadError: The engine is gone, or its weights are a mix of two versions.
+    """
+    began = time.monotonic()
+    if announced.method not in {"gloo", "nccl"}:
+        raise WeightTransferError(f"method {announced.method!r} is not one that this explorer takes; gloo and nccl are")
+    session = _Session(llm, timeout_s)
+    try:
+        await session.begin(announced, member)
+        progress = await session.received()
+    except (WeightTransferError, asyncio.CancelledError):
+        await session.cancel()
+        raise
+    load = asyncio.ensure_future(session.load(announced.version))
+    try:
+        pause_s = await asyncio.shield(load)
+    except asyncio.CancelledError:
+        # Generation is paused: whoever cancels waits until it goes on.
+        await load
+        raise
+    return SyncOutcome(
+        checksum=progress["checksum"],
+        control_s=max(progress["posted_at"] - began, 0.0),
+        transfer_s=progress["verified_at"] - progress["posted_at"],
+        pause_s=pause_s,
+        nbytes=progress["nbytes"],
+    )
+
+
+class _Session:
+    """The phases of one transfer, each within a limit."""
+
+    def __init__(self, llm: "AsyncLLM", timeout_s: float) -> None:
+        self._llm = llm
+        self._timeout_s = timeout_s
+
+    async def begin(self, announced: ModelVersion, member: Member) -> None:
+        """Have the engine start to receive."""
+        init = {"backend": announced.method, "timeout_s": self._timeout_s}
+        source = {
+            "host": announced.master_address,
+            "port": announced.master_port,
+            "prefix": f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
+            "version": announced.version,
+            "checksum": announced.checksum,
+        }
+        # vLLM's three phases in one call: each call waits for the end of a step of generation.
+        await self._ask(self._llm.collective_rpc("trinity_transfer_begin", args=(init, source)))
+
+    async def received(self) -> dict[str, Any]:
+        """Wait until all workers have all bytes; each of their own waits has a limit, so this ends."""
+        pause = _FIRST_POLL_S
+        while True:
+            workers: list[dict[str, Any]] = await self._ask(self._llm.collective_rpc("trinity_transfer_progress"))
+            if failed := [worker["error"] for worker in workers if worker["state"] == "failed"]:
+                raise WeightTransferError(failed[0])
+            if all(worker["state"] == "ready" for worker in workers):
+                return max(workers, key=lambda worker: worker["verified_at"])
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LAST_POLL_S)
+
+    async def load(self, version: int) -> float:
+        """Pause, load, resume; returns the seconds of the pause."""
+        began = time.monotonic()
+        await self._ask(self._llm.pause_generation(mode="keep", clear_cache=True))
+        try:
+            await self._ask(self._llm.finish_weight_update(str(version)))
+        except WeightTransferError as error:
+            if await self.cancel():
+                raise EngineDeadError(f"version {version} was loaded half way: {error}") from error
+            await self._ask(self._llm.resume_generation())
+            raise
+        await self._ask(self._llm.resume_generation())
+        return time.monotonic() - began
+
+    async def cancel(self) -> bool:
+        """End the session; True where the weights are torn."""
+        torn: list[bool] = await self._ask(self._llm.collective_rpc("trinity_transfer_cancel"))
+        return any(torn)
+
+    async def _ask[R](self, call: Awaitable[R]) -> R:
+        """One call to the engine.
+
+        Raises:
+            EngineDeadError: It is gone or does not answer.
+            WeightTransferError: It refused.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call
+        except TimeoutError as error:
+            raise EngineDeadError(f"the engine gave no answer within {self._timeout_s:g} s") from error
+        except VllmEngineDeadError as error:
+            raise EngineDeadError("the engine's process is gone") from error
+        # vLLM passes on what was raised in its processes as a bare Exception.
+        except Exception as error:
+            raise WeightTransferError(str(error)) from error

@@ -1,0 +1,102 @@
+"""Buckets: the one order and layout in which both sides see a model's bytes.
+
+Tensors are packed in the order in which the trainer names them; a tensor that does not fit into what is left of a
+bucket opens the next one, and a tensor larger than a bucket gets one of its own. Offsets are multiples of 16, so that
+every tensor can be viewed in place; the gaps are zeros, so that the checksum depends on the tensors alone.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ALIGNMENT = 16
+"""Bytes; at least the size of the largest element."""
+
+ITEM_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes per element of each dtype that can travel, by torch's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Name, dtype and shape of one tensor as it travels."""
+
+    name: str
+    dtype: str
+    """A key of ``ITEM_SIZES``."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a tensor lies in its bucket."""
+
+    meta: TensorMeta
+    offset: int
+    """Bytes from the start of the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One message of a transfer."""
+
+    slots: tuple[Slot, ...]
+    nbytes: int
+
+
+def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
+    """Lay tensors out in buckets, in order.
+
+    Args:
+        metas: The tensors.
+        bucket_bytes: Most bytes of a bucket that holds more than one tensor.
+
+    Raises:
+        ValueError: ``bucket_bytes`` is not positive.
+    """
+    if bucket_bytes <= 0:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be positive")
+    buckets: list[Bucket] = []
+    slots: list[Slot] = []
+    end = 0
+    for meta in metas:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        if slots and offset + meta.nbytes > bucket_bytes:
+            buckets.append(Bucket(tuple(slots), end))
+            slots, offset = [], 0
+        slots.append(Slot(meta, offset))
+        end = offset + meta.nbytes
+    if slots:
+        buckets.append(Bucket(tuple(slots), end))
+    return buckets
+
+
+def checksum(buckets: Sequence[Any]) -> str:
+    """SHA-256 over the buckets' bytes, in order, as hex.
+
+    Args:
+        buckets: Objects with the buffer protocol (bytes, NumPy arrays).
+    """
+    digest = hashlib.sha256()
+    for bucket in buckets:
+        digest.update(bucket)
+    return digest.hexdigest()

@@ -1,0 +1,19 @@
+"""Errors of weight transfers."""
+
+from trinity_bus.errors import TrinityError
+
+
+class WeightTransferError(TrinityError):
+    """A version did not arrive, or not whole. Whoever was to take it serves what it served before."""
+
+
+class ManifestError(WeightTransferError, ValueError):
+    """What the trainer said about a version is malformed, over a limit, or not what was announced."""
+
+
+class LinkError(WeightTransferError, ConnectionError):
+    """The connection to the other side could not be made, broke, or passed its deadline."""
+
+
+class TornWeightsError(WeightTransferError):
+    """Loading failed half way: the model holds tensors of two versions and must not generate any more."""

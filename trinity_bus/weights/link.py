@@ -1,0 +1,227 @@
+"""Links: one private two-rank process group between the trainer (rank 0) and one member (rank 1).
+
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own member alone. All
+links meet in one ``TCPStore`` of the trainer, each under a prefix of its own, so a run needs one port. gloo carries
+them between hosts' memories, NCCL between GPUs; the rest of the code does not know which.
+
+::
+
+    open_link --both sides there--> OPEN --broadcast, wait--> OPEN ... --close--> (gone)
+       |                             |
+       +--deadline: LinkError        +--peer died, deadline, cancelled: LinkError; only close is left
+
+Failures: gloo often does not notice that its peer was killed, so every wait has a deadline and can be cancelled. The
+destructor of a group blocks until its pending operations time out, so ``close`` leaves it to a thread of its own, with
+everything that those operations still write to.
+"""
+
+import ipaddress
+import socket
+import threading
+import time
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from trinity_bus.weights.errors import LinkError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import TCPStore, Work
+
+type Backend = Literal["gloo", "nccl"]
+
+_FIRST_POLL_S = 0.0001
+_LAST_POLL_S = 0.002
+
+
+def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
+    """Open the trainer's rendezvous store on a free port of ``host``, and on no other interface.
+
+    Args:
+        host: Address to listen on.
+        timeout_s: Limit of each operation on it.
+
+    Raises:
+        LinkError: Nothing can listen there.
+    """
+    from torch.distributed import TCPStore
+
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        # Left to itself, the store listens on every interface.
+        listener.bind((host, 0))
+        listener.listen(512)
+    except OSError as error:
+        raise LinkError(f"cannot listen on {host!r} for weight transfers: {error}") from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
+    """Connect to a trainer's rendezvous store.
+
+    Raises:
+        LinkError: Nothing answers within ``timeout_s``.
+    """
+    from torch.distributed import TCPStore
+
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        raise LinkError(f"no rendezvous store answers at {host}:{port} within {timeout_s:g} s") from error
+
+
+def local_address(host: str, port: int) -> str:
+    """The address of this machine's interface that leads to ``host``."""
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only asks the routing table.
+        probe.connect((host, port))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _family(host: str) -> socket.AddressFamily:
+    try:
+        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return socket.AF_INET
+
+
+class Link:
+    """An open link. One thread at a time uses it.
+
+    Args:
+        group: The two-rank process group.
+        backend: What carries it.
+    """
+
+    def __init__(self, group: Any, backend: Backend) -> None:
+        self._group = group
+        self._backend = backend
+        self._in_flight: deque[torch.Tensor] = deque()
+
+    @property
+    def device(self) -> str:
+        """Where tensors must lie that travel over it."""
+        return "cpu" if self._backend == "gloo" else "cuda"
+
+    def broadcast(self, tensor: "torch.Tensor") -> "Work":
+        """Start to move ``tensor`` from rank 0 to rank 1. It must stay untouched until ``wait`` returns.
+
+        Raises:
+            LinkError: The link is broken.
+        """
+        from torch._C._distributed_c10d import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._in_flight.append(tensor)
+        try:
+            work: Work = self._group.broadcast([tensor], options)
+        except RuntimeError as error:
+            raise LinkError(f"the link broke: {_first_line(error)}") from error
+        return work
+
+    def wait(self, work: "Work", deadline: float, cancelled: threading.Event) -> None:
+        """Wait until the oldest broadcast that was not waited for is done.
+
+        Args:
+            work: What ``broadcast`` gave.
+            deadline: By ``time.monotonic``.
+            cancelled: Set by someone who wants this wait to end.
+
+        Raises:
+            LinkError: The link broke, the deadline passed, or the wait was cancelled.
+        """
+        pause = _FIRST_POLL_S
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise LinkError("the deadline passed while the other side was silent")
+            # Also the pause between two looks.
+            if cancelled.wait(pause):
+                raise LinkError("the transfer was cancelled")
+            pause = min(pause * 1.5, _LAST_POLL_S)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LinkError(f"the link broke: {_first_line(error)}") from error
+        self._in_flight.popleft()
+
+    def close(self) -> None:
+        """Let go of the group without waiting for it."""
+        if self._backend == "nccl" and self._group is not None:
+            # Unlike gloo, NCCL ends pending operations when told to.
+            threading.Thread(target=self._group.abort, name="link-abort", daemon=True).start()
+        leave_to_a_thread([self._group, *self._in_flight])
+        self._group = None
+        self._in_flight.clear()
+
+
+def open_link(
+    store: "TCPStore", prefix: str, rank: Literal[0, 1], *, address: str, backend: Backend, timeout_s: float
+) -> Link:
+    """Meet the other side under ``prefix``.
+
+    Args:
+        store: The trainer's store; a connection of this thread's own, because waiting on it blocks others.
+        prefix: Same on both sides, never used before.
+        rank: 0 for the trainer, 1 for the member.
+        address: Address of the interface of this machine to use (gloo).
+        backend: Same on both sides.
+        timeout_s: Limit of the meeting, and of each operation.
+
+    Raises:
+        LinkError: The other side did not come in time.
+    """
+    from torch.distributed import PrefixStore
+
+    timeout = timedelta(seconds=timeout_s)
+    group: Any
+    try:
+        if backend == "gloo":
+            from torch._C._distributed_c10d import ProcessGroupGloo
+
+            # Private, but the only way to choose the interface.
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
+            options._timeout = timeout  # noqa: SLF001
+            options._threads = 1  # noqa: SLF001
+            group = ProcessGroupGloo(PrefixStore(prefix, store), rank, 2, options)
+        else:
+            from torch._C._distributed_c10d import ProcessGroupNCCL
+
+            nccl = ProcessGroupNCCL.Options()
+            nccl._timeout = timeout  # noqa: SLF001 (the class has no public setter)
+            group = ProcessGroupNCCL(PrefixStore(prefix, store), rank, 2, nccl)
+    except RuntimeError as error:
+        raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
+    return Link(group, backend)
+
+
+def leave_to_a_thread(things: list[object]) -> None:
+    """Destroy objects in a thread, because their destructors may block for as long as an operation's time limit.
+
+    Args:
+        things: Emptied. The caller keeps no other reference.
+    """
+    doomed = list(things)
+    things.clear()
+
+    def destroy() -> None:
+        doomed.clear()
+
+    threading.Thread(target=destroy, name="link-graveyard", daemon=True).start()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200]

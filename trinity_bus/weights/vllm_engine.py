@@ -1,0 +1,163 @@
+"""vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
+
+vLLM's phases are start, update, finish. Here ``update`` only begins: a thread of the worker receives into host buffers
+while the engine goes on generating (``receiver``). The front end asks ``trinity_transfer_progress`` until the version
+is whole and verified, pauses generation, and calls ``finish``, which is the only moment at which the model is touched.
+
+::
+
+    (no session) --start, update--> RECEIVING --> READY --finish--> (no session)
+                                        |           |
+                                        +--FAILED---+--trinity_transfer_cancel--> (no session)
+
+Failures: before ``finish`` nothing has happened to the model; a broken session is ended by
+``trinity_transfer_cancel``, which vLLM itself lacks, and the next ``start`` works. If loading itself fails, the weights
+may be a mix of two versions: ``finish`` raises ``TornWeightsError``, now and ever after, and the front end must let the
+engine go.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
+from trinity_bus.weights.link import Backend
+from trinity_bus.weights.receiver import Source, WeightReceiver
+
+
+# It warns of layers without weights at each reload, of position embeddings among others; ``_load`` checks itself.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not type-checked
+    """How transfers to this engine work."""
+
+    backend: Backend = "gloo"
+    timeout_s: float = 30.0
+    """Limit of each step of a transfer."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """Which version to receive, and from where; see ``receiver.Source``."""
+
+    host: str
+    port: int
+    prefix: str
+    version: int
+    checksum: str
+
+
+class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
+    """Receives whole versions beside generation."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+    defers_processing = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.receiver = WeightReceiver()
+        self._info = InitInfo()
+        self._expected: frozenset[str] | None = None
+        self.torn = False
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Take note of how transfers work; connecting is left to each transfer's thread."""
+        self._info = init_info
+
+    def start_weight_update(self) -> None:
+        """Nothing: the model stays as it is until ``finish_weight_update``."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Begin to receive a version in a thread.
+
+        Raises:
+            WeightTransferError: Another transfer has not ended.
+        """
+        self.receiver.start(
+            Source(
+                host=update_info.host,
+                port=update_info.port,
+                prefix=update_info.prefix,
+                version=update_info.version,
+                checksum=update_info.checksum,
+                backend=self._info.backend,
+                timeout_s=self._info.timeout_s,
+            )
+        )
+
+    def finish_weight_update(self) -> None:
+        """Load the version that was received. Generation must be paused.
+
+        Raises:
+            WeightTransferError: No whole version is there, or not the tensors of this model; the model is as it was.
+            TornWeightsError: Loading failed half way.
+        """
+        if self.torn:
+            raise TornWeightsError("an earlier version was loaded half way; restart the engine")
+        names = frozenset(self.receiver.names())
+        if self._expected is not None and names and names != self._expected:
+            odd = sorted(names ^ self._expected)[:5]
+            raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
+        tensors = self.receiver.take()
+        try:
+            with torch.no_grad():
+                self._load(tensors)
+        except Exception as error:
+            self.torn = True
+            raise TornWeightsError(f"loading failed half way: {error}") from error
+        self._expected = names
+
+    def _load(self, tensors: Any) -> None:
+        wanted = {name for name, _ in self.model.named_parameters()}
+        initialize_layerwise_reload(self.model)
+        loaded = self.model.load_weights(tensors)
+        finalize_layerwise_reload(self.model, self.model_config)
+        # A layer that gets nothing keeps its old weights, and vLLM only warns of it.
+        if loaded is not None and (missing := wanted - set(loaded)):
+            raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
+
+    def shutdown(self) -> None:
+        """Let go of the trainer."""
+        self.receiver.close()
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker: what its own interface lacks, called by name from the front end."""
+
+    weight_transfer_engine: OverlappedWeightTransferEngine
+    _weight_update_active: bool
+
+    if TYPE_CHECKING:
+        # The worker's own.
+        def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+        def start_weight_update(self) -> None: ...
+        def update_weights(self, update_info: dict[str, Any]) -> None: ...
+
+    def trinity_transfer_begin(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
+        """vLLM's init, start and update in one call, because each call waits for the end of a step of generation."""
+        self.init_weight_transfer_engine(init_info)
+        self.start_weight_update()
+        self.update_weights(update_info)
+
+    def trinity_transfer_progress(self) -> dict[str, Any]:
+        """Where the transfer stands: the fields of ``receiver.Progress``."""
+        return asdict(self.weight_transfer_engine.receiver.progress)
+
+    def trinity_transfer_cancel(self) -> bool:
+        """End a session without touching the model; True where an earlier load has already torn the weights."""
+        self.weight_transfer_engine.receiver.cancel()
+        self.weight_transfer_engine.reset_weight_update_target()
+        self._weight_update_active = False
+        return self.weight_transfer_engine.torn
