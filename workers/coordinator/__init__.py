@@ -1,0 +1,1 @@
+"""The coordinator: a transactional stream processor around ``trinity_bus.coordination``."""

@@ -1,0 +1,95 @@
+"""The machine's commands as records of the open transaction."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from schemas.codec import encode
+from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
+from schemas.topics import BATCHES, COORDINATOR_STATE, MODEL_VERSIONS, ROLLOUTS, TASKS
+from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
+from trinity_bus.coordination import Announce, BatchMoved, Command, Observe, Order, Origin, Refuse
+from trinity_bus.telemetry import traceparent
+from workers.coordinator import observations
+from workers.coordinator.changelog import INPUTS_KEY, Positions, pack_positions
+from workers.coordinator.spans import Spans
+
+type Originals = Mapping[Origin, Received[Any]]
+"""Tasks as they came, of those that were read just now."""
+
+
+class Outputs:
+    """Writes to the open transaction of a producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    async def carry_out(self, commands: Iterable[Command], originals: Originals, spans: Spans) -> None:
+        """Writes what the machine has decided, in its order."""
+        for command in commands:
+            match command:
+                case Order(record=record, traceparent=parent):
+                    span = spans.dispatch(record, parent)
+                    await self._producer.send(
+                        ROLLOUTS,
+                        record.explorer,
+                        record,
+                        partition=lane_partition(record.explorer),
+                        traceparent=_context(span, parent),
+                    )
+                case BatchMoved(record=moved):
+                    await self._producer.send(BATCHES, moved.batch_id, moved)
+                    observations.batch_moved(moved)
+                case Announce(record=version, traceparent=parent):
+                    span = spans.announce(version, parent)
+                    await self._producer.send(
+                        MODEL_VERSIONS, version.model, version, traceparent=_context(span, parent)
+                    )
+                    observations.announced(version)
+                case Refuse():
+                    received = originals.get(command.origin) or as_received(command)
+                    await self._producer.send_dead_letter(received, command.refusal.value, command.detail)
+                case Observe():
+                    observations.observe(command)
+
+    async def refuse(self, unreadable: Iterable[Received[Any]]) -> None:
+        """Writes a dead letter for each record that its codec refuses."""
+        for received in unreadable:
+            if isinstance(received.record, Undecodable):
+                await self._producer.send_dead_letter(received, received.record.reason, received.record.detail)
+
+    async def record_changes(self, changes: Iterable[tuple[str, bytes | None]]) -> None:
+        """Writes to the changelog."""
+        for key, value in changes:
+            await self._producer.send_raw(COORDINATOR_STATE, key, value)
+
+    async def mark_read(self, positions: Positions, group: str) -> None:
+        """Writes how far the inputs were read."""
+        await self._producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(positions))
+        await self._producer.send_offsets(positions, group)
+
+
+def as_received(refused: Refuse) -> Received[Any]:
+    """A refused task that was read long ago, as it would come from the topic today."""
+    headers = [(CONTENT_TYPE, MSGPACK.encode())]
+    if refused.traceparent is not None:
+        headers.append((TRACEPARENT, refused.traceparent.encode()))
+    task_id = refused.task.task_id
+    return Received(
+        record=refused.task,
+        topic=TASKS,
+        partition=refused.origin.partition,
+        offset=refused.origin.offset,
+        key=task_id,
+        raw=encode(refused.task),
+        headers=tuple(headers),
+        traceparent=refused.traceparent,
+        timestamp_ms=0,
+        raw_key=task_id.encode(),
+    )
+
+
+def _context(span: Span, parent: str | None) -> str | None:
+    """What the record carries: the span's context, or without tracing that of its parent."""
+    return traceparent(span) or parent
