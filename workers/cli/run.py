@@ -1,0 +1,68 @@
+"""``trinity-bus run``: one service of the mesh, in the foreground."""
+
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+import typer
+
+from trinity_bus.broker import resolve_bootstrap
+from trinity_bus.config import Settings
+from trinity_bus.runtime.service import run_service
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run one service of the mesh.")
+
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.", envvar="LOG_LEVEL")]
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: Settings, log_level: str) -> None:
+    """Run a service until it ends or is asked to."""
+    if log_level.lower() not in _LEVELS:
+        raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    # Every fetch and every metadata refresh of the client would be a line.
+    logging.getLogger("aiokafka").setLevel(max(logging.WARNING, logging.getLogger().level))
+    run_service(lambda: service(settings))
+
+
+def _settings() -> Settings:
+    """The settings, with the broker's address found."""
+    settings = Settings()
+    return settings.model_copy(update={"kafka": resolve_bootstrap(settings.kafka, settings.broker)})
+
+
+@app.command()
+def coordinator(log_level: LogLevel = "info") -> None:
+    """Form batches from tasks, hand them to explorers, announce model versions."""
+    from workers.coordinator.service import run
+
+    _serve(run, _settings(), log_level)
+
+
+@app.command()
+def explorer(
+    name: Annotated[str | None, typer.Option("--name", help="Its name; no two live explorers share one.")] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run workflows against a vLLM engine and publish experiences."""
+    settings = _settings()
+    if name is not None:
+        # Through the environment, so that it is checked as every setting is.
+        os.environ["TRINITY_BUS_EXPLORER__NAME"] = name
+        settings = _settings()
+    from workers.explorer.service import run
+
+    _serve(run, settings, log_level)
+
+
+@app.command()
+def trainer(log_level: LogLevel = "info") -> None:
+    """Train on finalized batches with Megatron-core and publish model versions."""
+    from workers.trainer.service import run
+
+    _serve(run, _settings(), log_level)

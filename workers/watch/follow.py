@@ -1,0 +1,71 @@
+"""Reading a mesh into a view: the only I/O of this package, through the topics as any client has it."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, TASKS, Topic
+from trinity_bus.bus import Bus, Reader, Received
+from workers.watch.state import MeshView
+
+RECENT_EVENTS: Final = 500
+"""How many of the newest events of each partition a view begins with."""
+
+
+class Follower:
+    """Keeps a ``MeshView`` up to date. Made by ``follow``."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.view = MeshView()
+        self._reader = reader
+
+    async def catch_up(self) -> None:
+        """Take everything that the log holds now, in the order of its times."""
+        self._apply(sorted([received async for received in self._reader.replay()], key=lambda r: r.timestamp_ms))
+
+    async def update(self, timeout_s: float) -> bool:
+        """Take what is new.
+
+        Args:
+            timeout_s: How long to wait for the first record.
+
+        Returns:
+            Whether there was anything.
+        """
+        records = await self._reader.batch(timeout_s)
+        self._apply(records)
+        return bool(records)
+
+    def _apply(self, records: Sequence[Received[object]]) -> None:
+        # A record that cannot be read is the coordinator's to complain of; a view passes over it.
+        for received in records:
+            self.view.apply(received.record, received.timestamp_ms / 1000)
+
+
+@asynccontextmanager
+async def follow(bus: Bus, *, whole: bool = False) -> AsyncIterator[Follower]:
+    """A follower whose view holds what the log holds at entry.
+
+    Args:
+        bus: Connected; the topics exist.
+        whole: Whether to read every event that the log has kept, or the newest few of each partition.
+    """
+    start: dict[tuple[str, int], int] = {}
+    if not whole:
+        first, end = await bus.beginning_offsets(EVENTS), await bus.end_offsets(EVENTS)
+        start = {(EVENTS.name, p): max(first[p], offset - RECENT_EVENTS) for p, offset in end.items()}
+    async with bus.reader(BATCHES, MODEL_VERSIONS, EVENTS, start=start) as reader:
+        follower = Follower(reader)
+        await follower.catch_up()
+        yield follower
+
+
+async def lag(bus: Bus) -> Mapping[str, int]:
+    """How many offsets of ``tasks`` and ``events`` the coordinator has still to read. Topic name to offsets."""
+    topics: tuple[Topic, ...] = (TASKS, EVENTS)
+    committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", topics)
+    result = {}
+    for topic in topics:
+        first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+        result[topic.name] = sum(end[p] - committed.get((topic.name, p), first[p]) for p in end)
+    return result
