@@ -1,0 +1,91 @@
+"""``trinity-bus dead-letters``: records that could not be taken, and why."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from schemas.topics import DEAD_LETTERS
+from trinity_bus.broker import resolve_bootstrap
+from trinity_bus.bus import Bus, Received
+from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
+from trinity_bus.config import Settings
+from trinity_bus.runtime.service import run_service
+
+app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
+console = Console()
+
+_SHOWN_BYTES: Final = 200
+_WAIT_S: Final = 1.0
+
+
+def describe(received: Received[Any]) -> dict[str, str]:
+    """A dead letter as flat text: when, why, where from, and the beginning of what it was.
+
+    Everything in it may come from anyone, so what could steer a terminal is escaped.
+    """
+    texts = {name: header(received.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
+    place = [header(received.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET)]
+    cut = received.raw[:_SHOWN_BYTES]
+    letter = {
+        "time": datetime.fromtimestamp(received.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "reason": texts[DLQ_REASON],
+        "detail": texts[DLQ_DETAIL],
+        "source": f"{texts[DLQ_TOPIC]}/{place[0]}@{place[1]}",
+        "key": received.key or "",
+        "value": cut.decode("utf-8", "backslashreplace") + ("..." if len(received.raw) > len(cut) else ""),
+    }
+    return {name: _printable(text) for name, text in letter.items()}
+
+
+@app.command("dead-letters")
+def dead_letters(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with those to come, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """List the records that could not be taken, with the reason."""
+    settings = Settings()
+    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+
+    async def show() -> None:
+        async with Bus(kafka, client_id="dead-letters") as bus:
+            await bus.ensure_topics([DEAD_LETTERS])
+            await _show(bus, follow=follow, as_json=as_json)
+
+    run_service(show)
+
+
+async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:
+    if as_json or follow:
+        async for letter in _letters(bus, follow=follow):
+            if as_json:
+                typer.echo(json.dumps(letter))
+            else:
+                console.print(_line(letter), markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table("time", "reason", "source", "key", "detail")
+    async for letter in _letters(bus, follow=False):
+        table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
+    console.print(table if table.row_count else "No dead letters.")
+
+
+def _line(letter: dict[str, str]) -> str:
+    return f"{letter['time']} {letter['reason']} {letter['source']} key={letter['key']!r}: {letter['detail']}"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:
+    async with bus.reader(DEAD_LETTERS, start="beginning") as reader:
+        async for received in reader.replay():
+            yield describe(received)
+        while follow:
+            for received in await reader.batch(_WAIT_S):
+                yield describe(received)

@@ -1,0 +1,140 @@
+"""``trinity-bus produce``: tasks from a file of JSON lines, or from standard input, to the log."""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from schemas.codec import decode
+from schemas.errors import DecodeError
+from schemas.event import Position
+from schemas.task import Task
+from schemas.topics import TASKS
+from trinity_bus.broker import resolve_bootstrap
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import Settings
+from trinity_bus.telemetry import setup_telemetry
+
+app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON lines, or from standard input (-).")
+console = Console(stderr=True)
+
+_SHOWN_ERRORS: Final = 20
+_IN_FLIGHT: Final = 1000
+"""Tasks that are sent but not yet known to be durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no task."""
+
+    number: int
+    """From 1."""
+    reason: str
+
+
+def parse(lines: Iterable[str]) -> Iterator[tuple[int, Task] | BadLine]:
+    """Tasks and bad lines with their line numbers; blank lines are passed over."""
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            task = decode(line.strip().encode(), Task)
+        except DecodeError as error:
+            yield BadLine(number, f"{error.reason}: {error.detail}")
+            continue
+        first = seen.setdefault(task.task_id, number)
+        if first != number:
+            yield BadLine(number, f"duplicate_id: task_id {task.task_id!r} is that of line {first} too")
+            continue
+        yield number, task
+
+
+async def send_tasks(producer: Producer, tasks: Iterable[Task], progress: Progress | None = None) -> int:
+    """Send tasks and wait until all are durable.
+
+    Args:
+        producer: Started.
+        tasks: What to send, keyed by task id.
+        progress: Its first bar is advanced for each.
+
+    Returns:
+        How many.
+
+    Raises:
+        SendError: One is not known to be durable.
+    """
+    pending: list[asyncio.Future[Position]] = []
+    count = 0
+    for task in tasks:
+        pending.append(asyncio.ensure_future(await producer.send(TASKS, task.task_id, task)))
+        count += 1
+        if progress is not None:
+            progress.advance(progress.task_ids[0])
+        if len(pending) >= _IN_FLIGHT:
+            await asyncio.gather(*pending)
+            pending.clear()
+    await asyncio.gather(*pending)
+    return count
+
+
+@app.command()
+def produce(
+    file: Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help="A task a line, as JSON.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the tasks and send none.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Send the good lines where some are bad.")] = False,
+) -> None:
+    """Check every line, then send the tasks. Nothing is sent where a line is bad, unless told so.
+
+    Exit code 1 where a line is bad.
+    """
+    tasks, bad = _read(file)
+    for line in bad[:_SHOWN_ERRORS]:
+        console.print(f"[red]{file}:{line.number}[/]: {line.reason}", highlight=False, soft_wrap=True)
+    if len(bad) > _SHOWN_ERRORS:
+        console.print(f"... and {len(bad) - _SHOWN_ERRORS} more bad lines")
+    if dry_run or not tasks or (bad and not keep_going):
+        console.print(f"{len(tasks)} tasks are good, {len(bad)} lines are bad; nothing was sent")
+        raise typer.Exit(1 if bad else 0)
+    settings = Settings()
+    settings = settings.model_copy(update={"kafka": resolve_bootstrap(settings.kafka, settings.broker)})
+    asyncio.run(_produce(settings, tasks))
+    name = TASKS.full_name(settings.kafka.namespace)
+    console.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]. Follow one: trinity-bus trace {tasks[0].task_id}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _read(file: str) -> tuple[list[Task], list[BadLine]]:
+    tasks: list[Task] = []
+    bad: list[BadLine] = []
+    try:
+        with sys.stdin if file == "-" else Path(file).open(encoding="utf-8") as lines:
+            for parsed in parse(lines):
+                if isinstance(parsed, BadLine):
+                    bad.append(parsed)
+                else:
+                    tasks.append(parsed[1])
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}") from error
+    return tasks, bad
+
+
+async def _produce(settings: Settings, tasks: list[Task]) -> None:
+    telemetry = setup_telemetry("producer", settings.telemetry, namespace=settings.kafka.namespace)
+    columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        async with Bus(settings.kafka, client_id="produce") as bus:
+            await bus.ensure_topics([TASKS])
+            async with bus.producer() as producer:
+                with Progress(*columns, console=console, transient=True) as progress:
+                    progress.add_task("sending", total=len(tasks))
+                    await send_tasks(producer, tasks, progress)
+    finally:
+        telemetry.shutdown()

@@ -1,0 +1,26 @@
+"""``trinity-bus trace``: what became of a task, as a tree of spans."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trinity_bus.config import Settings
+from trinity_bus.telemetry import load_spans, tree_of_task
+from trinity_bus.telemetry.spans import TRACES
+from workers.runs import newest_run
+
+app = typer.Typer(add_completion=False, help="Print a task's way from its send to the gradient as a tree.")
+
+
+@app.command()
+def trace(
+    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="Whose way to print.")],
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the configured one, else the newest.")
+    ] = None,
+) -> None:
+    """Print a task's way from its send to the gradient, and of the model version that came of it."""
+    folder = run_dir or Settings().telemetry.run_dir or newest_run(TRACES)
+    Console(soft_wrap=True).print(tree_of_task(load_spans(folder), task_id))
