@@ -225,7 +225,7 @@ def _reason(error: Exception, text: str) -> str:
             reason = "missing_field"
         case msgspec.ValidationError() if "$[0].buffers" in text:
             reason = "bad_buffer"
-        case msgspec.ValidationError() if "$[0]" not in text:
+        case msgspec.ValidationError() if "$[0]" not in text or text.endswith("`$[0]`"):
             reason = "bad_framing"
         case msgspec.ValidationError():
             reason = "too_large" if "length <=" in text else "wrong_type"

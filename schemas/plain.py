@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.record import MAX_CONTAINERS, MAX_ITEMS, Record
 
+_MAP_STARTS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 _JSON_STARTS = frozenset(b"{ \t\r\n")
 """In msgpack all of these are small integers, which no record is: the first byte tells the two formats apart."""
 
@@ -72,11 +73,14 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
     if is_json(value):
         if "task" not in types:
             raise DecodeError("unexpected_json", f"JSON is accepted for tasks only, expected {_names(types)}")
+        types = {"task": types["task"]}
         data = _json_object(value)
         data.setdefault("schema", "task")
         data.setdefault("schema_version", types["task"].VERSION)
-    else:
+    elif value[0] in _MAP_STARTS:
         data = _msgpack_map(value)
+    else:
+        raise DecodeError("not_msgpack_or_json", f"no msgpack map and no JSON object: it starts with {shown(value[:16])}")
     return _validated(_record_type(data, types, known), data, size=len(value))
 
 
@@ -106,20 +110,16 @@ def _msgpack_map(value: bytes) -> dict[str, Any]:
         walker.skip()
         if walker.tell() != size:
             raise DecodeError("trailing_bytes", f"{size - walker.tell()} bytes after the record")
-        data = msgpack.unpackb(
+        data: dict[str, Any] = msgpack.unpackb(
             value,
             object_hook=budget.take,
             list_hook=budget.take,
             ext_hook=refuse_extension,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
-            max_bin_len=0,
-            max_ext_len=0,
         )
     except (msgpack.OutOfData, msgpack.FormatError, msgpack.StackError, ValueError) as error:
         raise unpack_error(error, value) from error
-    if not isinstance(data, dict):
-        raise DecodeError("not_msgpack_or_json", f"a record is a map, got {shown(data)}")
     return data
 
 

@@ -1,0 +1,233 @@
+"""Hypothesis strategies for every record that travels by itself."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    Cancel,
+    Dispatch,
+    ExperienceGroup,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    ManifestEntry,
+    Member,
+    Message,
+    ModelVersion,
+    Position,
+    RolloutFinished,
+    RunningAttempt,
+    SampleInput,
+    Sampling,
+    StepTrained,
+    Task,
+    TrainerHeartbeat,
+    WeightsSynced,
+    build_group,
+)
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+identifiers = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/@#-]{0,20}", fullmatch=True)
+counts = st.integers(0, 2**31 - 1)
+positive = st.integers(1, 2**31 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+metrics = st.dictionaries(text, st.floats(allow_nan=False), max_size=3)
+batch_types = st.sampled_from(["train", "eval"])
+plain_data = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | finite | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+positions = st.builds(Position, partition=counts, offset=counts)
+samplings = st.builds(
+    Sampling,
+    temperature=st.none() | st.floats(0, 10),
+    top_k=st.none() | st.integers(-1, 100),
+    max_tokens=st.none() | st.integers(1, 4096),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=st.none() | st.lists(text, max_size=2),
+)
+tasks = st.builds(
+    Task,
+    task_id=identifiers,
+    workflow=identifiers,
+    prompt=text,
+    messages=st.none() | st.lists(st.builds(Message, role=st.just("user"), content=text), max_size=2),
+    answer=st.none() | text,
+    data=st.dictionaries(text, plain_data, max_size=3),
+    batch_id=st.none() | identifiers,
+    batch_type=batch_types,
+    batch_size=st.none() | st.integers(1, 65_536),
+    repeat_times=st.none() | st.integers(1, 1024),
+    sampling=st.none() | samplings,
+    timeout_s=st.none() | st.floats(0.001, 86_400),
+)
+senders: dict[str, Any] = {"explorer": identifiers, "incarnation": identifiers}
+trainers: dict[str, Any] = {"trainer": identifiers, "incarnation": identifiers, "model": identifiers}
+records = st.one_of(
+    tasks,
+    st.builds(
+        Dispatch,
+        **senders,
+        task=tasks,
+        attempt=positive,
+        batch_id=identifiers,
+        batch_type=batch_types,
+        repeat_times=st.integers(1, 1024),
+        run_id_base=counts,
+        min_version=counts,
+        timeout_s=st.floats(0.001, 1e6),
+    ),
+    st.builds(Cancel, **senders, task_id=identifiers, attempt=positive, reason=text),
+    st.builds(
+        ExplorerHeartbeat,
+        **senders,
+        state=st.sampled_from(["starting", "ready", "syncing", "draining"]),
+        slots=positive,
+        running=st.lists(st.builds(RunningAttempt, task_id=identifiers, attempt=positive), max_size=3),
+        model_version=st.integers(-1, 100),
+        workflows=st.lists(identifiers, max_size=3),
+        tokens_generated=counts,
+        sent_at=finite,
+    ),
+    st.builds(ExplorerLeft, **senders, reason=text),
+    st.builds(
+        RolloutFinished,
+        **senders,
+        task_id=identifiers,
+        attempt=positive,
+        batch_id=identifiers,
+        batch_type=batch_types,
+        status=st.sampled_from(["completed", "partial", "failed"]),
+        completed_runs=counts,
+        total_runs=counts,
+        metrics=st.lists(metrics, max_size=2),
+        experience=st.none() | positions,
+        error=st.none() | text,
+    ),
+    st.builds(
+        TrainerHeartbeat,
+        **trainers,
+        state=st.sampled_from(["starting", "ready", "training", "draining"]),
+        step=counts,
+        version=counts,
+        master_address=text,
+        master_port=counts,
+    ),
+    st.builds(
+        StepTrained,
+        **trainers,
+        step=counts,
+        version=counts,
+        publish=st.booleans(),
+        batch_id=st.none() | identifiers,
+        metrics=metrics,
+        checksum=text,
+        master_address=text,
+        master_port=counts,
+        checkpoint=st.none() | text,
+    ),
+    st.builds(
+        WeightsSynced,
+        **senders,
+        model=identifiers,
+        version=counts,
+        epoch=counts,
+        ok=st.booleans(),
+        error=st.none() | text,
+        pause_s=finite,
+    ),
+    st.builds(
+        BatchRecord,
+        batch_id=identifiers,
+        batch_type=batch_types,
+        state=st.sampled_from(BatchLifecycleState),
+        sequence=counts,
+        expected_task_count=counts,
+        manifest=st.lists(
+            st.builds(
+                ManifestEntry, task_id=identifiers, attempt=positive, samples=counts, position=st.none() | positions
+            ),
+            max_size=3,
+        ),
+        metrics=metrics,
+        reason=st.none() | text,
+        trace_links=st.lists(text, max_size=2),
+    ),
+    st.builds(
+        ModelVersion,
+        model=identifiers,
+        version=counts,
+        step=counts,
+        method=st.sampled_from(["nccl", "gloo", "memory", "checkpoint"]),
+        epoch=counts,
+        members=st.lists(
+            st.builds(Member, explorer=identifiers, incarnation=identifiers, rank=st.integers(1, 64)), max_size=3
+        ),
+        trainer=identifiers,
+        trainer_incarnation=identifiers,
+        master_address=text,
+        master_port=counts,
+        checksum=text,
+        metrics=metrics,
+    ),
+)
+
+
+@st.composite
+def sample_inputs(draw: st.DrawFn) -> SampleInput:
+    prompt = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6))
+    response = draw(st.lists(st.integers(0, 2**31 - 1), max_size=20))
+    n = len(response)
+    starts = draw(st.lists(st.integers(0, n), unique=True, max_size=3).map(sorted))
+    return SampleInput(
+        prompt_token_ids=prompt,
+        response_token_ids=response,
+        logprobs=draw(st.lists(st.floats(-50, 0, width=32), min_size=n, max_size=n)),
+        mask=draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n)),
+        reward=draw(st.floats(width=32)),
+        run_id=draw(counts),
+        versions=[(start, draw(counts)) for start in starts],
+        finish_reason=draw(text),
+        metrics=draw(metrics),
+    )
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[list[SampleInput], ExperienceGroup]:
+    """The samples, and the group that was built of them."""
+    samples = draw(st.lists(sample_inputs(), min_size=1, max_size=5))
+    fields = {
+        name: draw(identifiers) for name in ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
+    }
+    return samples, build_group(samples, attempt=draw(positive), batch_type=draw(batch_types), **fields)
+
+
+def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
+    """A group that is the same each time."""
+    return build_group(
+        [
+            SampleInput(
+                prompt_token_ids=[1, 2, 3],
+                response_token_ids=np.arange(response) + 10 * i,
+                logprobs=-np.arange(response) / 4,
+                mask=None if i % 2 else np.arange(response) % 2 == 0,
+                reward=float(i),
+                run_id=i,
+                versions=[(0, 7)],
+                metrics={"accuracy": float(i)},
+            )
+            for i in range(samples)
+        ],
+        task_id="task-1",
+        attempt=1,
+        batch_id="batch-1",
+        batch_type="train",
+        workflow="math",
+        model="policy",
+        explorer="explorer-0",
+        incarnation="life-1",
+    )

@@ -1,0 +1,72 @@
+"""Groups from what engines hand out."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas import ExperienceGroup, SampleInput, build_group
+from schemas.codec import SchemaError, decode, encode
+
+IDENTIFIERS: dict[str, Any] = {
+    "task_id": "t",
+    "attempt": 1,
+    "batch_id": "b",
+    "batch_type": "train",
+    "workflow": "math",
+    "model": "policy",
+    "explorer": "e",
+    "incarnation": "i",
+}
+
+
+def sample(**changes: Any) -> SampleInput:
+    fields: dict[str, Any] = {
+        "prompt_token_ids": [1, 2],
+        "response_token_ids": (3, 4, 5),
+        "logprobs": [-1, -2, -3],
+        "reward": np.float64(0.5),
+        "run_id": 0,
+        "versions": [(0, 3), (1, 4)],
+        "metrics": {"accuracy": np.float32(1)},
+    }
+    return SampleInput(**fields | changes)
+
+
+def test_lists_tuples_and_arrays_of_other_types_are_taken() -> None:
+    group = decode(
+        encode(build_group([sample(), sample(logprobs=np.zeros(3, np.float16))], **IDENTIFIERS)), ExperienceGroup
+    )
+    first, second = group.samples()
+    assert first.tokens.tolist() == [1, 2, 3, 4, 5]
+    assert first.logprobs.tolist() == [-1, -2, -3]
+    assert first.mask.all()
+    assert (first.version_min, first.version_max) == (3, 4)
+    assert second.logprobs.tolist() == [0, 0, 0]
+    assert group.metrics == [{"accuracy": 1.0}] * 2
+
+
+def test_a_sample_without_a_response_is_one() -> None:
+    empty = sample(response_token_ids=[], logprobs=[], versions=[])
+    (back,) = decode(encode(build_group([empty], **IDENTIFIERS)), ExperienceGroup).samples()
+    assert len(back.mask) == len(back.logprobs) == 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "at least one sample"),
+        ([sample(logprobs=[-1.0])], "3 response tokens, 1 logprobs and 3 mask entries"),
+        ([sample(mask=[True])], "3 response tokens, 3 logprobs and 1 mask entries"),
+        ([sample(prompt_token_ids=[[1]])], r"prompt_token_ids has shape \[1, 1\]"),
+    ],
+)
+def test_samples_that_do_not_add_up_are_refused(samples: list[SampleInput], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        build_group(samples, **IDENTIFIERS)
+
+
+def test_a_group_cannot_be_changed() -> None:
+    group = build_group([sample()], **IDENTIFIERS)
+    with pytest.raises(AttributeError, match="immutable"):
+        group.task_id = "other"  # type: ignore[misc]  # that is the point

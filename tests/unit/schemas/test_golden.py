@@ -1,0 +1,28 @@
+"""Bytes that an earlier version wrote still mean what they meant."""
+
+import numpy as np
+import pytest
+from make_golden import GOLDEN, RECORDS
+
+from schemas import ExperienceGroup, Record, Task, codec
+from schemas.experience import COLUMNS
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.SCHEMA)
+def test_golden_records_decode(record: Record | ExperienceGroup) -> None:
+    value = (GOLDEN / f"{record.SCHEMA}.v{record.VERSION}.msgpack").read_bytes()
+    back = codec.decode(value, type(record))
+    if not isinstance(record, ExperienceGroup):
+        assert back == record
+        return
+    for name in ExperienceGroup.__struct_fields__:
+        np.testing.assert_equal(getattr(back, name), getattr(record, name))
+    assert len(COLUMNS) == 8
+
+
+def test_every_type_has_its_golden_record() -> None:
+    assert {type(record) for record in RECORDS} == set(codec.RECORDS)
+
+
+def test_a_json_task_decodes() -> None:
+    assert codec.decode((GOLDEN / "task.v1.json").read_bytes(), Task).data == {"level": 3}

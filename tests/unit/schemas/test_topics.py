@@ -1,0 +1,42 @@
+"""The topic table fits the records and Kafka's rules."""
+
+import re
+
+import pytest
+
+from schemas.codec import RECORDS
+from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, MODEL_VERSIONS, TOPICS, Topic
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_the_largest_record_fits(topic: Topic) -> None:
+    for cls in topic.records:
+        assert topic.max_message_bytes > cls.MAX_BYTES  # type: ignore[attr-defined]  # every record type has it
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_names_are_legal_and_namespaced(topic: Topic) -> None:
+    assert topic.full_name("trinity") == f"trinity.{topic.name}"
+    assert re.fullmatch(r"[a-z0-9-]{1,60}", topic.name)
+
+
+def test_every_record_has_exactly_one_topic() -> None:
+    carried = [cls for topic in TOPICS for cls in topic.records]
+    assert sorted(cls.SCHEMA for cls in carried) == sorted(cls.SCHEMA for cls in RECORDS)
+
+
+def test_anything_fits_among_the_dead_letters() -> None:
+    assert max(topic.max_message_bytes for topic in TOPICS) == DEAD_LETTERS.max_message_bytes
+
+
+def test_what_has_an_order_has_one_partition() -> None:
+    assert {topic.partitions for topic in (BATCHES, MODEL_VERSIONS, COORDINATOR_STATE)} == {1}
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_configurations_are_whole_numbers_by_kafka_s_names(topic: Topic) -> None:
+    config = topic.config()
+    assert config.pop("cleanup.policy") == topic.cleanup
+    assert all(re.fullmatch(r"-1|\d+", value) for value in config.values())
+    assert ("retention.ms" in config) == (topic.cleanup == "delete")
+    assert ("min.compaction.lag.ms" in config) == (topic.cleanup == "compact")
