@@ -179,7 +179,7 @@ def resolve_bootstrap(
 def _locked(folder: Folder) -> bool:
     try:
         file = folder.lock.open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     with file:
         return not try_lock(file)

@@ -108,11 +108,11 @@ def _wrong(folder: Path, jars: Sequence[Jar]) -> list[Jar]:
 
 
 def digest(path: Path) -> str | None:
-    """SHA-256 of a file in hexadecimal, or None where there is none."""
+    """SHA-256 of a file in hexadecimal, or None where there is none that can be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

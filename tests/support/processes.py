@@ -1,0 +1,27 @@
+"""Looking at processes from outside."""
+
+import time
+
+import psutil
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def assert_all_gone(processes: list[psutil.Process], limit_s: float = 10) -> None:
+    """Fail unless they end soon. A zombie runs no more: when it is reaped is the machine's affair."""
+    deadline = time.monotonic() + limit_s
+    while alive := [process for process in processes if is_alive(process)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.01)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

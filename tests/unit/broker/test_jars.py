@@ -1,0 +1,157 @@
+"""The jars: what the lock file pins, and that nothing else is ever run. The Maven repository is a small one of our own."""
+
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from trinity_bus.broker.errors import DataFolderUnusableError, JarsUnavailableError
+from trinity_bus.broker.jars import LOCK_FILE, Jar, install, jar_folder, read_lock
+
+CONTENT = b"PK a jar" * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+PATH = "org/example/thing/1.0/thing-1.0.jar"
+
+quiet = Console(quiet=True)
+
+
+class Repository(http.server.ThreadingHTTPServer):
+    """Answers with what ``replies`` says, the last one again and again; None is "not found"."""
+
+    replies: list[bytes | None]
+    requests: int = 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Repository
+
+    def do_GET(self) -> None:
+        reply = None
+        if self.path == f"/{PATH}":
+            self.server.requests += 1
+            reply = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
+        self.send_response(404 if reply is None else 200)
+        self.send_header("Content-Length", str(len(reply or b"")))
+        self.end_headers()
+        self.wfile.write(reply or b"")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
+        """Say nothing."""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """The only remote repository that jgo knows of."""
+    with Repository(("127.0.0.1", 0), Handler) as server:
+        server.replies = [CONTENT]
+        settings = tmp_path / "jgo.conf"
+        settings.write_text(f"[repositories]\nlocal = http://127.0.0.1:{server.server_address[1]}\n")
+        monkeypatch.setenv("JGO_CONFIG_FILE", str(settings))
+        monkeypatch.setenv("M2_REPO", str(tmp_path / "m2"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    path = tmp_path / "some.lock"
+    path.write_text(f"# a comment\norg.example:thing:1.0 {SHA256}\n")
+    return path
+
+
+def test_the_lock_file_pins_kafka() -> None:
+    jars = read_lock()
+    assert len(jars) == len({jar.filename for jar in jars}) > 30
+    versions = {jar.artifact: jar.version for jar in jars}
+    assert versions["kafka_2.13"] == versions["kafka-clients"] == versions["kafka-server"] == "4.3.0"
+    assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in jars)
+    assert "://" not in LOCK_FILE.read_text()
+
+
+@pytest.mark.parametrize("line", ["org.example:thing 00", "org.example:thing:1.0", "a:b:c:d " + "0" * 64])
+def test_a_damaged_lock_file_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "bad.lock"
+    path.write_text(f"# header\n{line}\n")
+    with pytest.raises(JarsUnavailableError, match=r"bad\.lock:2 is not"):
+        read_lock(path)
+
+
+def test_downloads_once(repository: Repository, tmp_path: Path, lock: Path) -> None:
+    for _ in range(2):
+        (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
+        assert path.read_bytes() == CONTENT
+    assert repository.requests == 1
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "thing-1.0.jar"]
+
+
+def test_what_a_cut_off_download_left_is_healed(repository: Repository, tmp_path: Path, lock: Path) -> None:
+    (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
+    path.write_bytes(CONTENT[:100])
+    archive = path.with_name("start-0.aot")
+    archive.touch()
+    install(tmp_path / "cache", console=quiet, lock=lock)
+    assert path.read_bytes() == CONTENT
+    # It was made from the files as they were.
+    assert not archive.exists()
+    assert repository.requests == 2
+
+
+def test_a_wrong_answer_is_asked_for_again(repository: Repository, tmp_path: Path, lock: Path) -> None:
+    repository.replies = [CONTENT[:100], None, CONTENT]
+    (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_jar_that_stays_wrong_is_never_installed(repository: Repository, tmp_path: Path, lock: Path) -> None:
+    repository.replies = [b"something else"]
+    with pytest.raises(
+        JarsUnavailableError, match=r"cannot get org\.example:thing:1\.0: its SHA-256 is .*, the lock file"
+    ):
+        install(tmp_path / "cache", console=quiet, lock=lock)
+    assert [p.name for p in jar_folder(tmp_path / "cache", lock).iterdir()] == [".lock"]
+
+
+@pytest.mark.usefixtures("repository")
+def test_no_repository_is_one_line(
+    tmp_path: Path, lock: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.replies = [None]
+    with pytest.raises(JarsUnavailableError, match="Check the network") as caught:
+        install(tmp_path / "cache", console=quiet, lock=lock)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "jgo.conf").write_text("[repositories]\nnowhere = http://127.0.0.1:1\n")
+    with pytest.raises(JarsUnavailableError, match="Check the network"):
+        install(tmp_path / "cache", console=quiet, lock=lock)
+
+
+def test_a_right_copy_on_this_machine_is_taken(repository: Repository, tmp_path: Path, lock: Path) -> None:
+    place = tmp_path / "m2" / PATH
+    place.parent.mkdir(parents=True)
+    place.write_bytes(CONTENT)
+    (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
+    assert path.read_bytes() == CONTENT
+    assert repository.requests == 0
+    # A wrong one is not.
+    path.unlink()
+    place.write_bytes(CONTENT[:-1])
+    install(tmp_path / "cache", console=quiet, lock=lock)
+    assert path.read_bytes() == CONTENT
+    assert repository.requests == 1
+
+
+def test_a_cache_that_cannot_be_written_names_the_setting(tmp_path: Path, lock: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataFolderUnusableError, match="TRINITY_BUS_BROKER__CACHE_DIR"):
+        install(tmp_path / "file" / "cache", console=quiet, lock=lock)
+
+
+def test_a_jar_names_its_file() -> None:
+    assert Jar("org.example", "thing", "1.0", SHA256).filename == "thing-1.0.jar"

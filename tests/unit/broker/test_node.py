@@ -1,0 +1,217 @@
+"""What is checked before Kafka is started, and what is said when it cannot be."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from trinity_bus.broker import daemon, resolve_bootstrap
+from trinity_bus.broker.errors import (
+    BrokerDiedError,
+    BrokerError,
+    DataFolderInUseError,
+    DataFolderUnusableError,
+    PortInUseError,
+)
+from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.broker.layout import Folder, State, read_state, server_properties, write_configuration, write_state
+from trinity_bus.broker.node import choose_port, claim, reason, wait_ready
+from trinity_bus.broker.probe import live_brokers
+from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.process import start_time
+
+
+class Ended:
+    """A Java process that has ended."""
+
+    def poll(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "broker")
+
+
+def this_process(port: int = 9, *, background: bool = True) -> State:
+    return State(os.getpid(), start_time(os.getpid()) or 0, port, background=background)
+
+
+def test_folders_follow_the_xdg_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = BrokerSettings()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert cache_dir(settings) == tmp_path / ".cache/trinity-bus"
+    assert data_dir(settings) == tmp_path / ".local/share/trinity-bus/broker"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_dir(settings) == Path("/somewhere/trinity-bus")
+    monkeypatch.chdir(tmp_path)
+    assert data_dir(BrokerSettings(data_dir=Path("mine"))) == tmp_path / "mine"
+
+
+def test_claim_makes_the_folder_and_locks_it(folder: Folder) -> None:
+    with claim(folder):
+        write_state(folder, this_process(9092))
+        with pytest.raises(DataFolderInUseError, match=rf"\(process {os.getpid()} on port 9092\)"), claim(folder):
+            pass
+    with claim(folder):
+        assert folder.kafka.is_dir()
+
+
+def test_claim_refuses_a_folder_of_something_else(folder: Folder) -> None:
+    folder.root.mkdir()
+    (folder.root / "thesis.tex").touch()
+    with pytest.raises(DataFolderUnusableError, match="TRINITY_BUS_BROKER__DATA_DIR"), claim(folder):
+        pass
+    assert [path.name for path in folder.root.iterdir()] == ["thesis.tex"]
+
+
+def test_claim_refuses_a_full_disk(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 5 << 20))
+    with pytest.raises(DataFolderUnusableError, match="only 5 MiB are free"), claim(folder):
+        pass
+
+
+def test_claim_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataFolderUnusableError, match="cannot be used"), claim(Folder(tmp_path / "file" / "broker")):
+        pass
+
+
+def test_a_configured_port_must_be_free(folder: Folder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=rf"port {port} is in use .* TRINITY_BUS_BROKER__PORT"):
+            choose_port(BrokerSettings(port=port), folder)
+        # Not configured: another one will do.
+        folder.root.mkdir()
+        write_state(folder, this_process(port))
+        assert choose_port(BrokerSettings(), folder) not in {0, port}
+    port = free_port()
+    assert choose_port(BrokerSettings(port=port), folder) == port
+
+
+def test_a_broker_comes_back_where_it_was(folder: Folder) -> None:
+    folder.root.mkdir()
+    port = free_port()
+    write_state(folder, this_process(port))
+    assert choose_port(BrokerSettings(), folder) == port
+    assert choose_port(BrokerSettings(port=0), folder) == port
+
+
+def test_free_ports_are_free() -> None:
+    assert is_free(free_port())
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"pid": 1}', '{"pid": "1", "started": 1, "port": 1, "background": 1}']
+)
+def test_a_damaged_state_file_is_no_state(folder: Folder, content: str) -> None:
+    folder.root.mkdir()
+    folder.state.write_text(content)
+    assert read_state(folder) is None
+
+
+def test_state_survives_the_file(folder: Folder) -> None:
+    folder.root.mkdir()
+    assert read_state(folder) is None
+    write_state(folder, this_process())
+    assert read_state(folder) == this_process()
+    assert this_process().alive
+    assert not State(os.getpid(), 1, 9, background=True).alive
+
+
+def test_only_the_loopback_interface_is_listened_on(folder: Folder) -> None:
+    folder.root.mkdir()
+    write_configuration(folder, port=1, controller_port=2, fsync=False)
+    text = folder.properties.read_text()
+    assert "listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n" in text
+    assert "auto.create.topics.enable=false\n" in text
+    assert str(folder.root) not in text
+    assert "log.flush.interval.messages" not in text
+    assert server_properties(1, 2, fsync=True, after_crash=False)["log.flush.interval.messages"] == 1
+
+
+def test_a_crash_is_told_from_an_orderly_end(folder: Folder) -> None:
+    folder.kafka.mkdir(parents=True)
+    assert not folder.after_crash
+    (folder.kafka / "meta.properties").touch()
+    assert folder.after_crash
+    (folder.kafka / ".kafka_cleanshutdown").touch()
+    assert not folder.after_crash
+
+
+def test_probe_refuses_what_is_no_broker() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            live_brokers(port, timeout_s=0.05)
+    with pytest.raises(ConnectionRefusedError):
+        live_brokers(port)
+
+
+def test_the_reason_of_a_death_is_in_the_message(folder: Folder) -> None:
+    folder.logs.mkdir(parents=True)
+    folder.server_log.write_text(
+        "x INFO a\nx ERROR Exiting Kafka due to fatal exception: No space left (y)\nx INFO b\n"
+    )
+    with pytest.raises(BrokerDiedError, match=r"status 1 .* No space left \(y\)\. Its log: .*server\.log"):
+        wait_ready(Ended(), free_port(), folder, 5)
+    folder.server_log.write_text("java.net.BindException: Address already in use\n")
+    with pytest.raises(PortInUseError):
+        wait_ready(Ended(), free_port(), folder, 5)
+
+
+def test_reasons() -> None:
+    assert reason("") == "it said nothing"
+    assert reason("a\nb\n\n") == "b"
+    assert reason("x\njava.lang.OutOfMemoryError: heap\ny") == "java.lang.OutOfMemoryError: heap"
+
+
+def test_no_broker_is_one_line_with_both_ways_out(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match=r"trinity-bus broker start.*TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"):
+        resolve_bootstrap(KafkaSettings(), BrokerSettings(data_dir=tmp_path))
+
+
+def test_a_configured_broker_is_used(tmp_path: Path) -> None:
+    kafka = KafkaSettings(bootstrap_servers="kafka:9092")
+    assert resolve_bootstrap(kafka, BrokerSettings(data_dir=tmp_path)) is kafka
+
+
+def test_a_running_broker_is_found(folder: Folder) -> None:
+    with claim(folder):
+        write_state(folder, this_process(1234))
+        found = resolve_bootstrap(KafkaSettings(namespace="mine"), BrokerSettings(data_dir=folder.root))
+    assert found == KafkaSettings(bootstrap_servers="127.0.0.1:1234", namespace="mine")
+
+
+def test_stop_never_touches_a_process_that_has_the_same_id_now(folder: Folder) -> None:
+    settings = BrokerSettings(data_dir=folder.root)
+    with claim(folder):
+        # If this were signalled, the test run would end here.
+        write_state(folder, State(os.getpid(), 1, 9, background=True))
+        assert not daemon.stop(settings)
+    write_state(folder, this_process())
+    assert not daemon.stop(settings)
+
+
+def test_stop_leaves_the_broker_of_a_running_command_alone(folder: Folder) -> None:
+    with claim(folder):
+        write_state(folder, this_process(background=False))
+        with pytest.raises(DataFolderInUseError, match="stop that command"):
+            daemon.stop(BrokerSettings(data_dir=folder.root))
+
+
+def test_reset_deletes_only_a_brokers_folder(folder: Folder, tmp_path: Path) -> None:
+    settings = BrokerSettings(data_dir=folder.root)
+    assert daemon.reset(settings) is None
+    with claim(folder), pytest.raises(DataFolderInUseError):
+        daemon.reset(settings)
+    assert daemon.reset(settings) == folder.root
+    assert not folder.root.exists()
+    with pytest.raises(DataFolderUnusableError, match="nothing was deleted"):
+        daemon.reset(BrokerSettings(data_dir=tmp_path))

@@ -1,0 +1,171 @@
+"""Children: what they return, and that no descendant outlives its owner, whatever kills whom."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import assert_all_gone, family_of
+from trinity_bus.runtime.process import Child, start_time, tail
+
+FAMILY = "setsid sleep 600 & sh -c 'sleep 600 & echo ready; wait' & wait"
+"""A command with children, one of them in a session of its own. It prints a line when they are all there."""
+
+OWNER = f"""
+import sys, time
+from trinity_bus.runtime.process import Child
+child = Child(["sh", "-c", {FAMILY!r}])
+time.sleep(600)
+"""
+
+
+def wait_for_line(output: Path, line: str) -> None:
+    deadline = time.monotonic() + 10
+    while line not in tail(output):
+        assert time.monotonic() < deadline
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    """A child with a family, all of which is there."""
+    read_end, write_end = os.pipe()
+    with Child(["sh", "-c", FAMILY], output=write_end) as child:
+        os.close(write_end)
+        with os.fdopen(read_end) as lines:
+            assert lines.readline() == "ready\n"
+            yield child
+
+
+def test_returns_what_the_command_returned(output: Path) -> None:
+    with Child(["sh", "-c", "echo said; exit 3"], output=output) as child:
+        assert child.wait(10) == 3
+    assert output.read_text() == "said\n"
+
+
+def test_a_signal_that_killed_the_command_is_told_as_popen_does() -> None:
+    with Child(["sh", "-c", "kill -9 $$"]) as child:
+        assert child.wait(10) == -signal.SIGKILL
+    with Child(["sh", "-c", "kill -11 $$"]) as child:
+        assert child.wait(10) == -signal.SIGSEGV
+
+
+def test_a_missing_program_says_so(output: Path) -> None:
+    with Child(["no-such-program"], output=output) as child:
+        assert child.wait(10) == 127
+    assert output.read_text() == "cannot run no-such-program: No such file or directory\n"
+
+
+def test_the_command_starts_with_default_signals(output: Path) -> None:
+    shown = "import signal; print([signal.getsignal(n).name for n in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)])"
+    with Child([sys.executable, "-c", shown], output=output) as child:
+        child.wait(10)
+    assert output.read_text() == "['SIG_DFL', 'SIG_DFL', 'SIG_DFL']\n"
+    # Python ignores this one for itself, so look from outside.
+    with Child(["sh", "-c", "grep SigIgn /proc/self/status"], output=output) as child:
+        child.wait(10)
+    assert int(output.read_text().split()[-1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
+
+
+def test_pid_is_the_commands(output: Path) -> None:
+    with Child(["sh", "-c", "echo $$"], output=output) as child:
+        child.wait(10)
+        assert int(output.read_text()) == child.pid
+
+
+def test_terminate_asks_the_command_alone(output: Path) -> None:
+    polite = "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
+    with Child(["sh", "-c", polite], output=output) as child:
+        wait_for_line(output, "ready")
+        assert child.stop(10) == 5
+    assert output.read_text() == "ready\nasked\n"
+
+
+def test_stop_kills_what_does_not_end_in_time(output: Path) -> None:
+    with Child(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"], output=output) as child:
+        wait_for_line(output, "ready")
+        assert child.stop(0.05) == -signal.SIGKILL
+
+
+def test_kill_takes_the_whole_family(child: Child) -> None:
+    family = family_of(child.pid)
+    assert len(family) >= 4
+    assert child.kill() == -signal.SIGKILL
+    assert_all_gone(family)
+
+
+def test_the_family_does_not_outlive_the_command(child: Child) -> None:
+    family = family_of(child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL
+    assert_all_gone(family)
+
+
+def test_the_family_does_not_outlive_a_killed_owner() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        family = family_of(owner.pid)
+        # The owner, the guard, the command and its three descendants.
+        assert len(family) >= 6
+        owner.kill()
+    assert_all_gone(family)
+
+
+def test_the_session_does_not_outlive_a_killed_guard(child: Child) -> None:
+    session = os.getsid(child.pid)
+    family = family_of(child.pid)
+    inside = [process for process in family if os.getsid(process.pid) == session]
+    os.kill(session, signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL
+    assert_all_gone(inside)
+    # Without the guard, one that has left the session is out of reach.
+    (stray,) = set(family) - set(inside)
+    stray.kill()
+
+
+def test_a_child_outlives_the_thread_that_started_it(output: Path) -> None:
+    started: list[Child] = []
+    thread = threading.Thread(target=lambda: started.append(Child(["sh", "-c", "echo up; read -r x || exit 4"])))
+    thread.start()
+    thread.join()
+    with started[0] as child:
+        assert child.wait(10) == 4
+
+
+def test_a_passed_descriptor_is_held_until_the_command_ends(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as mine:
+        fcntl.flock(mine, fcntl.LOCK_EX)
+        child = Child(["sleep", "600"], pass_fds=[mine.fileno()])
+    with (tmp_path / "lock").open("w") as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        child.kill()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_start_time_tells_processes_apart() -> None:
+    mine = start_time(os.getpid())
+    assert mine is not None
+    assert mine == start_time(os.getpid())
+    with Child(["sleep", "600"]) as child:
+        assert (start_time(child.pid) or 0) >= mine
+    assert start_time(child.pid) is None
+
+
+def test_tail_reads_only_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log) == ""
+    log.write_bytes(b"x" * 200_000 + b"\nlast but one\n\xff last\n")
+    assert tail(log, 2) == "last but one\n\ufffd last"
