@@ -1,0 +1,139 @@
+"""What is refused before it reaches a broker, and what is said when there is none."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from aiokafka.errors import KafkaConnectionError, OffsetOutOfRangeError, ProducerFenced, UnknownTopicOrPartitionError
+
+from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
+from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.delivery import RECORD_OVERHEAD_BYTES, check
+from trinity_bus.bus.producer import MAX_BATCH_BYTES
+from trinity_bus.bus.topics import Found, mismatches
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import (
+    BrokerUnreachableError,
+    BusError,
+    ConfigError,
+    ProducerFencedError,
+    RecordGoneError,
+    RecordTooLargeError,
+    SendError,
+)
+
+
+def test_batches_fit_every_topic() -> None:
+    assert all(topic.max_message_bytes > MAX_BATCH_BYTES + RECORD_OVERHEAD_BYTES for topic in TOPICS)
+
+
+def test_a_record_over_the_limit_is_refused_by_name() -> None:
+    check(TASKS, b"k", bytes(TASKS.max_message_bytes - RECORD_OVERHEAD_BYTES - 1), None, [])
+    with pytest.raises(RecordTooLargeError, match=r"over the limit of topic tasks"):
+        check(TASKS, b"k", bytes(TASKS.max_message_bytes - RECORD_OVERHEAD_BYTES), None, [])
+    with pytest.raises(RecordTooLargeError):
+        check(TASKS, b"k", b"", None, [("h", bytes(TASKS.max_message_bytes))])
+
+
+def test_a_record_needs_a_place_and_a_content() -> None:
+    with pytest.raises(SendError, match="partition 8 is not one of its 8"):
+        check(EXPERIENCES, b"k", b"v", 8, [])
+    with pytest.raises(SendError, match="a key or a value"):
+        check(BATCHES, None, None, None, [])
+    check(BATCHES, b"k", None, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        pytest.param(Found(8, "delete", TASKS.max_message_bytes), None, id="as needed"),
+        pytest.param(Found(8, "delete", 1 << 30), None, id="larger messages are welcome"),
+        pytest.param(Found(1, "delete", 1 << 30), "it has 1 partitions and needs exactly 8", id="too few"),
+        pytest.param(Found(9, "delete", 1 << 30), "it has 9 partitions and needs exactly 8", id="too many"),
+        pytest.param(Found(8, "compact", 1 << 30), "its cleanup.policy is compact and must be delete", id="cleanup"),
+        pytest.param(
+            Found(8, "delete", 1000),
+            f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}",
+            id="small messages",
+        ),
+    ],
+)
+def test_an_existing_topic_must_suit_its_records(found: Found, problem: str | None) -> None:
+    assert mismatches(TASKS, found) == ([] if problem is None else [problem])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ProducerFenced(), ProducerFencedError, "do it: another process has started with the same transactional id"),
+        (OffsetOutOfRangeError({"p": 3}), RecordGoneError, "retention has deleted it"),
+        (KafkaConnectionError("no route"), BrokerUnreachableError, "is the broker running"),
+        (UnknownTopicOrPartitionError(), BusError, "do it: UnknownTopicOrPartitionError"),
+    ],
+)
+def test_errors_of_the_client_become_ours(error: Exception, kind: type[BusError], text: str) -> None:
+    with pytest.raises(kind, match=text), kafka_errors("do it"):
+        raise error
+
+
+def test_connections_follow_the_settings(tmp_path: Path) -> None:
+    plain = client_options(KafkaSettings(bootstrap_servers="a:1,b:2", request_timeout_s=1.5), "me")
+    assert plain == {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "client_id": "me",
+        "request_timeout_ms": 1500,
+        "security_protocol": "PLAINTEXT",
+    }
+    secure = client_options(
+        KafkaSettings(
+            bootstrap_servers="a:1",
+            security_protocol="SASL_SSL",
+            sasl_username="u",
+            sasl_password="p",  # noqa: S106
+        ),
+        "me",
+    )
+    assert secure["sasl_mechanism"] == "SCRAM-SHA-512"
+    assert (secure["sasl_plain_username"], secure["sasl_plain_password"]) == ("u", "p")
+    assert secure["ssl_context"].check_hostname
+    not_a_certificate = tmp_path / "ca.pem"
+    not_a_certificate.write_text("nothing")
+    with pytest.raises(ConfigError, match="TRINITY_BUS_KAFKA__SSL_CAFILE"):
+        client_options(
+            KafkaSettings(bootstrap_servers="a:1", security_protocol="SSL", ssl_cafile=not_a_certificate), "me"
+        )
+
+
+def test_no_broker_is_one_line_that_says_where() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        async def scenario() -> None:
+            async with Bus(KafkaSettings(bootstrap_servers=address), client_id="test"):
+                raise AssertionError("there is no broker")
+
+        with pytest.raises(BrokerUnreachableError) as caught:
+            asyncio.run(scenario())
+    assert str(caught.value) == (
+        f"no Kafka broker can be used at {address} (connection refused): is it running, and is "
+        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS right?"
+    )
+
+
+def test_no_address_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS is not set"):
+        asyncio.run(Bus(KafkaSettings(), client_id="test").start())
+
+
+def test_what_is_not_started_says_so() -> None:
+    async def scenario() -> None:
+        bus = Bus(KafkaSettings(bootstrap_servers="localhost:1"), client_id="test")
+        with pytest.raises(BusError, match="not started"):
+            await bus.producer().send_raw(TASKS, "k", b"v")
+        with pytest.raises(BusError, match="not started"):
+            await bus.reader(TASKS).batch(0)
+
+    asyncio.run(scenario())

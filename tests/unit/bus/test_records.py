@@ -1,0 +1,128 @@
+"""Headers, dead letters and what a reader makes of a record, readable or not."""
+
+import asyncio
+from collections import deque
+
+import pytest
+from aiokafka import ConsumerRecord
+from aiokafka.partitioner import DefaultPartitioner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.codec import encode
+from schemas.task import Task
+from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS, Topic
+from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
+from trinity_bus.bus.headers import header
+from trinity_bus.bus.received import receive, receive_all
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def consumed(
+    value: bytes | None, *, key: bytes | None = b"k", headers: tuple[tuple[str, bytes], ...] = (), offset: int = 7
+) -> ConsumerRecord:
+    return ConsumerRecord("trinity.tasks", 3, offset, 1234, 0, key, value, None, 0, 0, headers)
+
+
+def task(task_id: str = "t1") -> Task:
+    return Task(task_id=task_id, workflow="math", prompt="1 + 1")
+
+
+def test_the_last_of_several_headers_counts() -> None:
+    headers = (("a", b"1"), ("b", b"x"), ("a", b"2"))
+    assert header(headers, "a") == "2"
+    assert header(headers, "c") is None
+    assert header((("a", b"\xff"),), "a") is None
+
+
+def test_a_record_is_received_with_its_place_and_trace() -> None:
+    received = receive(TASKS, consumed(encode(task()), headers=(("traceparent", TRACE.encode()),)), TASKS.records)
+    assert received.record == task()
+    assert (received.partition, received.offset, received.key, received.timestamp_ms) == (3, 7, "k", 1234)
+    assert received.traceparent == TRACE
+    assert received.place == "tasks/3@7"
+
+
+@pytest.mark.parametrize(
+    ("topic", "value", "reason"),
+    [
+        pytest.param(TASKS, b"\xc1", "not_msgpack_or_json", id="no record at all"),
+        pytest.param(TASKS, b"", "truncated", id="empty"),
+        pytest.param(TASKS, None, "no_value", id="null on a topic that is not compacted"),
+    ],
+)
+def test_what_cannot_be_decoded_is_a_value_not_an_error(topic: Topic, value: bytes | None, reason: str) -> None:
+    received = receive(topic, consumed(value), topic.records)
+    assert isinstance(received.record, Undecodable)
+    assert received.record.reason == reason
+    assert received.record.raw == received.raw == (value or b"")
+
+
+def test_a_tombstone_and_raw_bytes_are_no_errors() -> None:
+    tombstone = receive(BATCHES, consumed(None), BATCHES.records)
+    assert tombstone.record is None
+    assert tombstone.is_null
+    assert receive(DEAD_LETTERS, consumed(b"\xc1"), ()).record == b"\xc1"
+
+
+def test_a_key_that_is_not_text_is_kept() -> None:
+    received = receive(TASKS, consumed(encode(task()), key=b"\xff1"), TASKS.records)
+    assert received.key == "\\xff1"
+    assert received.raw_key == b"\xff1"
+    assert receive(TASKS, consumed(encode(task()), key=None), TASKS.records).key is None
+
+
+def test_a_dead_letter_keeps_everything_and_says_why() -> None:
+    headers = (("content-type", b"text/plain"), ("traceparent", TRACE.encode()), ("dlq.reason", b"earlier"))
+    received = receive(TASKS, consumed(b"\xc1", key=b"\xff", headers=headers), TASKS.records)
+    key, value, kept = dead_letter(received, "unknown_workflow", "no explorer knows 'm\ud800th'")
+    assert (key, value) == (b"\xff", b"\xc1")
+    assert kept == (
+        ("content-type", b"text/plain"),
+        ("traceparent", TRACE.encode()),
+        ("dlq.reason", b"unknown_workflow"),
+        ("dlq.detail", b"no explorer knows 'm\\ud800th'"),
+        ("dlq.topic", b"tasks"),
+        ("dlq.partition", b"3"),
+        ("dlq.offset", b"7"),
+    )
+
+
+def test_a_dead_letter_of_nothing_is_nothing_and_details_are_cut() -> None:
+    received = receive(TASKS, consumed(None), TASKS.records)
+    _, value, headers = dead_letter(received, "no_value", "x" * 5000)
+    assert value is None
+    assert len(dict(headers)["dlq.detail"]) == 2000
+
+
+def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.bus.received.SLICE_S", 0.0)
+    raw = deque((TASKS, consumed(encode(task(f"t{i}")), offset=i)) for i in range(100))
+    into: list = []
+
+    async def scenario() -> None:
+        decoding = asyncio.create_task(receive_all(raw, into, lambda topic: topic.records))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert 0 < len(into) < 100, "it gives way"
+        decoding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await decoding
+        await receive_all(raw, into, lambda topic: topic.records)
+
+    asyncio.run(scenario())
+    assert [received.offset for received in into] == list(range(100))
+    assert not raw
+
+
+@given(st.binary(max_size=40), st.integers(1, 64))
+def test_keys_go_where_the_client_library_sends_them(key: bytes, partitions: int) -> None:
+    assert partition_of(key, partitions) == DefaultPartitioner()(key, list(range(partitions)), [])
+
+
+def test_partitions_are_those_of_the_java_client() -> None:
+    # From the test of Kafka's own hash, org.apache.kafka.common.utils.UtilsTest.
+    assert partition_of("21", 1 << 31) == -973932308 & 0x7FFFFFFF
+    assert partition_of("foobar", 1 << 31) == -790332482 & 0x7FFFFFFF
+    assert lane_partition("explorer-0") == partition_of("explorer-0", ROLLOUTS.partitions)

@@ -1,0 +1,174 @@
+"""Settings: what each wrong value says, and that no secret is ever in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trinity_bus.config import Settings, env_name, required, setting_paths
+from trinity_bus.errors import ConfigError, TrinityError
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("TRINITY_BUS_"):
+            monkeypatch.delenv(name)
+
+
+def test_defaults_need_no_environment() -> None:
+    settings = Settings()
+    assert settings.kafka.bootstrap_servers is None
+    assert settings.kafka.namespace == "trinity"
+    assert settings.coordinator.group_size == 8
+
+
+def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "one:9092, [::1]:9093")
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__SASL_PASSWORD", "hunter2")
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__BATCH_SIZE", "12")
+    monkeypatch.setenv("trinity_bus_telemetry__run_dir", str(tmp_path))
+    monkeypatch.setenv("TRINITY_BUS_EXPLORER__NAME", "")
+    settings = Settings()
+    assert settings.kafka.bootstrap_servers == "one:9092,[::1]:9093"
+    assert settings.coordinator.batch_size == 12
+    assert settings.telemetry.run_dir == tmp_path
+    assert settings.explorer.name == "explorer-0", "an empty variable counts as unset"
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        (
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS",
+            "localhost",
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS='localhost': expected host:port, several separated by commas",
+        ),
+        (
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS",
+            "localhost:70000",
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS='localhost:70000': expected host:port, several separated by commas",
+        ),
+        (
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVER",
+            "localhost:9092",
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVER is not a setting; did you mean TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS?",
+        ),
+        (
+            "TRINITY_BUS_KAFKA_BOOTSTRAP_SERVERS",
+            "localhost:9092",
+            "TRINITY_BUS_KAFKA_BOOTSTRAP_SERVERS is not a setting; did you mean TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS?",
+        ),
+        (
+            "TRINITY_BUS_KAFKA",
+            "localhost:9092",
+            "TRINITY_BUS_KAFKA is not a setting: name one of the section, such as TRINITY_BUS_KAFKA__..., or give JSON",
+        ),
+        (
+            "TRINITY_BUS_KAFKA__NAMESPACE",
+            "a b",
+            "TRINITY_BUS_KAFKA__NAMESPACE='a b': string should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'",
+        ),
+        (
+            "TRINITY_BUS_KAFKA__SECURITY_PROTOCOL",
+            "TLS",
+            (
+                "TRINITY_BUS_KAFKA__SECURITY_PROTOCOL='TLS': input should be 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT' or "
+                "'SASL_SSL'"
+            ),
+        ),
+        (
+            "TRINITY_BUS_KAFKA__SECURITY_PROTOCOL",
+            "SASL_SSL",
+            "TRINITY_BUS_KAFKA__SASL_USERNAME is not set: security protocol SASL_SSL needs it",
+        ),
+        (
+            "TRINITY_BUS_KAFKA__SSL_CAFILE",
+            "/no/such.pem",
+            "TRINITY_BUS_KAFKA__SSL_CAFILE='/no/such.pem': no such file; give the path of a readable file",
+        ),
+        (
+            "TRINITY_BUS_KAFKA__SSL_CERTFILE",
+            __file__,
+            "TRINITY_BUS_KAFKA__SSL_KEYFILE is not set: a client certificate and its key go together",
+        ),
+        (
+            "TRINITY_BUS_COORDINATOR__BATCH_SIZE",
+            "0",
+            "TRINITY_BUS_COORDINATOR__BATCH_SIZE='0': input should be greater than or equal to 1",
+        ),
+        (
+            "TRINITY_BUS_COORDINATOR__BATCH_SIZE",
+            "many",
+            (
+                "TRINITY_BUS_COORDINATOR__BATCH_SIZE='many': input should be a valid integer, unable to parse string as an "
+                "integer"
+            ),
+        ),
+        (
+            "TRINITY_BUS_COORDINATOR__TICK_S",
+            "inf",
+            "TRINITY_BUS_COORDINATOR__TICK_S='inf': input should be a finite number",
+        ),
+        (
+            "TRINITY_BUS_EXPLORER__NAME",
+            "x" * 300,
+            "TRINITY_BUS_EXPLORER__NAME='" + "x" * 119 + "...: string should have at most 200 characters",
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as caught:
+        Settings()
+    assert str(caught.value) == message
+
+
+def test_every_wrong_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__BATCH_SIZE", "0")
+    monkeypatch.setenv("TRINITY_BUS_EXPLORER__SLOTS", "-1")
+    with pytest.raises(ConfigError) as caught:
+        Settings()
+    assert "BATCH_SIZE='0'" in str(caught.value)
+    assert "SLOTS='-1'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__SASL_PASSWORD", "hunter2")
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__SASL_PASSWROD", "hunter3")
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+    with pytest.raises(ConfigError) as caught:
+        Settings()
+    assert "hunter" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__, "the cause would print the whole input"
+    with pytest.raises(ConfigError, match=r"SASL_PASSWORD=\(secret\)"):
+        Settings(kafka={"sasl_password": 1})
+
+
+def test_a_required_setting_says_what_for() -> None:
+    assert required("x", "explorer.model_path", "to load the model") == "x"
+    with pytest.raises(TrinityError) as caught:
+        required(None, "explorer.model_path", "to load the model")
+    assert str(caught.value) == "TRINITY_BUS_EXPLORER__MODEL_PATH is not set: it is needed to load the model"
+
+
+def test_every_setting_is_described() -> None:
+    paths = dict(setting_paths())
+    assert env_name("kafka.bootstrap_servers") in paths
+    assert [name for name, description in paths.items() if not description] == []
+
+
+def test_light_parts_import_no_framework() -> None:
+    code = (
+        "import sys, schemas, trinity_bus.config, trinity_bus.bus, trinity_bus.telemetry;"
+        "heavy = {'torch', 'vllm', 'megatron', 'transformers'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
