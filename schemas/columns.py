@@ -46,7 +46,7 @@ type _Bytes = tuple[Literal["|u1"], tuple[_Size], _Offset, _Size]
 type _Triples = tuple[Literal["<i4"], tuple[_Size, Literal[3]], _Offset, _Size]
 
 
-class _Buffers(Struct, gc=False):
+class GroupBuffers(Struct, gc=False):
     """Where the columns lie: of each its dtype, shape, offset and nbytes."""
 
     tokens: _Ints
@@ -74,7 +74,9 @@ class _Name(Struct, gc=False):
     schema_version: int
 
 
-class _Header(_Name, gc=False):
+class GroupHeader(_Name, gc=False):
+    """The header of a group, as it is on the wire."""
+
     task_id: str
     attempt: Annotated[int, Meta(ge=1)]
     batch_id: str
@@ -83,14 +85,14 @@ class _Header(_Name, gc=False):
     model: str
     explorer: str
     incarnation: str
-    buffers: _Buffers
+    buffers: GroupBuffers
     metrics: Annotated[list[Annotated[Metrics, Meta(max_length=MAX_METRICS)]], Meta(max_length=MAX_SAMPLES)] = []
     finish_reasons: Annotated[list[str], Meta(max_length=MAX_SAMPLES)] = []
     padding: str = ""
 
 
 _encode_header = Encoder().encode
-_decode_message = Decoder(tuple[_Header, memoryview]).decode
+_decode_message = Decoder(tuple[GroupHeader, memoryview]).decode
 _decode_name = Decoder(tuple[_Name, msgspec.Raw]).decode
 
 
@@ -141,7 +143,7 @@ def encode_group(group: ExperienceGroup) -> bytes:
 
 def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
     """The header map, whose last byte is the empty string of the padding."""
-    header = _Header(
+    header = GroupHeader(
         schema=group.SCHEMA,
         schema_version=group.VERSION,
         task_id=group.task_id,
@@ -152,7 +154,7 @@ def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
         model=group.model,
         explorer=group.explorer,
         incarnation=group.incarnation,
-        buffers=_Buffers(*table),
+        buffers=GroupBuffers(*table),
         metrics=group.metrics,
         finish_reasons=group.finish_reasons,
     )
@@ -243,7 +245,7 @@ def _refuse_schema(header: _Name) -> None:
         raise UnsupportedVersion(header.schema, header.schema_version, ExperienceGroup.VERSION)
 
 
-def _views(value: bytes, binary: memoryview, buffers: _Buffers) -> tuple[NDArray[Any], ...]:
+def _views(value: bytes, binary: memoryview, buffers: GroupBuffers) -> tuple[NDArray[Any], ...]:
     """The columns that the header describes, in the order of ``COLUMNS``, over ``value``, whose tail is the binary."""
     size = len(binary)
     # Slicing one array takes a third of the time of making another over the bytes.

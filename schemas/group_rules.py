@@ -10,9 +10,9 @@ from schemas.errors import DecodeError, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup
 from schemas.record import MAX_ID_LENGTH
 
-_IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
+IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
 _IDENTIFIER = rf"[A-Za-z0-9][A-Za-z0-9._:/@#-]{{0,{MAX_ID_LENGTH - 1}}}"
-_all_identifiers = re.compile(rf"(?:{_IDENTIFIER}\n){{{len(_IDENTIFIERS)}}}").fullmatch
+_all_identifiers = re.compile(rf"(?:{_IDENTIFIER}\n){{{len(IDENTIFIERS)}}}").fullmatch
 _one_identifier = re.compile(_IDENTIFIER).fullmatch
 
 
@@ -24,7 +24,7 @@ def check_group(group: ExperienceGroup) -> None:
     """
     values = (group.task_id, group.batch_id, group.workflow, group.model, group.explorer, group.incarnation)
     if not _all_identifiers("\n".join(values) + "\n"):
-        for name, value in zip(_IDENTIFIERS, values, strict=True):
+        for name, value in zip(IDENTIFIERS, values, strict=True):
             if not _one_identifier(value):
                 raise _broken("bad_value", f"{name} = {shown(value)} is not an identifier")
     samples = len(group.lengths)
@@ -49,7 +49,7 @@ def check_types(group: ExperienceGroup) -> None:
     Raises:
         DecodeError: A field has the wrong type.
     """
-    for name in _IDENTIFIERS:
+    for name in IDENTIFIERS:
         value = getattr(group, name)
         if not isinstance(value, str):
             raise _broken("wrong_type", f"{name} = {shown(value)} is not a string")

@@ -34,7 +34,7 @@ class ContainerBudget:
         return container
 
 
-def refuse_extension(code: int, _data: bytes) -> Any:
+def _refuse_extension(code: int, _data: bytes) -> Any:
     """Hook of the unpacker: no record uses msgpack extension types."""
     raise DecodeError("wrong_type", f"msgpack extension type {code}: records have no extension types")
 
@@ -80,7 +80,7 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
     elif value[0] in _MAP_STARTS:
         data = _msgpack_map(value)
     else:
-        raise DecodeError("not_msgpack_or_json", f"no msgpack map and no JSON object: it starts with {shown(value[:16])}")
+        raise DecodeError("not_msgpack_or_json", f"no msgpack map and no JSON object, starts with {shown(value[:16])}")
     return _validated(_record_type(data, types, known), data, size=len(value))
 
 
@@ -114,16 +114,16 @@ def _msgpack_map(value: bytes) -> dict[str, Any]:
             value,
             object_hook=budget.take,
             list_hook=budget.take,
-            ext_hook=refuse_extension,
+            ext_hook=_refuse_extension,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
         )
     except (msgpack.OutOfData, msgpack.FormatError, msgpack.StackError, ValueError) as error:
-        raise unpack_error(error, value) from error
+        raise _unpack_error(error, value) from error
     return data
 
 
-def unpack_error(error: Exception, value: bytes) -> DecodeError:
+def _unpack_error(error: Exception, value: bytes) -> DecodeError:
     """What the unpacker's complaint means."""
     match error:
         case msgpack.OutOfData():
@@ -139,17 +139,17 @@ def unpack_error(error: Exception, value: bytes) -> DecodeError:
 
 
 def _record_type(data: Mapping[str, Any], types: Mapping[str, type[Record]], known: Mapping[str, type]) -> type[Record]:
-    schema = schema_of(data)
+    schema = _schema_of(data)
     cls = types.get(schema)
     if cls is None:
         if schema in known:
             raise DecodeError("unexpected_schema", f"schema = {shown(schema)}, expected {_names(types)}")
         raise DecodeError("unknown_schema", f"schema = {shown(schema)}, known are {_names(known)}")
-    check_version(data, schema, cls.VERSION)
+    _check_version(data, schema, cls.VERSION)
     return cls
 
 
-def schema_of(data: Mapping[str, Any]) -> str:
+def _schema_of(data: Mapping[str, Any]) -> str:
     """The schema name in a wire map."""
     schema = data.get("schema")
     if schema is None:
@@ -159,7 +159,7 @@ def schema_of(data: Mapping[str, Any]) -> str:
     return schema
 
 
-def check_version(data: Mapping[str, Any], schema: str, known: int) -> None:
+def _check_version(data: Mapping[str, Any], schema: str, known: int) -> None:
     """Refuse major versions other than ``known``."""
     version = data.get("schema_version")
     if version is None:
