@@ -11,13 +11,11 @@
 
 from collections.abc import Iterable
 
-type Headers = tuple[tuple[str, bytes], ...]
+from schemas.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 
-DLQ_REASON = "dlq.reason"
-DLQ_DETAIL = "dlq.detail"
-DLQ_TOPIC = "dlq.topic"
-DLQ_PARTITION = "dlq.partition"
-DLQ_OFFSET = "dlq.offset"
+__all__ = ["DLQ_DETAIL", "DLQ_OFFSET", "DLQ_PARTITION", "DLQ_REASON", "DLQ_TOPIC", "Headers", "header"]
+
+type Headers = tuple[tuple[str, bytes], ...]
 
 
 def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> str | None:
