@@ -79,6 +79,8 @@ def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
     for span in own:
         kept |= _ancestors(span, by_id) | _descendants(span, children, task_id)
     roots = [span for span in spans if span.span_id in kept and span.parent_id not in kept]
+    # Spans that are each other's parents, which only a broken sender makes, have no root.
+    roots = roots or own[:1]
     traces = {span.trace_id for span in own}
     linked = [
         span

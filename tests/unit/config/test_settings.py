@@ -104,8 +104,8 @@ def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             "TRINITY_BUS_COORDINATOR__BATCH_SIZE",
             "many",
             (
-                "TRINITY_BUS_COORDINATOR__BATCH_SIZE='many': input should be a valid integer, unable to parse string as an "
-                "integer"
+                "TRINITY_BUS_COORDINATOR__BATCH_SIZE='many': input should be a valid integer, unable to parse string "
+                "as an integer"
             ),
         ),
         (

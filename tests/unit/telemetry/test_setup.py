@@ -1,0 +1,211 @@
+"""Where telemetry goes, and that it gets there."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.telemetry import load_spans
+from trinity_bus.telemetry.setup import build_telemetry
+from trinity_bus.telemetry.spans import SpanRecord
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+def test_spans_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    run = tmp_path / "run-1"
+    telemetry = build_telemetry("explorer", TelemetrySettings(run_dir=run), namespace="team-a", instance="explorer-0")
+    tracer = telemetry.tracer_provider.get_tracer("test")
+    other = tracer.start_span("other", start_time=1)
+    other.end(2)
+    with tracer.start_as_current_span("parent", kind=SpanKind.CONSUMER, links=[Link(other.get_span_context())]) as span:
+        child = tracer.start_span(
+            "child", start_time=3, attributes={"s": "text", "i": 1 << 60, "f": 0.5, "b": True, "l": ["a", "b"]}
+        )
+        child.set_status(Status(StatusCode.ERROR, "it broke"))
+        child.add_event("happened", {"x": 1})
+        child.end(1_000_000_003)
+    telemetry.shutdown()
+    telemetry.shutdown()
+    (path,) = (run / "traces").iterdir()
+    assert path.name == f"explorer-{os.getpid()}.jsonl"
+    assert telemetry.destination == str(path)
+    spans = {found.name: found for found in load_spans(run)}
+    assert list(spans) == ["other", "child", "parent"], "in the order of their start"
+    assert spans["child"] == SpanRecord(
+        trace_id=f"{span.get_span_context().trace_id:032x}",
+        span_id=f"{child.get_span_context().span_id:016x}",
+        parent_id=f"{span.get_span_context().span_id:016x}",
+        name="child",
+        service="explorer",
+        instance="explorer-0",
+        start_ns=3,
+        end_ns=1_000_000_003,
+        error="it broke",
+        attributes={"s": "text", "i": 1 << 60, "f": 0.5, "b": True, "l": ["a", "b"]},
+    )
+    assert spans["child"].seconds == 1.0
+    assert spans["parent"].parent_id is None
+    assert spans["parent"].error is None
+    assert spans["parent"].links == ((spans["other"].trace_id, spans["other"].span_id),)
+    resource = json.loads(path.read_text().splitlines()[0])["resourceSpans"][0]["resource"]["attributes"]
+    attributes = {entry["key"]: entry["value"]["stringValue"] for entry in resource}
+    assert attributes["service.namespace"] == "team-a"
+    assert attributes["service.instance.id"] == "explorer-0"
+    assert attributes["trinity.run.id"] == "run-1"
+
+
+def test_a_torn_line_costs_that_line_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = build_telemetry("explorer", TelemetrySettings(run_dir=tmp_path))
+    for name in ("one", "two"):
+        telemetry.tracer_provider.get_tracer("test").start_span(name).end()
+    telemetry.shutdown()
+    (path,) = (tmp_path / "traces").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"\n") + 40])
+    (tmp_path / "traces" / "a.jsonl").write_text('{"resourceSpans": 3}\n[]\n')
+    assert [span.name for span in load_spans(tmp_path)] == ["one"]
+    assert len([record for record in caplog.records if "passed over" in record.getMessage()]) == 3
+
+
+def test_a_run_without_traces_has_no_spans(tmp_path: Path) -> None:
+    assert load_spans(tmp_path) == []
+
+
+def test_metrics_go_to_a_file(tmp_path: Path) -> None:
+    telemetry = build_telemetry("trainer", TelemetrySettings(run_dir=tmp_path))
+    telemetry.meter_provider.get_meter("test").create_counter("steps").add(3, {"k": "v"})
+    telemetry.shutdown()
+    (path,) = (tmp_path / "metrics").iterdir()
+    metrics = json.loads(path.read_text())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+    assert metrics[0]["name"] == "steps"
+    assert metrics[0]["data"]["data_points"][0]["value"] == 3
+
+
+def test_without_a_place_nothing_is_kept() -> None:
+    telemetry = build_telemetry("explorer", TelemetrySettings())
+    telemetry.tracer_provider.get_tracer("test").start_span("x").end()
+    telemetry.shutdown()
+    assert telemetry.destination == "nowhere"
+
+
+class _Collector(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append((self.path, body))  # type: ignore[attr-defined]  # set by the fixture
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), _Collector)
+    server.received = []  # type: ignore[attr-defined]  # read by the tests
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_endpoint_takes_spans_and_metrics(
+    collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    endpoint = f"http://127.0.0.1:{collector.server_port}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    telemetry = build_telemetry("explorer", TelemetrySettings(run_dir=tmp_path))
+    telemetry.tracer_provider.get_tracer("test").start_span("to the collector").end()
+    telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
+    telemetry.shutdown()
+    received = dict(collector.received)  # type: ignore[attr-defined]  # set by the fixture
+    assert b"to the collector" in received["/v1/traces"]
+    assert b"steps" in received["/v1/metrics"]
+    assert telemetry.destination == f"OTLP endpoint {endpoint}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_protocol_that_is_not_spoken_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL='grpc': only http/protobuf is spoken"):
+        build_telemetry("explorer", TelemetrySettings())
+
+
+def test_the_process_has_one_set_up_and_late_comers_share_it(tmp_path: Path) -> None:
+    """A library that sets a provider of its own afterwards, as inference engines do, traces into ours."""
+    code = """
+import sys
+from pathlib import Path
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.errors import TrinityError
+from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.telemetry.metrics import DEAD_LETTERS
+
+early = trace.get_tracer("made before the set-up")
+telemetry = setup_telemetry("explorer", TelemetrySettings(run_dir=Path(sys.argv[1])))
+trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
+trace.get_tracer("library").start_span("llm_request").end()
+early.start_span("early").end()
+DEAD_LETTERS.add(1)
+try:
+    setup_telemetry("explorer", TelemetrySettings())
+except TrinityError as error:
+    print(error)
+telemetry.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("telemetry is set up already")
+    assert sorted(span.name for span in load_spans(tmp_path)) == ["early", "llm_request"]
+    (metrics,) = (tmp_path / "metrics").iterdir()
+    assert "trinity.dead_letters" in metrics.read_text()
+
+
+def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.telemetry import setup_telemetry
+telemetry = setup_telemetry("explorer", TelemetrySettings(run_dir=Path(sys.argv[1])))
+tracer = telemetry.tracer_provider.get_tracer("test")
+for number in range(2000):
+    tracer.start_span(f"span {number}").end()
+    if number == 1000:
+        telemetry.tracer_provider.force_flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False)
+    assert done.returncode == -9
+    assert len(load_spans(tmp_path)) >= 1001
+
+
+def test_a_provider_of_another_process_is_not_touched(tmp_path: Path) -> None:
+    ours = build_telemetry("a", TelemetrySettings(run_dir=tmp_path))
+    assert isinstance(ours.tracer_provider, TracerProvider)
+    ours.shutdown()
+    assert list(tmp_path.iterdir()) == [], "no span, no file"
