@@ -35,7 +35,14 @@ _MESH = "Run the mesh"
 _LOG = "The log"
 
 COMMANDS: dict[str, Lazy] = {
+    "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
+    "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
+    "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
+    "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
+    "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer or trainer.", _MESH),
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
+    "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
+    "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),
 }
 """In the order of ``trinity-bus --help``."""

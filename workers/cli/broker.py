@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,6 @@ console = Console()
 
 _NOT_RUNNING = 3
 """Exit code of ``status``, as init scripts have it."""
-_POLL_S = 0.2
 
 Port = Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Port on the loopback interface.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the log.", file_okay=False)]
@@ -98,8 +96,7 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
     """Run a broker in the foreground, until Ctrl-C."""
     with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
         console.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
-        while (code := broker.poll()) is None:
-            time.sleep(_POLL_S)
+        code = broker.wait()
         raise BrokerDiedError(f"Kafka ended with status {code}. Its log: {broker.folder.server_log}")
 
 

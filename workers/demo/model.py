@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
-VOCABULARY: Final = (PAD, BOS, EOS, UNKNOWN, "=", "copy", "reverse", *"0123456789")
+VOCABULARY: Final = (PAD, BOS, EOS, UNKNOWN, "=", "copy", *"0123456789")
 """The id of a word is its place. Words beside these are ``<unk>``."""
 
 MAX_LENGTH: Final = 64

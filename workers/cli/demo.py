@@ -1,0 +1,100 @@
+"""``trinity-bus demo``: a whole mesh on this machine teaches a model of random weights."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runtime.service import run_service
+from workers.demo.demo import run_demo
+from workers.demo.display import make_display
+from workers.demo.report import PLOT, Summary, results_table, stages_table
+from workers.demo.settings import MAX_STEPS, DemoOptions
+from workers.runs import RUNS, SUMMARY
+
+app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
+console = Console()
+
+_GRACE_S = 40.0
+"""Limit of stopping all services and the broker."""
+
+
+@app.command()
+def demo(
+    *,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights and of the order of tasks.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Most steps of training.")] = MAX_STEPS,
+    explorers: Annotated[int, typer.Option("--explorers", min=1, max=16, help="Processes that generate.")] = 2,
+    max_staleness: Annotated[
+        int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
+    ] = 0,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Folder of this run. Unset: a new one in ./runs.", file_okay=False)
+    ] = None,
+    early_stop: Annotated[
+        bool, typer.Option("--early-stop/--all-steps", help="End when the reward stays all but perfect.")
+    ] = True,
+    limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = 900.0,
+) -> None:
+    """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model to copy what it is told.
+
+    The model starts from random weights. Everything goes through the topics. Exit code 1 where something ended that
+    should not have; Ctrl-C stops everything.
+    """
+    options = DemoOptions(
+        run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-seed{seed}")),
+        seed=seed,
+        steps=steps,
+        explorers=explorers,
+        max_staleness=max_staleness,
+        early_stop=early_stop,
+        limit_s=limit_s,
+    )
+    logs = options.run_dir / "logs"
+    logs.mkdir(parents=True)
+    logging.basicConfig(filename=logs / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    display = make_display(console, steps)
+    done: list[Summary] = []
+
+    async def main() -> None:
+        done.append(await run_demo(options, display))
+
+    try:
+        with display.running():
+            run_service(main, grace_s=_GRACE_S)
+    except ConfigError:
+        raise
+    except TrinityError as error:
+        console.print(f"The demo failed: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    if done:
+        _report(done[0], options)
+
+
+def _report(summary: Summary, options: DemoOptions) -> None:
+    folder = options.run_dir
+    console.print(stages_table(summary))
+    console.print(results_table(summary))
+    for label, value in (
+        ("Reward plot", folder / PLOT),
+        ("Summary", folder / SUMMARY),
+        ("Model", f"{summary.model} (a Hugging Face folder)"),
+        ("Ask it", 'trinity-bus ask "copy 3 1 4 ="'),
+        ("A task's way", f"trinity-bus trace {summary.trace_task} --run-dir {folder}"),
+    ):
+        console.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _fresh(folder: Path) -> Path:
+    """The folder, which must be empty or absent: a run never mixes with another.
+
+    Raises:
+        ConfigError: There is something in it.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"--run-dir {folder} is not empty; give a new folder")
+    return folder

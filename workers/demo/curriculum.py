@@ -1,0 +1,67 @@
+"""The demo's tasks, in the order in which they are produced.
+
+They ship with the project as JSON lines: ``tasks/train.jsonl`` to learn from, ``tasks/held_out.jsonl`` to be tested
+with, no prompt in both. A task id may be used once in a mesh's life, so each use of a line gets an id of its own.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import Literal
+
+from schemas.codec import decode
+from schemas.task import Sampling, Task
+
+MAX_TOKENS = 4
+"""Three digits and the end."""
+
+
+def load_tasks(name: Literal["train", "held_out"]) -> list[Task]:
+    """The tasks of a file that ships with this package.
+
+    Raises:
+        DecodeError: A line is no task.
+    """
+    text = resources.files("workers.demo").joinpath("tasks", f"{name}.jsonl").read_text(encoding="utf-8")
+    return [decode(line.encode(), Task) for line in text.splitlines()]
+
+
+def train_stream(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+    """Without end: the tasks in random order, then again in another order, each time under new ids."""
+    rng = random.Random(seed)  # noqa: S311 - an order that a seed repeats is the point
+    order = list(tasks)
+    epoch = 0
+    while True:
+        epoch += 1
+        rng.shuffle(order)
+        for task in order:
+            yield task.model_copy(
+                update={"task_id": f"{task.task_id}/{epoch}", "sampling": Sampling(max_tokens=MAX_TOKENS)}
+            )
+
+
+def exam(tasks: Sequence[Task], label: str) -> list[Task]:
+    """A named eval batch of all these tasks: one run each, greedy.
+
+    Args:
+        tasks: What to ask.
+        label: Tells this exam from others of the same tasks.
+    """
+    return [
+        task.model_copy(
+            update={
+                "task_id": f"{task.task_id}/{label}",
+                "batch_id": exam_id(label),
+                "batch_type": "eval",
+                "batch_size": len(tasks),
+                "repeat_times": 1,
+                "sampling": Sampling(temperature=0.0, max_tokens=MAX_TOKENS),
+            }
+        )
+        for task in tasks
+    ]
+
+
+def exam_id(label: str) -> str:
+    """The batch id of an exam."""
+    return f"{label}/held-out"

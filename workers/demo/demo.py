@@ -1,0 +1,287 @@
+"""The demo, from random weights to a model that does as it is told.
+
+::
+
+    model -> broker -> services start -> test (held out) -> train, step by step -> test (held out) -> report
+                            |                                                                            |
+                            '--- any of them ends, or time is up: ServiceDiedError, DemoTimeoutError ----'
+
+The demo is a client like any other: it produces tasks to the log and watches ``batches``, ``events`` and
+``model-versions``. It keeps the log two batches ahead of the trainer, so that it can stop when the model has learned.
+On the way out, by whatever way, all services and the broker are stopped.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from schemas import BatchLifecycleState
+from schemas.task import Task
+from schemas.topics import TASKS
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.supervisor import Supervisor
+from trinity_bus.telemetry import setup_telemetry
+from workers.demo import mesh
+from workers.demo.curriculum import exam, exam_id, load_tasks, train_stream
+from workers.demo.display import Display
+from workers.demo.model import make_model
+from workers.demo.report import PLOT, Summary, has_learned, plot, step_summaries
+from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, service_environment
+from workers.runs import MODEL, SUMMARY
+from workers.watch import BatchView, MeshView, StepView
+from workers.watch.follow import Follower, follow
+
+AHEAD: Final = 2
+"""Train batches in the log beyond those that are trained."""
+_UPDATE_S: Final = 0.1
+_MODEL_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+class DemoError(TrinityError):
+    """The mesh did something that the demo cannot go on with."""
+
+
+class DemoTimeoutError(DemoError):
+    """The demo took longer than its limit."""
+
+
+class _Clock:
+    """Stages and how long each took, in seconds."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._began = time.monotonic()
+        self.stages: dict[str, float] = {}
+        self.first_reward_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def saw(self, view: MeshView) -> None:
+        """Note when the first reward is seen."""
+        if self.first_reward_s is None and any(batch.reward is not None for batch in view.batches.values()):
+            self.first_reward_s = self.elapsed_s
+
+    def stage(self, name: str) -> "_Stage":
+        return _Stage(self, name)
+
+    def begin(self, name: str) -> float:
+        self._display.stage(name)
+        return time.monotonic()
+
+
+class _Stage:
+    """Measures the block."""
+
+    def __init__(self, clock: _Clock, name: str) -> None:
+        self._clock, self._name, self._began = clock, name, 0.0
+
+    def __enter__(self) -> None:
+        self._began = self._clock.begin(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.stages[self._name] = time.monotonic() - self._began
+
+
+async def run_demo(options: DemoOptions, display: Display) -> Summary:
+    """Run the whole demo.
+
+    Raises:
+        ServiceDiedError: A service ended; the message has the end of its log.
+        DemoTimeoutError: It took longer than ``options.limit_s``.
+        TrinityError: The broker, the model or a setting is at fault; the message says what to do.
+    """
+    settings = Settings()
+    telemetry = setup_telemetry(
+        "demo", settings.telemetry.model_copy(update={"run_dir": options.run_dir}), namespace=settings.kafka.namespace
+    )
+    clock = _Clock(display)
+    try:
+        async with asyncio.timeout(options.limit_s):
+            return await _run(settings, options, display, clock)
+    except TimeoutError as error:
+        done = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in clock.stages.items())
+        raise DemoTimeoutError(
+            f"not done after {options.limit_s:g} s (--limit); so far: {done}. Logs: {options.run_dir / 'logs'}"
+        ) from error
+    finally:
+        telemetry.shutdown()
+
+
+async def _run(settings: Settings, options: DemoOptions, display: Display, clock: _Clock) -> Summary:
+    with clock.stage("make the model"):
+        make_model(options.model_dir, options.seed)
+    began = clock.begin("start Kafka")
+    async with mesh.broker(settings, options) as kafka:
+        clock.stages["start Kafka"] = time.monotonic() - began
+        display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
+        display.note(f"Look on from another terminal: {hint(service_environment(options, kafka))} trinity-bus status")
+        async with mesh.services(options, kafka) as supervisor, _client(kafka) as (producer, follower):
+            lesson = _Lesson(options, display, clock, supervisor=supervisor, producer=producer, follower=follower)
+            return await lesson.run()
+
+
+@asynccontextmanager
+async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, Follower]]:
+    async with Bus(kafka, client_id="demo") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer, follow(bus, whole=True) as follower:
+            yield producer, follower
+
+
+class _Lesson:
+    """What is done with the mesh once it is launched."""
+
+    def __init__(
+        self,
+        options: DemoOptions,
+        display: Display,
+        clock: _Clock,
+        *,
+        supervisor: Supervisor,
+        producer: Producer,
+        follower: Follower,
+    ) -> None:
+        self._options = options
+        self._display = display
+        self._clock = clock
+        self._supervisor = supervisor
+        self._producer = producer
+        self._follower = follower
+        self._view = follower.view
+        self._held_out = load_tasks("held_out")
+        self._first_task: str | None = None
+
+    async def run(self) -> Summary:
+        clock = self._clock
+        with clock.stage("start the services"):
+            await self._until(lambda: self._all_serve(0))
+        with clock.stage("test before"):
+            reward_before, exact_before = await self._examine("before")
+        with clock.stage("train"):
+            newest = await self._train()
+        with clock.stage("test after"):
+            reward_after, exact_after = await self._examine("after")
+        with clock.stage("report"):
+            self._keep_model(newest)
+            summary = Summary(
+                run_id=self._options.run_dir.name,
+                seed=self._options.seed,
+                explorers=self._options.explorers,
+                max_staleness=self._options.max_staleness,
+                model_version=newest.version,
+                reward_before=reward_before,
+                reward_after=reward_after,
+                exact_before=exact_before,
+                exact_after=exact_after,
+                held_out_tasks=len(self._held_out),
+                train_seconds=clock.stages["train"],
+                time_to_first_reward_s=clock.first_reward_s or clock.elapsed_s,
+                total_seconds=clock.elapsed_s,
+                tokens=self._view.response_tokens,
+                stages=clock.stages,
+                steps=step_summaries(self._view),
+                model=str(self._options.run_dir / MODEL),
+                trace_task=self._first_task or "",
+            )
+            plot(summary, self._options.run_dir / PLOT)
+        summary.write(self._options.run_dir / SUMMARY)
+        return summary
+
+    async def _examine(self, label: str) -> tuple[float, float]:
+        """Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault."""
+        await self._send(exam(self._held_out, label))
+        metrics = (await self._finalized(exam_id(label))).metrics
+        prefix = f"eval/{exam_id(label).partition('/')[2]}"
+        reward, exact = metrics[f"{prefix}/reward/mean@1"], metrics[f"{prefix}/exact/mean@1"]
+        self._display.note(f"held-out reward {label} training: {reward:.3f} ({exact:.1%} without a fault)")
+        return reward, exact
+
+    async def _train(self) -> StepView:
+        """Produce batches until the model has learned or the steps are used up; then see all of them trained."""
+        stream = train_stream(load_tasks("train"), self._options.seed)
+        produced = 0
+        while True:
+            learned = self._options.early_stop and has_learned(self._rewards())
+            trained = len(self._view.trained)
+            if not learned and produced < self._options.steps:
+                while produced < min(trained + AHEAD, self._options.steps):
+                    await self._send_batch(stream)
+                    produced += 1
+            elif trained >= produced:
+                break
+            await self._next()
+        newest = self._view.trained[-1]
+        await self._until(lambda: self._all_serve(newest.version))
+        return newest
+
+    async def _send_batch(self, stream: Iterator[Task]) -> None:
+        tasks = list(islice(stream, BATCH_SIZE))
+        self._first_task = self._first_task or tasks[0].task_id
+        await self._send(tasks)
+
+    async def _send(self, tasks: Sequence[Task]) -> None:
+        """Produce tasks, as any client would, and wait until they are durable."""
+        sent = [await self._producer.send(TASKS, task.task_id, task) for task in tasks]
+        await asyncio.gather(*sent)
+
+    async def _finalized(self, batch_id: str) -> BatchView:
+        """A batch, once it is finalized with a reward.
+
+        Raises:
+            DemoError: It was aborted, or all its tasks failed.
+        """
+
+        def done() -> bool:
+            batch = self._view.batches.get(batch_id)
+            return batch is not None and batch.state in {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
+
+        await self._until(done)
+        batch = self._view.batches[batch_id]
+        if batch.reward is None:
+            why = batch.reason or "; ".join(self._view.errors) or "see the logs"
+            raise DemoError(
+                f"batch {batch_id} is {batch.state} without a reward, {batch.failed} of {batch.expected} tasks "
+                f"failed: {why}"
+            )
+        return batch
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._next()
+
+    async def _next(self) -> None:
+        """Look at the services, take what is new on the topics, show it."""
+        self._supervisor.check()
+        await self._follower.update(_UPDATE_S)
+        self._clock.saw(self._view)
+        self._display.update(self._view)
+
+    def _rewards(self) -> list[float]:
+        return [reward for step in self._view.trained if (reward := self._view.reward(step)) is not None]
+
+    def _all_serve(self, version: int) -> bool:
+        return self._view.serving(version) == sorted(self._options.explorer_names)
+
+    def _keep_model(self, step: StepView) -> None:
+        """Copy the trained model out of the trainer's checkpoint, which has much beside it."""
+        if step.checkpoint is None:
+            raise DemoError(f"step {step.step} has no checkpoint")
+        target = self._options.run_dir / MODEL
+        target.mkdir(exist_ok=True)
+        for name in _MODEL_FILES:
+            shutil.copyfile(Path(step.checkpoint) / name, target / name)

@@ -1,0 +1,135 @@
+"""What the demo shows while it runs: a live view in a terminal, else a line for whatever is news."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from workers.watch import MeshView
+from workers.watch.render import batches_table, explorers_table, training_line
+
+_REFRESH_S: Final = 0.25
+
+
+class Display(Protocol):
+    """Told of all that happens."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Hold the terminal for as long as the block lasts."""
+        ...
+
+    def stage(self, name: str) -> None:
+        """The next stage begins."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something worth a line that stays."""
+        ...
+
+    def update(self, view: MeshView) -> None:
+        """There may be news. Called often."""
+        ...
+
+
+def make_display(console: Console, steps: int) -> Display:
+    """The one that suits the console.
+
+    Args:
+        console: Where to.
+        steps: Most steps of training, for the bar.
+    """
+    return LiveDisplay(console, steps) if console.is_terminal else PlainDisplay(console, steps)
+
+
+class PlainDisplay:
+    """A line for each stage, each step and each held-out test: for pipes, files and continuous integration."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._shown = 0
+        self._began = time.monotonic()
+
+    def running(self) -> AbstractContextManager[object]:
+        """See ``Display``."""
+        return nullcontext()
+
+    def stage(self, name: str) -> None:
+        """See ``Display``."""
+        self.note(f"{name} ...")
+
+    def note(self, text: str) -> None:
+        """See ``Display``."""
+        elapsed = time.monotonic() - self._began
+        self._console.print(f"{elapsed:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, view: MeshView) -> None:
+        """See ``Display``."""
+        for step in view.trained[self._shown :]:
+            reward = view.reward(step)
+            if reward is None:
+                # Its batch has not been read yet: other topic, same moment.
+                return
+            self._shown += 1
+            versions = " ".join(f"{e.name}=v{e.model_version}" for e in view.explorers.values())
+            loss, staleness = (step.metrics.get(name, 0.0) for name in ("loss", "staleness_mean"))
+            self.note(
+                f"step {step.step}/{self._steps}  reward {reward:.3f}  loss {loss:+.4f}  staleness {staleness:.2f}  "
+                f"{view.tokens_per_s:,.0f} tokens/s  {versions}"
+            )
+
+
+class LiveDisplay:
+    """One picture, drawn anew a few times a second."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._bar = self._progress.add_task("starting", total=steps)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
+        self._view = MeshView()
+
+    def running(self) -> AbstractContextManager[object]:
+        """See ``Display``."""
+        return self._live
+
+    def stage(self, name: str) -> None:
+        """See ``Display``."""
+        self._progress.update(self._bar, description=f"[bold]{name}[/]")
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """See ``Display``."""
+        self._console.print(Text(text))
+
+    def update(self, view: MeshView) -> None:
+        """See ``Display``."""
+        self._view = view
+        if time.monotonic() - self._drawn >= _REFRESH_S:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self._progress.update(self._bar, completed=len(self._view.trained))
+        self._live.update(self._picture(), refresh=True)
+
+    def _picture(self) -> RenderableType:
+        view = self._view
+        parts: list[RenderableType] = [self._progress]
+        if view.explorers or view.batches:
+            parts += [
+                training_line(view),
+                Text(f"{view.tokens_per_s:,.0f} tokens/s   {view.response_tokens:,} response tokens in all", "dim"),
+                batches_table(view),
+                explorers_table(view),
+            ]
+        parts += [Text(f"! {error}", "red") for error in view.errors]
+        return Panel(Group(*parts), title="Trinity Bus", border_style="cyan")

@@ -1,0 +1,144 @@
+"""What a run of the demo leaves behind: ``summary.json``, ``reward.png`` and a table."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from rich.table import Table
+
+from workers.watch import MeshView, StepView
+
+PLOT = "reward.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One step. Times in seconds; None where the log does not tell."""
+
+    step: int
+    version: int
+    reward: float | None
+    loss: float | None
+    staleness: float | None
+    rollout_s: float | None
+    """From the batch being handed out to its manifest."""
+    train_s: float
+    """The trainer's part: fetching, training, the checkpoint."""
+    sync_s: float | None
+    """From the news of the step until every explorer served its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A whole run. Times in seconds."""
+
+    run_id: str
+    seed: int
+    explorers: int
+    max_staleness: int
+    model_version: int
+    """Of the weights that the second exam was taken with."""
+    reward_before: float
+    """Mean over held-out tasks: share of words in their place."""
+    reward_after: float
+    exact_before: float
+    """Share of held-out tasks that were answered without a fault."""
+    exact_after: float
+    held_out_tasks: int
+    train_seconds: float
+    time_to_first_reward_s: float
+    """From the command to the first reward of any batch."""
+    total_seconds: float
+    """Without stopping the services."""
+    tokens: int
+    """Response tokens of all accepted rollouts and others."""
+    stages: dict[str, float]
+    steps: list[StepSummary] = field(default_factory=list)
+    model: str
+    """Folder of the trained model."""
+    trace_task: str
+    """A task whose trace goes all the way to a gradient."""
+
+    def write(self, path: Path) -> None:
+        """As JSON, in one rename."""
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        partial.rename(path)
+
+
+def step_summaries(view: MeshView) -> list[StepSummary]:
+    """Of all trained steps, in order."""
+    return [_step(view, step) for step in view.trained]
+
+
+def _step(view: MeshView, step: StepView) -> StepSummary:
+    batch = view.batches.get(step.batch_id or "")
+    synced = view.synced.get(step.version, {})
+    return StepSummary(
+        step=step.step,
+        version=step.version,
+        reward=view.reward(step),
+        loss=step.metrics.get("loss"),
+        staleness=step.metrics.get("staleness_mean"),
+        rollout_s=None if batch is None else batch.rollout_s,
+        train_s=step.seconds,
+        sync_s=max(sync.at for sync in synced.values()) - step.trained_at if synced else None,
+    )
+
+
+def results_table(summary: Summary) -> Table:
+    """Before, after, and where the time went."""
+    table = Table("", "before", "after", title=f"Held out: {summary.held_out_tasks} prompts that were never trained on")
+    table.add_row("reward", f"{summary.reward_before:.3f}", f"[bold green]{summary.reward_after:.3f}[/]")
+    table.add_row("answered exactly", f"{summary.exact_before:.1%}", f"{summary.exact_after:.1%}")
+    return table
+
+
+def stages_table(summary: Summary) -> Table:
+    """Where the time went."""
+    table = Table("stage", "seconds", title="Where the time went", show_footer=False)
+    for name, seconds in summary.stages.items():
+        table.add_row(name, f"{seconds:.1f}")
+    table.add_row("[bold]all[/]", f"[bold]{summary.total_seconds:.1f}[/]")
+    table.add_section()
+    table.add_row("first reward after", f"{summary.time_to_first_reward_s:.1f}")
+    for label, values in (
+        ("a step: rollouts", [step.rollout_s for step in summary.steps]),
+        ("a step: training", [step.train_s for step in summary.steps]),
+        ("a step: weights to all explorers", [step.sync_s for step in summary.steps]),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            table.add_row(label, f"{fmean(known):.2f}")
+    return table
+
+
+def plot(summary: Summary, path: Path) -> None:
+    """Reward over steps, with both exams, as a PNG. Needs no display."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [step for step in summary.steps if step.reward is not None]
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    axes.plot([step.step for step in steps], [step.reward for step in steps], label="train batches, sampled")
+    axes.plot(
+        [0, summary.model_version],
+        [summary.reward_before, summary.reward_after],
+        "o",
+        label="held-out prompts, greedy",
+    )
+    axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title=f"Reward, seed {summary.seed}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def has_learned(rewards: Sequence[float], *, target: float = 0.98, steps: int = 4) -> bool:
+    """Whether the last ``steps`` train rewards are all at ``target`` or above."""
+    return len(rewards) >= steps and min(rewards[-steps:]) >= target
