@@ -165,7 +165,27 @@ class ExplorerSettings(Section):
     max_tokens: Count = 256
     """Longest response of tasks that name none, in tokens."""
     cpu_kvcache_gib: Annotated[float, Field(gt=0)] = 1.0
-    """Room for the KV cache on a CPU, GiB."""
+    """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
+    max_num_seqs: Count = 256
+    """Sequences that the engine computes at once; the others wait."""
+    cpu_threads: Count = 1
+    """Threads of the engine's arithmetic on a CPU."""
+    cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
+    """Cores that the engine may run on, such as ``0`` or ``0-3,8``; each of several engines its own. Unset: all."""
+    tensor_parallel_size: Count = 1
+    """GPUs that share one copy of the model."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that the engine takes."""
+    compilation: Literal["auto", "on", "off"] = "auto"
+    """Whether the engine compiles the model: slower to start, faster to run. ``auto``: on GPUs."""
+    start_method: Literal["auto", "fork", "spawn"] = "auto"
+    """How the engine's process starts. ``fork`` inherits what this one has imported. ``auto``: ``fork`` on a CPU."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Of the engine's random numbers. Unset: another at each start. Give each of several explorers its own."""
+    start_timeout_s: Seconds = 600.0
+    """Limit of starting the engine."""
+    drain_s: Seconds = 2.0
+    """How long rollouts may still finish when the explorer is told to stop."""
 
 
 class TrainerSettings(Section):
@@ -191,7 +211,7 @@ class TrainerSettings(Section):
     """How often it says that it lives."""
     host: str = "127.0.0.1"
     """Address at which explorers reach this trainer for weights."""
-    bucket_mib: Count = 256
+    bucket_mib: Count = 16
     """Weights are sent in pieces of at most this many MiB."""
     sync_timeout_s: Seconds = 30.0
     """Limit of each step of a weight transfer."""

@@ -16,6 +16,8 @@ import asyncio
 import gc
 import itertools
 import logging
+import multiprocessing
+import threading
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.model_version import Member, ModelVersion
 from schemas.task import Sampling
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.background import in_daemon_thread
 from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, completion_of
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -90,11 +93,23 @@ class InferenceEngine:
             EngineStartError: vLLM cannot start, or not in time.
         """
         limit = self._settings.start_timeout_s
+        before = set(multiprocessing.active_children())
+        abandoned = threading.Event()
+
+        def start() -> None:
+            self._llm = launch(self._settings, self._counter, abandoned)
+
         try:
             async with asyncio.timeout(limit):
-                self._llm = await asyncio.to_thread(launch, self._settings, self._counter)
+                await in_daemon_thread(start, name="start-engine")
         except TimeoutError as error:
             raise EngineStartError(f"vLLM did not start within {limit:g} s") from error
+        finally:
+            abandoned.set()
+            if self._llm is None:
+                # At exit, Python would wait for them.
+                for child in set(multiprocessing.active_children()) - before:
+                    child.kill()
         enable_request_spans(self._llm)
 
     async def stop(self) -> None:

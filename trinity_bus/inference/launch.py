@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,12 +69,13 @@ def parse_cores(text: str) -> set[int]:
     return cores
 
 
-def launch(settings: ExplorerSettings, counter: "TokenCounter") -> "AsyncLLM":
+def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threading.Event) -> "AsyncLLM":
     """Start an engine; blocks until it can take requests. Call it from a thread.
 
     Args:
         settings: The explorer's.
         counter: Receives the engine's statistics.
+        abandoned: Set when nobody wants the engine any more; nothing is started then.
 
     Raises:
         ConfigError: There is no model path.
@@ -91,6 +93,7 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter") -> "AsyncLLM":
     try:
         config = _configuration(settings, model_path)
         with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):
+            _go_on_unless(abandoned)
             return AsyncLLM(
                 config,
                 Executor.get_class(config),
@@ -101,6 +104,11 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter") -> "AsyncLLM":
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
         raise EngineStartError(f"vLLM cannot start with model {model_path}: {error}") from error
+
+
+def _go_on_unless(abandoned: threading.Event) -> None:
+    if abandoned.is_set():
+        raise EngineStartError("the start was abandoned")
 
 
 def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":

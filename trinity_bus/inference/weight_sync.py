@@ -8,8 +8,8 @@
                                                                          +--half loaded, no answer: EngineDeadError
 
 The pause is the load alone. ``pause`` with ``keep`` freezes the requests in flight and drops every cached key and
-value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever drawn from a
-mixture of two versions, and no cached prefix outlives its version.
+value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever drawn
+from a mixture of two versions, and no cached prefix outlives its version.
 """
 
 import asyncio

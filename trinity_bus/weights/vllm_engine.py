@@ -17,8 +17,9 @@ engine go.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -31,7 +32,6 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
 from trinity_bus.weights.link import Backend
 from trinity_bus.weights.receiver import Source, WeightReceiver
-
 
 # It warns of layers without weights at each reload, of position embeddings among others; ``_load`` checks itself.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -139,14 +139,13 @@ class WorkerExtension:
     weight_transfer_engine: OverlappedWeightTransferEngine
     _weight_update_active: bool
 
-    if TYPE_CHECKING:
-        # The worker's own.
-        def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
-        def start_weight_update(self) -> None: ...
-        def update_weights(self, update_info: dict[str, Any]) -> None: ...
+    # Methods of the worker that this is mixed into.
+    init_weight_transfer_engine: Callable[[dict[str, Any]], None]
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
 
     def trinity_transfer_begin(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
-        """vLLM's init, start and update in one call, because each call waits for the end of a step of generation."""
+        """Call the worker's init, start and update at once, because each call waits for a step of generation to end."""
         self.init_weight_transfer_engine(init_info)
         self.start_weight_update()
         self.update_weights(update_info)

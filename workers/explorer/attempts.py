@@ -1,0 +1,204 @@
+"""The attempts that an explorer works on: several at once, each with a limit, each answered once.
+
+::
+
+    order --> WAITING for a slot, and for the version it asks for --> RUNNING its workflow
+                                                                       |
+         cancelled: no answer (it would not count) <-------------------+--> raised, or out of time: FAILED
+                                                                       |
+                                            experiences durable <------+ (train batches)
+                                                    |                  |
+                                                    +----------------> RolloutFinished durable: ANSWERED
+
+The result is sent only when the experiences are durable, so nobody ever sees a result whose experiences cannot be read.
+
+Failures: what a workflow raises is the attempt's typed failure. A dead engine or a broken connection to the log is the
+explorer's own end, told through ``fatal``.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from schemas import Cancel, Dispatch, RolloutFinished, RunningAttempt, Sampling
+from schemas.topics import EVENTS, EXPERIENCES
+from trinity_bus.bus import Producer
+from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.rollout import Rollout, RolloutContext, get_workflow
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import parent_context, traceparent
+from trinity_bus.telemetry.metrics import ROLLOUT_DURATION, TOKENS
+from workers.explorer import outcome
+from workers.explorer.engine import ExplorerEngine
+from workers.explorer.orders import Attempt, attempt_of
+from workers.explorer.outcome import Identity
+from workers.explorer.served import Served
+
+_log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.explorer")
+
+
+class AttemptTimeoutError(TrinityError, TimeoutError):
+    """An attempt was not done within its limit."""
+
+
+class Attempts:
+    """Runs attempts on one engine.
+
+    Args:
+        engine: Started.
+        producer: Connected.
+        who: Whose answers these are.
+        slots: How many run at once.
+        sampling: How tokens are drawn where a task does not say.
+        served: The version that the engine serves.
+        on_ended: Told of every attempt that has ended, however.
+    """
+
+    def __init__(
+        self,
+        engine: ExplorerEngine,
+        producer: Producer,
+        who: Identity,
+        *,
+        slots: int,
+        sampling: Sampling,
+        served: Served,
+        on_ended: Callable[[Attempt], None],
+    ) -> None:
+        self._engine = engine
+        self._producer = producer
+        self._who = who
+        self._slots = asyncio.Semaphore(slots)
+        self._sampling = sampling
+        self._served = served
+        self._on_ended = on_ended
+        self._running: dict[Attempt, asyncio.Task[None]] = {}
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises what ends the explorer."""
+
+    @property
+    def running(self) -> list[RunningAttempt]:
+        """What is worked on."""
+        return [RunningAttempt(task_id=task_id, attempt=attempt) for task_id, attempt in self._running]
+
+    def start(self, order: Dispatch, parent: str | None) -> None:
+        """Begin an attempt.
+
+        Args:
+            order: What to do; the attempt is not known yet.
+            parent: Trace context of the dispatch.
+        """
+        attempt = attempt_of(order)
+        task = asyncio.create_task(self._attempt(order, parent), name=f"attempt {attempt}")
+        self._running[attempt] = task
+        task.add_done_callback(lambda ended: self._ended(attempt, ended))
+
+    def cancel(self, order: Cancel) -> None:
+        """Stop an attempt; it is not answered."""
+        task = self._running.get(attempt_of(order))
+        if task is not None:
+            _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)
+            task.cancel()
+
+    async def drain(self, limit_s: float) -> None:
+        """Let what runs finish for ``limit_s`` seconds, then cancel the rest."""
+        if self._running and limit_s > 0:
+            await asyncio.wait(list(self._running.values()), timeout=limit_s)
+        rest = list(self._running.values())
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+
+    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        self._running.pop(attempt, None)
+        self._on_ended(attempt)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
+            self.fatal.set_exception(error)
+
+    async def _attempt(self, order: Dispatch, parent: str | None) -> None:
+        with _tracer.start_as_current_span(
+            f"rollout {order.task.workflow}",
+            context=parent_context(parent),
+            kind=SpanKind.CONSUMER,
+            attributes={
+                names.RL_TASK_ID: order.task.task_id,
+                names.RL_ATTEMPT: order.attempt,
+                names.RL_BATCH_ID: order.batch_id,
+                names.RL_BATCH_TYPE: order.batch_type,
+                names.RL_WORKFLOW: order.task.workflow,
+                names.RL_EXPLORER: self._who.explorer,
+            },
+        ) as span:
+            began = time.perf_counter()
+            try:
+                rollouts = await self._roll_out(order)
+                result = await self._publish(order, rollouts, began)
+            # Anything that a workflow raises is this attempt's failure, and nobody else's.
+            except Exception as error:
+                if _ends_the_explorer(error):
+                    raise
+                _log.warning("task %s attempt %d failed: %s", order.task.task_id, order.attempt, error)
+                result = outcome.failed(order, error, self._who, seconds=time.perf_counter() - began)
+            span.set_attribute(names.RL_SAMPLES, result.samples)
+            span.set_attribute(names.RL_MODEL_VERSION, result.version_max)
+            span.set_attribute(names.RL_TASK_STATUS, result.status)
+            if result.status == "failed":
+                span.set_attribute(names.ERROR_TYPE, (result.error or "").partition(":")[0])
+                span.set_status(Status(StatusCode.ERROR, result.error))
+            ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
+            await (await self._producer.send(EVENTS, self._who.explorer, result))
+
+    async def _roll_out(self, order: Dispatch) -> list[Rollout]:
+        """Run the workflow within the attempt's limit.
+
+        Raises:
+            AttemptTimeoutError: It took too long.
+            Exception: Whatever the workflow raises.
+        """
+        try:
+            async with asyncio.timeout(order.timeout_s) as limit:
+                async with self._slots:
+                    await self._served.wait_for(order.min_version)
+                    rollouts = await get_workflow(order.task.workflow).run(order.task, self._context(order))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
+        outcome.check(order, rollouts)
+        return rollouts
+
+    def _context(self, order: Dispatch) -> RolloutContext:
+        return RolloutContext(
+            engine=self._engine,
+            tokenizer=self._engine.tokenizer,
+            repeat_times=order.repeat_times,
+            run_id_base=order.run_id_base,
+            sampling=self._sampling,
+            batch_type=order.batch_type,
+            traceparent=traceparent(),
+        )
+
+    async def _publish(self, order: Dispatch, rollouts: list[Rollout], began: float) -> RolloutFinished:
+        """Make the experiences durable, where there are any; only then is there a result."""
+        position = None
+        if order.batch_type == "train":
+            group = outcome.experiences(order, rollouts, self._who)
+            position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
+        result = outcome.finished(order, rollouts, self._who, experience=position, seconds=time.perf_counter() - began)
+        for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
+            TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, "kind": kind})
+        return result
+
+
+def _ends_the_explorer(error: Exception) -> bool:
+    """Whether an error is the explorer's own rather than the attempt's: its engine is dead, or its log is gone."""
+    if isinstance(error, RecordTooLargeError):
+        return False
+    return isinstance(error, EngineDeadError | BusError)

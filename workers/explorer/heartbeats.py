@@ -1,0 +1,54 @@
+"""Heartbeats: that an explorer lives, its state, and the version that it serves; at once when one of these changes."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from schemas import ExplorerHeartbeat
+from schemas.event import ExplorerState
+from schemas.topics import EVENTS
+from trinity_bus.bus import Producer
+
+
+class Heartbeats:
+    """Sends heartbeats.
+
+    Args:
+        producer: Connected.
+        interval_s: Longest silence.
+        make: Makes the next heartbeat for a state, all but its time.
+    """
+
+    def __init__(
+        self, producer: Producer, *, interval_s: float, make: Callable[[ExplorerState], ExplorerHeartbeat]
+    ) -> None:
+        self._producer = producer
+        self._interval_s = interval_s
+        self._make = make
+        self._changed = asyncio.Event()
+        self.state: ExplorerState = "ready"
+
+    def set_state(self, state: ExplorerState) -> None:
+        """Enter a state and say so at once."""
+        self.state = state
+        self._changed.set()
+
+    def tell(self) -> None:
+        """Say at once what has changed."""
+        self._changed.set()
+
+    async def send(self) -> None:
+        """Send one and wait until it is durable."""
+        record = self._make(self.state).model_copy(update={"sent_at": time.time()})
+        await (await self._producer.send(EVENTS, record.explorer, record))
+
+    async def run(self) -> None:
+        """Send them until cancelled."""
+        while True:
+            self._changed.clear()
+            await self.send()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue

@@ -1,0 +1,64 @@
+"""Which orders of a lane an explorer obeys. Pure: no clock, no client, no task.
+
+A partition of ``rollouts`` carries the lanes of several explorers, and each lane the orders to all lives of its
+explorer. Obeyed are those to this very life, each once.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+from schemas import Cancel, Dispatch
+
+type Attempt = tuple[str, int]
+"""Task id and attempt."""
+
+REMEMBERED = 65_536
+"""Attempts that are remembered, to know an order that comes twice."""
+
+
+def attempt_of(order: Dispatch | Cancel) -> Attempt:
+    """The attempt that an order is about."""
+    return (order.task.task_id if isinstance(order, Dispatch) else order.task_id, order.attempt)
+
+
+class Orders:
+    """Tells orders to obey from orders to pass over.
+
+    Args:
+        explorer: This explorer's name.
+        incarnation: This life of it.
+    """
+
+    def __init__(self, explorer: str, incarnation: str) -> None:
+        self._explorer = explorer
+        self._incarnation = incarnation
+        self._seen: OrderedDict[Attempt, None] = OrderedDict()
+        self._open: set[Attempt] = set()
+
+    def obey(self, record: Any) -> Dispatch | Cancel | None:
+        """The order, if it is to be carried out; None if it is passed over.
+
+        Passed over are records of other kinds, orders to others, a dispatch that came before, and the cancellation of
+        what does not run.
+        """
+        if not isinstance(record, Dispatch | Cancel):
+            return None
+        if (record.explorer, record.incarnation) != (self._explorer, self._incarnation):
+            return None
+        attempt = attempt_of(record)
+        if isinstance(record, Cancel):
+            if attempt not in self._open:
+                return None
+            self._open.discard(attempt)
+            return record
+        if attempt in self._seen:
+            return None
+        self._seen[attempt] = None
+        self._open.add(attempt)
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return record
+
+    def ended(self, attempt: Attempt) -> None:
+        """An attempt has ended; cancelling it has no meaning any more."""
+        self._open.discard(attempt)

@@ -1,0 +1,181 @@
+"""The explorer service.
+
+::
+
+    start:  check settings and broker -> start the engine -> connect -> take the lane's end position
+            -> first heartbeat (this is how it joins)
+
+    rollouts (its lane) --Dispatch--> attempt --> experiences, then events: RolloutFinished
+                        --Cancel----> attempt is aborted in the engine
+    model-versions ----names it-----> weights received beside generation --> events: WeightsSynced
+    every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
+
+    stop:   DRAINING: no new orders, drain_s for what runs -> events: ExplorerLeft
+
+A restarted explorer is a new *incarnation*: orders to the old one are void, because the coordinator hands that work out
+again. So nothing has to be remembered over a restart, and the lane is read from its end.
+
+============================  ========================================================================================
+what fails                    what happens
+============================  ========================================================================================
+a workflow, or its time       ``RolloutFinished`` with status failed, and the type and message of the error
+a weight transfer             ``WeightsSynced`` not ok; the engine serves what it served before
+the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
+the broker                    the process ends with one line
+this process is killed        its engine's process ends with it; the coordinator notices the silence
+============================  ========================================================================================
+"""
+
+import asyncio
+import logging
+import uuid
+from contextlib import AsyncExitStack
+
+from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, Sampling
+from schemas.event import ExplorerState
+from schemas.topics import EVENTS, MODEL_VERSIONS, ROLLOUTS
+from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
+from trinity_bus.config import Settings, required
+from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.rollout import REGISTRY
+from trinity_bus.telemetry import setup_telemetry
+from workers.explorer.attempts import Attempts
+from workers.explorer.engine import ExplorerEngine
+from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.orders import Orders
+from workers.explorer.outcome import Identity
+from workers.explorer.served import Served
+from workers.explorer.weights import WeightFollower
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+
+
+async def run(settings: Settings) -> None:
+    """Explores until it is cancelled.
+
+    Raises:
+        ConfigError: A setting that is needed is absent.
+        EngineError: The engine does not start, or has died.
+        BusError: The broker does not answer, or refuses.
+    """
+    name = settings.explorer.name
+    required(settings.explorer.model_path, "explorer.model_path", "to start the inference engine")
+    # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
+    async with Bus(settings.kafka, client_id=name) as bus:
+        await bus.ensure_topics()
+    engine = InferenceEngine(settings.explorer)
+    await engine.start()
+    try:
+        # After the engine, whose process must not inherit exporters.
+        telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace, instance=name)
+        try:
+            async with Bus(settings.kafka, client_id=name) as bus:
+                await Explorer(settings, bus, engine).run()
+        finally:
+            telemetry.shutdown()
+    finally:
+        await engine.stop()
+
+
+class Explorer:
+    """One life of an explorer, over a connected bus and a started engine.
+
+    Args:
+        settings: The sections ``explorer`` and ``coordinator`` (the model's name) are used.
+        bus: Connected.
+        engine: Started; not stopped here.
+    """
+
+    def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine) -> None:
+        self._settings = settings.explorer
+        self._bus = bus
+        self._engine = engine
+        self._who = Identity(
+            explorer=self._settings.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model
+        )
+        self._orders = Orders(self._who.explorer, self._who.incarnation)
+
+    async def run(self) -> None:
+        """Work until cancelled, then drain and say goodbye.
+
+        Raises:
+            EngineDeadError: The engine has died.
+            BusError: The log is gone.
+        """
+        async with AsyncExitStack() as stack:
+            producer = await stack.enter_async_context(self._bus.producer())
+            # Their positions are fixed before the first heartbeat: no order to this life can lie before them.
+            lane = await stack.enter_async_context(
+                self._bus.reader(ROLLOUTS, partitions=[lane_partition(self._who.explorer)], start="end")
+            )
+            versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
+            await self._work(producer, lane, versions)
+
+    async def _work(self, producer: Producer, lane: Reader, versions: Reader) -> None:
+        served = Served(self._engine.model_version)
+        attempts = Attempts(
+            self._engine,
+            producer,
+            self._who,
+            slots=self._settings.slots,
+            sampling=Sampling(temperature=self._settings.temperature, max_tokens=self._settings.max_tokens),
+            served=served,
+            on_ended=self._orders.ended,
+        )
+
+        def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
+            return ExplorerHeartbeat(
+                explorer=self._who.explorer,
+                incarnation=self._who.incarnation,
+                state=state,
+                slots=self._settings.slots,
+                running=attempts.running,
+                model_version=served.version,
+                workflows=sorted(REGISTRY),
+                tokens_generated=self._engine.tokens_generated,
+            )
+
+        heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
+        follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
+        reason = "stopped"
+        drain_s = self._settings.drain_s
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(heartbeats.run(), name="heartbeats")
+                loops.create_task(self._obey(lane, attempts, producer), name="orders")
+                loops.create_task(follower.run(versions), name="weights")
+                loops.create_task(self._watch_engine(), name="engine")
+                loops.create_task(_raised(attempts.fatal), name="attempts")
+                _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
+        except BaseExceptionGroup as group:
+            reason, drain_s = str(group.exceptions[0]), 0.0
+            raise
+        finally:
+            heartbeats.state = "draining"
+            await heartbeats.send()
+            await attempts.drain(drain_s)
+            await self._leave(producer, reason)
+
+    async def _obey(self, lane: Reader, attempts: Attempts, producer: Producer) -> None:
+        while True:
+            for received in await lane.batch(_POLL_S):
+                if isinstance(received.record, Undecodable) and received.key == self._who.explorer:
+                    await producer.send_dead_letter(received, received.record.reason, received.record.detail)
+                order = self._orders.obey(received.record)
+                if isinstance(order, Dispatch):
+                    attempts.start(order, received.traceparent)
+                elif order is not None:
+                    attempts.cancel(order)
+
+    async def _watch_engine(self) -> None:
+        raise await self._engine.wait_dead()
+
+    async def _leave(self, producer: Producer, reason: str) -> None:
+        farewell = ExplorerLeft(explorer=self._who.explorer, incarnation=self._who.incarnation, reason=reason)
+        await (await producer.send(EVENTS, self._who.explorer, farewell))
+
+
+async def _raised(fatal: asyncio.Future[None]) -> None:
+    await fatal

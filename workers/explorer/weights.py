@@ -1,0 +1,168 @@
+"""Following the announced model versions: taking over those that this explorer is named for.
+
+::
+
+    IDLE --announcement that names this life--> SYNCING --served--> WeightsSynced(ok), IDLE
+                                                  |--failed-------> WeightsSynced(not ok, why), IDLE
+                                                  +--superseded---> (no answer), SYNCING or IDLE
+
+There is at most one transfer. An announcement that names other members ends it too: this life is not wanted in it.
+"""
+
+import asyncio
+import logging
+import time
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from schemas import Member, ModelVersion, WeightsSynced
+from schemas.topics import EVENTS
+from trinity_bus.bus import Producer, Reader, Received
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import parent_context
+from trinity_bus.telemetry.metrics import WEIGHT_SYNC_DURATION
+from trinity_bus.weights.errors import WeightTransferError
+from workers.explorer.announcements import membership, newest, supersedes
+from workers.explorer.engine import ExplorerEngine
+from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.outcome import MAX_ERROR_CHARS, Identity
+from workers.explorer.served import Served
+
+_log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.explorer")
+
+_POLL_S = 1.0
+
+
+class WeightFollower:
+    """Keeps an engine at the announced version.
+
+    Args:
+        engine: Started.
+        producer: Connected.
+        who: This explorer.
+        served: Set whenever another version is served.
+        heartbeats: Told of state and version.
+    """
+
+    def __init__(
+        self, engine: ExplorerEngine, producer: Producer, who: Identity, *, served: Served, heartbeats: Heartbeats
+    ) -> None:
+        self._engine = engine
+        self._producer = producer
+        self._who = who
+        self._served = served
+        self._heartbeats = heartbeats
+        self._announced: ModelVersion | None = None
+        self._sync: asyncio.Task[None] | None = None
+
+    async def run(self, announcements: Reader) -> None:
+        """Follow until cancelled.
+
+        Args:
+            announcements: Of ``model-versions``, from the beginning.
+
+        Raises:
+            EngineDeadError: The engine died over a transfer.
+            BusError: The log is gone.
+        """
+        try:
+            while True:
+                await self._take(await self._next(announcements))
+        finally:
+            await self._end_sync()
+
+    async def _next(self, announcements: Reader) -> list[Received[ModelVersion]]:
+        """The next announcements; meanwhile, what the transfer under way raises is raised here."""
+        reading = asyncio.ensure_future(announcements.batch(_POLL_S))
+        try:
+            if self._sync is not None:
+                await asyncio.wait([reading, self._sync], return_when=asyncio.FIRST_COMPLETED)
+                if self._sync.done():
+                    sync, self._sync = self._sync, None
+                    sync.result()
+            return await reading
+        finally:
+            # A batch that is cancelled loses nothing.
+            reading.cancel()
+
+    async def _take(self, received: list[Received[ModelVersion]]) -> None:
+        announced = newest((item.record for item in received), self._who.model)
+        if announced is None or (self._announced is not None and not supersedes(announced, self._announced)):
+            return
+        self._announced = announced
+        await self._end_sync()
+        member = membership(announced, self._who.explorer, self._who.incarnation)
+        if member is None:
+            return
+        parent = next(item.traceparent for item in reversed(received) if item.record is announced)
+        self._sync = asyncio.create_task(self._follow(announced, member, parent), name=f"sync {announced.version}")
+
+    async def _end_sync(self) -> None:
+        sync, self._sync = self._sync, None
+        if sync is None:
+            return
+        sync.cancel()
+        await asyncio.wait([sync])
+        if not sync.cancelled():
+            sync.result()
+
+    async def _follow(self, announced: ModelVersion, member: Member, parent: str | None) -> None:
+        began = time.perf_counter()
+        with _tracer.start_as_current_span(
+            "sync weights",
+            context=parent_context(parent),
+            kind=SpanKind.CONSUMER,
+            attributes={
+                names.RL_MODEL: announced.model,
+                names.RL_MODEL_VERSION: announced.version,
+                names.RL_WEIGHT_SYNC_EPOCH: announced.epoch,
+                names.RL_EXPLORER: self._who.explorer,
+            },
+        ) as span:
+            if self._served.version < 0:
+                self._heartbeats.set_state("syncing")
+            try:
+                answer = await self._sync_once(announced, member)
+            finally:
+                if self._heartbeats.state == "syncing":
+                    self._heartbeats.set_state("ready")
+            if answer.ok:
+                self._served.set(announced.version)
+                self._heartbeats.tell()
+                WEIGHT_SYNC_DURATION.record(time.perf_counter() - began, {names.RL_MODEL: announced.model})
+                _log.info(
+                    "serving version %d: control %.3f s, transfer %.3f s, pause %.3f s",
+                    announced.version,
+                    answer.control_s,
+                    answer.transfer_s,
+                    answer.pause_s,
+                )
+            else:
+                span.set_status(Status(StatusCode.ERROR, answer.error))
+                _log.warning("version %d was not taken: %s", announced.version, answer.error)
+            await (await self._producer.send(EVENTS, self._who.explorer, answer))
+
+    async def _sync_once(self, announced: ModelVersion, member: Member) -> WeightsSynced:
+        answer = WeightsSynced(
+            explorer=self._who.explorer,
+            incarnation=self._who.incarnation,
+            model=announced.model,
+            version=announced.version,
+            epoch=announced.epoch,
+            ok=False,
+        )
+        try:
+            outcome = await self._engine.sync_weights(announced, member)
+        except WeightTransferError as error:
+            return answer.model_copy(update={"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]})
+        return answer.model_copy(
+            update={
+                "ok": True,
+                "checksum": outcome.checksum,
+                "control_s": outcome.control_s,
+                "transfer_s": outcome.transfer_s,
+                "pause_s": outcome.pause_s,
+            }
+        )
