@@ -1,6 +1,7 @@
 """One rank of two: trains the same batches as its sibling in two layouts, through a checkpoint; see test_parallel."""
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +13,9 @@ from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine
 
 
-def run(folder: Path, tensor_parallel: int) -> list[dict[str, float]]:
+def run(folder: Path, tensor_parallel: int, port: str) -> list[dict[str, float]]:
+    # A port of its own: one rank may still hold the store of the layout before.
+    os.environ["MASTER_PORT"] = port
     settings = TrainerSettings(
         model_path=str(folder / "model"),
         learning_rate=1e-2,
@@ -40,4 +43,4 @@ def run(folder: Path, tensor_parallel: int) -> list[dict[str, float]]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
-    Path(sys.argv[2]).write_text(json.dumps([run(root, tensor_parallel) for tensor_parallel in (2, 1)]))
+    Path(sys.argv[2]).write_text(json.dumps([run(root, 2, sys.argv[3]), run(root, 1, sys.argv[4])]))

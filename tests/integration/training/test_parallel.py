@@ -1,37 +1,50 @@
 """Two ranks under gloo, once splitting the layers and once the data, train what one rank trains."""
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from schemas import ExperienceGroup
 from schemas.codec import encode
+from tests.support.training import make_group, write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.parallel import Layout
 
+pytestmark = pytest.mark.integration
 
-def test_two_ranks_train_what_one_trains(
-    group: Callable[..., ExperienceGroup], model_at: Callable[..., Path], layout: Layout, tmp_path: Path
-) -> None:
-    folder = model_at(tmp_path / "model", vocabulary=31, tied=False)
-    batches = [[group(seed=10 * step + i, vocabulary=31, version=step) for i in range(3)] for step in range(2)]
+
+@pytest.fixture(scope="module")
+def layout() -> Iterator[Layout]:
+    with parallel.initialized() as made:
+        yield made
+
+
+def free_ports(count: int) -> list[str]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [str(one.getsockname()[1]) for one in sockets]
+
+
+def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", vocabulary=31, tied=False)
+    batches = [[make_group(seed=10 * step + i, vocabulary=31, version=step) for i in range(3)] for step in range(2)]
     for step, groups in enumerate(batches):
         for i, member in enumerate(groups):
             (tmp_path / f"batch-{step}-{i}").write_bytes(encode(member))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    ports = free_ports(2)
     ranks = [
         subprocess.Popen(
             [
@@ -39,20 +52,25 @@ def test_two_ranks_train_what_one_trains(
                 str(Path(__file__).with_name("one_rank.py")),
                 str(tmp_path),
                 str(tmp_path / f"rank{rank}"),
+                *ports,
             ],
             env={
                 **os.environ,
                 "RANK": str(rank),
                 "WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
             },
         )
         for rank in range(2)
     ]
-    assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+    try:
+        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
     single = TrainingEngine(
         TrainerSettings(

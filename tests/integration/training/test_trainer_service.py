@@ -1,0 +1,338 @@
+"""The trainer as a process, on a real broker: killed anywhere it trains the same, and what it publishes arrives."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExperienceGroup,
+    ManifestEntry,
+    Member,
+    ModelVersion,
+    StepTrained,
+    TrainerHeartbeat,
+    WeightsSynced,
+)
+from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
+from tests.support.training import make_group, write_model
+from trinity_bus.bus import Bus, Producer, Reader
+from trinity_bus.config import KafkaSettings
+from trinity_bus.telemetry import load_spans
+from trinity_bus.weights.receiver import Source, WeightReceiver
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+LINKED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
+    return lambda: kafka.model_copy(update={"namespace": f"trainer-{uuid.uuid4().hex[:8]}"})
+
+
+class Trainer:
+    """A trainer process and its folder."""
+
+    def __init__(self, kafka: KafkaSettings, folder: Path, model: Path, **settings: object) -> None:
+        values = {
+            "kafka.bootstrap_servers": kafka.bootstrap_servers,
+            "kafka.namespace": kafka.namespace,
+            "telemetry.run_dir": folder / "run",
+            "trainer.model_path": model,
+            "trainer.checkpoint_dir": folder / "checkpoints",
+            "trainer.learning_rate": 0.01,
+            "trainer.mini_batches": 3,
+            "trainer.threads": 1,
+            "trainer.heartbeat_s": 0.2,
+            **{f"trainer.{name}": value for name, value in settings.items()},
+        }
+        self.folder = folder
+        self.log = folder / "trainer.log"
+        folder.mkdir(exist_ok=True)
+        self._environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            **{f"TRINITY_BUS_{name.replace('.', '__').upper()}": str(value) for name, value in values.items()},
+        }
+
+    @contextlib.contextmanager
+    def running(self, *die_at: str) -> Iterator[subprocess.Popen[bytes]]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("trainer_process.py")), *die_at],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def dies(self, point: str, step: int) -> None:
+        with self.running(point, str(step)) as process:
+            assert process.wait(DEADLINE_S) == -signal.SIGKILL, self.log.read_text()
+
+
+async def produce(bus: Bus, batches: Sequence[Sequence[ExperienceGroup]]) -> None:
+    """Writes experiences and their batches as a coordinator would, with records between that ask for nothing."""
+    await bus.ensure_topics()
+    async with bus.producer() as producer:
+        for sequence, groups in enumerate(batches, 1):
+            positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
+            manifest = [
+                ManifestEntry(task_id=group.task_id, attempt=group.attempt, samples=len(group), position=position)
+                for group, position in zip(groups, positions, strict=True)
+            ]
+            failed = ManifestEntry(task_id=f"failed-{sequence}", attempt=3, samples=0, error="TimeoutError: too slow")
+            batch = BatchRecord(
+                batch_id=f"batch-{sequence}",
+                batch_type="train",
+                state=BatchLifecycleState.FINALIZED,
+                sequence=sequence,
+                expected_task_count=len(manifest) + 1,
+                manifest=[*manifest[:1], failed, *manifest[1:]],
+                trace_links=[LINKED],
+            )
+            eval_batch = batch.model_copy(update={"batch_id": f"eval-{sequence}", "batch_type": "eval", "sequence": 0})
+            running = batch.model_copy(update={"state": BatchLifecycleState.RUNNING, "manifest": []})
+            for record in (running, eval_batch, batch):
+                await (await producer.send(BATCHES, record.batch_id, record))
+
+
+def batches_of(steps: int) -> list[list[ExperienceGroup]]:
+    return [
+        [
+            make_group(seed=100 * step, task_id=f"task-{step}-a", version=step),
+            make_group(seed=100 * step + 1, task_id=f"task-{step}-equal", rewards=[1.0, 1.0]),
+            make_group(seed=100 * step + 2, task_id=f"task-{step}-b", version=step),
+        ]
+        for step in range(steps)
+    ]
+
+
+async def until(reader: Reader, wanted: Callable[[Any], bool], process: subprocess.Popen[bytes]) -> list[Any]:
+    """The records up to and with the first that is wanted."""
+    seen: list[Any] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        for received in await reader.batch(0.5):
+            seen.append(received.record)
+            if wanted(received.record):
+                return seen
+        assert process.poll() is None, f"the trainer ended with {process.returncode}"
+    raise TimeoutError(f"not seen within {DEADLINE_S} s; seen: {[type(record).__name__ for record in seen]}")
+
+
+def trained(records: Sequence[Any]) -> list[StepTrained]:
+    return [record for record in records if isinstance(record, StepTrained)]
+
+
+def step_is(step: int) -> Callable[[Any], bool]:
+    return lambda record: isinstance(record, StepTrained) and record.step == step
+
+
+async def train_to_the_end(bus: Bus, trainer: Trainer, steps: int) -> list[StepTrained]:
+    """Runs the trainer until the last step, ends it politely, and gives all it ever said about steps."""
+    async with bus.reader(EVENTS, start="beginning") as events:
+        with trainer.running() as process:
+            said = trained(await until(events, step_is(steps), process))
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, trainer.log.read_text()
+    return said
+
+
+def deterministic(step: StepTrained) -> dict[str, float]:
+    return {name: value for name, value in step.metrics.items() if name != "seconds"}
+
+
+def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
+    model, batches = write_model(tmp_path / "model"), batches_of(5)
+
+    async def scenario(folder: Path, deaths: Sequence[tuple[str, int]]) -> list[StepTrained]:
+        kafka = namespaced()
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, batches)
+            trainer = Trainer(kafka, folder, model, total_steps=5)
+            for point, step in deaths:
+                await asyncio.to_thread(trainer.dies, point, step)
+            return await train_to_the_end(bus, trainer, 5)
+
+    undisturbed = asyncio.run(scenario(tmp_path / "undisturbed", []))
+    assert [(step.step, step.version, step.publish) for step in undisturbed] == [(i, i, True) for i in range(6)]
+    assert [step.batch_id for step in undisturbed] == [None, *(f"batch-{i}" for i in range(1, 6))]
+    assert all("loss" in step.metrics for step in undisturbed[1:])
+    assert len({step.checksum for step in undisturbed}) == 6
+
+    disturbed = asyncio.run(
+        scenario(tmp_path / "disturbed", [("trained", 1), ("half-written", 2), ("unnamed", 3), ("durable", 4)])
+    )
+    # One announcement at each of five starts (two of them of untrained weights), and the steps between.
+    assert [step.step for step in disturbed] == [0, 0, 1, 1, 2, 2, 3, 4, 5]
+    assert len({step.incarnation for step in disturbed}) == 5
+    by_step = {step.step: step for step in undisturbed}
+    for step in disturbed:
+        assert step.checksum == by_step[step.step].checksum
+        if step.batch_id is not None:
+            assert step.batch_id == by_step[step.step].batch_id
+            assert deterministic(step) == deterministic(by_step[step.step])
+    checkpoints = tmp_path / "disturbed" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == [".lock", *(f"step-0000000{i}" for i in (3, 4, 5))]
+    assert disturbed[-1].checkpoint == str(checkpoints / "step-00000005")
+
+
+@contextlib.asynccontextmanager
+async def mesh(
+    kafka: KafkaSettings, trainer: Trainer
+) -> AsyncIterator[tuple[Producer, Reader, subprocess.Popen[bytes]]]:
+    async with (
+        Bus(kafka, client_id="test") as bus,
+        bus.reader(EVENTS, start="beginning") as events,
+        bus.producer() as producer,
+    ):
+        with trainer.running() as process:
+            yield producer, events, process
+
+
+def test_weights_are_served_and_wrong_bytes_are_noticed(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    kafka, steps = namespaced(), 2
+    trainer = Trainer(
+        kafka, tmp_path / "trainer", write_model(tmp_path / "model"), total_steps=steps, export_dir=tmp_path / "export"
+    )
+
+    async def receive(announced: ModelVersion) -> str:
+        receiver = WeightReceiver()
+        receiver.start(
+            Source(
+                host=announced.master_address,
+                port=announced.master_port,
+                prefix=f"{announced.trainer_incarnation}/{announced.epoch}/explorer-0",
+                version=announced.version,
+                checksum=announced.checksum,
+            )
+        )
+        deadline = time.monotonic() + DEADLINE_S
+        while receiver.progress.state == "receiving" and time.monotonic() < deadline:  # noqa: ASYNC110 - it works in a thread and has no event
+            await asyncio.sleep(0.01)
+        progress = receiver.progress
+        receiver.close()
+        assert progress.state == "ready", progress.error
+        return progress.checksum
+
+    async def scenario() -> None:
+        async with Bus(kafka, client_id="setup") as bus:
+            await bus.ensure_topics()
+        async with mesh(kafka, trainer) as (producer, events, process):
+            first = trained(await until(events, step_is(0), process))[0]
+            announced = ModelVersion(
+                model=first.model,
+                version=0,
+                step=0,
+                method="gloo",
+                epoch=1,
+                members=[Member(explorer="explorer-0", incarnation="life", rank=1)],
+                trainer=first.trainer,
+                trainer_incarnation=first.incarnation,
+                master_address=first.master_address,
+                master_port=first.master_port,
+                checksum=first.checksum,
+            )
+            # A former life's announcement is void; a transfer for it would be refused.
+            void = announced.model_copy(update={"trainer_incarnation": "former"})
+            for version in (void, announced):
+                await (await producer.send(MODEL_VERSIONS, version.model, version))
+            assert await receive(announced) == first.checksum
+            synced = WeightsSynced(
+                explorer="explorer-0",
+                incarnation="life",
+                model=first.model,
+                version=0,
+                epoch=1,
+                ok=True,
+                checksum=first.checksum,
+            )
+            wrong = synced.model_copy(update={"checksum": "0" * 64})
+            for answer in (synced, wrong):
+                await (await producer.send(EVENTS, "explorer-0", answer))
+            async with Bus(kafka, client_id="more") as bus:
+                await until_logged(trainer, "it must take it again", process)
+                await produce(bus, batches_of(steps))
+            steps_trained = trained(await until(events, step_is(steps), process))
+            assert [step.metrics["weights_mismatched"] for step in steps_trained] == [1.0] * steps
+            beats = await until(
+                events, lambda r: isinstance(r, TrainerHeartbeat) and (r.step, r.version) == (steps, steps), process
+            )
+            assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training"}
+            await until_logged(trainer, "the trained model is in", process)
+            process.send_signal(signal.SIGINT)
+            # What a shell expects of Ctrl-C.
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 130
+
+    asyncio.run(scenario())
+    assert (tmp_path / "export" / "model.safetensors").exists()
+    spans = load_spans(tmp_path / "trainer" / "run")
+    train_steps = [span for span in spans if span.name == "train step"]
+    assert len(train_steps) == steps
+    for span in train_steps:
+        assert span.parent_id is None
+        assert span.links == (("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"),)
+    published = [span for span in spans if span.name == "publish version"]
+    assert [span.attributes["rl.model.version"] for span in published] == [0, 1, 2]
+    assert [span.parent_id for span in published[1:]] == [span.span_id for span in train_steps]
+
+
+async def until_logged(trainer: Trainer, text: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while text not in trainer.log.read_text():
+        assert process.poll() is None
+        assert time.monotonic() < deadline, f"{text!r} is not in {trainer.log.read_text()}"
+        await asyncio.sleep(0.05)
+
+
+def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    kafka = namespaced()
+    trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"))
+
+    async def scenario() -> int:
+        async with Bus(kafka, client_id="test") as bus:
+            await bus.ensure_topics()
+            good = make_group(task_id="task-1")
+            async with bus.producer() as producer, bus.reader(EVENTS, start="end") as events:
+                position = await (await producer.send(EXPERIENCES, "task-1", good))
+                # The manifest was written for another attempt than the one that lies there.
+                batch = BatchRecord(
+                    batch_id="batch-1",
+                    batch_type="train",
+                    state=BatchLifecycleState.FINALIZED,
+                    sequence=1,
+                    expected_task_count=1,
+                    manifest=[ManifestEntry(task_id="task-1", attempt=2, samples=4, position=position)],
+                )
+                await (await producer.send(BATCHES, "batch-1", batch))
+                with trainer.running() as process:
+                    await until(events, step_is(0), process)
+                    return await asyncio.to_thread(process.wait, DEADLINE_S)
+
+    assert asyncio.run(scenario()) == 1
+    assert (
+        "has (task, attempt, samples) = ('task-1', 1, 4), the manifest says ('task-1', 2, 4)" in trainer.log.read_text()
+    )
+    assert not (tmp_path / "trainer" / "checkpoints" / "step-00000001").exists()
