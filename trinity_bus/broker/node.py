@@ -13,7 +13,6 @@ import base64
 import contextlib
 import fcntl
 import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from trinity_bus.broker.layout import Folder, read_state, write_configuration
 from trinity_bus.broker.probe import live_brokers
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.ports import free_port, is_free
-from trinity_bus.runtime.process import tail
+from trinity_bus.runtime.process import Child, tail
 
 _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
@@ -125,21 +124,15 @@ def format_folder(folder: Folder, classpath: list[Path], heap_mib: int, aot: str
         BrokerError: Kafka's own tool refuses.
     """
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # The tool would take a leading dash for an option.
+    # With "=", because the tool would take an id's leading dash for an option.
     arguments = ["format", f"--cluster-id={cluster}", "--config", folder.properties.name]
-    result = subprocess.run(  # noqa: S603  our own command line, no shell
-        java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib, aot=aot),
-        cwd=folder.root,
-        env=java.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_FORMAT_TIMEOUT_S,
-        check=False,
-    )
-    if result.returncode != 0:
-        reason = " ".join((result.stderr or result.stdout).split())[:400]
-        raise BrokerError(f"cannot prepare {folder.kafka} for Kafka: {reason}")
+    command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib, aot=aot)
+    folder.jvm_log.unlink(missing_ok=True)
+    with Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log) as tool:
+        code = tool.wait(_FORMAT_TIMEOUT_S)
+    if code != 0:
+        said = " ".join(tail(folder.jvm_log).split())[-400:]
+        raise BrokerError(f"cannot prepare {folder.kafka} for Kafka (status {code}): {said}")
 
 
 def launch[P: Running](

@@ -1,40 +1,72 @@
-"""The embedded broker, for real: it serves, recovers, and never outlives its owner."""
+"""The embedded broker, for real: it serves, it recovers, and it never outlives its owner."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from tests.support.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.broker.errors import DataFolderInUseError, DataFolderUnusableError, PortInUseError
-from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.broker.errors import DataFolderInUseError, PortInUseError
+from trinity_bus.broker.folders import cache_dir
+from trinity_bus.broker.jars import install, jar_folder, read_lock
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 
 pytestmark = pytest.mark.integration
 
+OWNER = """
+import sys, time
+from pathlib import Path
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.config import BrokerSettings
+broker = EmbeddedBroker(BrokerSettings(port=0, data_dir=Path(sys.argv[1])))
+print("starting", flush=True)
+with broker:
+    print(broker.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> BrokerSettings:
+    """A broker of its own."""
+    return BrokerSettings(port=0, data_dir=tmp_path / "data", cache_dir=Settings().broker.cache_dir, heap_mib=192)
+
 
 async def produce(servers: str, topic: str, values: list[bytes]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 1, 1)])
-    finally:
-        await admin.close()
     async with AIOKafkaProducer(bootstrap_servers=servers, enable_idempotence=True, acks="all") as producer:
         for value in values:
             await producer.send_and_wait(topic, value)
 
 
+async def create(servers: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        response = await admin.create_topics([NewTopic(topic, 1, 1)])
+        assert response.topic_errors[0][1] == 0
+    finally:
+        await admin.close()
+
+
 async def consume(servers: str, topic: str, count: int) -> list[bytes]:
-    consumer = AIOKafkaConsumer(bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False)
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False, isolation_level="read_committed")
     await consumer.start()
     try:
-        consumer.assign([TopicPartition(topic, 0)])
-        await consumer.seek_to_beginning()
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
         values: list[bytes] = []
         async with asyncio.timeout(20):
             while len(values) < count:
@@ -45,7 +77,146 @@ async def consume(servers: str, topic: str, count: int) -> list[bytes]:
         await consumer.stop()
 
 
-async def test_the_shared_broker_serves(kafka: KafkaSettings) -> None:
-    assert kafka.bootstrap_servers is not None
-    await produce(kafka.bootstrap_servers, "serves", [b"a", b"b"])
-    assert await consume(kafka.bootstrap_servers, "serves", 2) == [b"a", b"b"]
+async def transact(servers: str, topic: str, values: list[bytes]) -> None:
+    async with (
+        AIOKafkaProducer(bootstrap_servers=servers, transactional_id="tests.broker") as producer,
+        producer.transaction(),
+    ):
+        for value in values:
+            await producer.send_and_wait(topic, value)
+
+
+def test_serves_and_runs_transactions(kafka: KafkaSettings) -> None:
+    servers = kafka.bootstrap_servers
+    assert servers is not None
+
+    async def scenario() -> list[bytes]:
+        await create(servers, "broker-serves")
+        await produce(servers, "broker-serves", [b"a"])
+        await transact(servers, "broker-serves", [b"b", b"c"])
+        return await consume(servers, "broker-serves", 3)
+
+    assert asyncio.run(scenario()) == [b"a", b"b", b"c"]
+
+
+def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSettings) -> None:
+    values = [str(number).encode() for number in range(200)]
+    with EmbeddedBroker(settings) as broker:
+        servers = broker.bootstrap_servers
+        asyncio.run(create(servers, "kept"))
+        asyncio.run(produce(servers, "kept", values))
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        assert broker.wait(10) == -signal.SIGKILL
+        broker.start()
+        # Clients that wait for it find it where it was.
+        assert broker.bootstrap_servers == servers
+        assert asyncio.run(consume(servers, "kept", len(values))) == values
+    assert broker.poll() is not None
+    # And an orderly end keeps it too.
+    with EmbeddedBroker(settings) as broker:
+        assert asyncio.run(consume(broker.bootstrap_servers, "kept", len(values))) == values
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "while it serves"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", OWNER, str(settings.data_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "starting\n"
+        if moment == "while it serves":
+            assert psutil.Process(int(owner.stdout.readline())).name() == "java"
+        else:
+            while not any(process.name() == "java" for process in family_of(owner.pid)):
+                assert owner.poll() is None
+        family = family_of(owner.pid)
+        owner.send_signal(number)
+    assert_all_gone(family)
+    # Nothing holds the data folder any more.
+    EmbeddedBroker(settings).start().stop()
+
+
+def test_says_which_port_is_in_use(settings: BrokerSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        broker = EmbeddedBroker(settings.model_copy(update={"port": port}))
+        with pytest.raises(PortInUseError, match=f"port {port} is in use"):
+            broker.start()
+
+
+def test_two_brokers_never_share_a_folder(settings: BrokerSettings) -> None:
+    with EmbeddedBroker(settings) as first:
+        with pytest.raises(DataFolderInUseError, match=f"process {first.pid} on port {first.bootstrap_servers[10:]}"):
+            EmbeddedBroker(settings).start()
+        assert first.poll() is None
+
+
+def test_a_half_filled_cache_is_healed(
+    settings: BrokerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = jar_folder(cache_dir(settings))
+    install(cache_dir(settings))
+    cache = tmp_path / "cache"
+    damaged = jar_folder(cache)
+    damaged.mkdir(parents=True)
+    repository = tmp_path / "m2"
+    monkeypatch.setenv("M2_REPO", str(repository))
+    for number, jar in enumerate(read_lock()):
+        place = repository.joinpath(*jar.group.split("."), jar.artifact, jar.version, jar.filename)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(good / jar.filename)
+        if number % 3 == 0:
+            shutil.copyfile(good / jar.filename, damaged / jar.filename)
+        elif number % 3 == 1:
+            (damaged / jar.filename).write_bytes((good / jar.filename).read_bytes()[:1000])
+    with EmbeddedBroker(settings.model_copy(update={"cache_dir": cache})) as broker:
+        assert broker.poll() is None
+
+
+@pytest.fixture
+def environment(settings: BrokerSettings) -> Iterator[dict[str, str]]:
+    """For the command line, with a data folder of its own; whatever is started in the background is stopped."""
+    variables = {**os.environ, "TRINITY_BUS_BROKER__DATA_DIR": str(settings.data_dir), "TRINITY_BUS_BROKER__PORT": "0"}
+    variables.pop("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", None)
+    yield variables
+    cli(variables, "broker", "stop")
+
+
+def cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("trinity-bus")), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_a_background_broker_from_start_to_reset(environment: dict[str, str], settings: BrokerSettings) -> None:
+    assert settings.data_dir is not None
+    nothing = cli(environment, "broker", "status", "--json")
+    assert nothing.returncode == 3
+    assert json.loads(nothing.stdout)["running"] is False
+    absent = cli(environment, "topics", "list")
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert absent.stderr.startswith("trinity-bus: no broker: start one")
+    assert absent.stderr.count("\n") == 1
+
+    started = cli(environment, "broker", "start")
+    assert started.returncode == 0, started.stderr
+    status = json.loads(cli(environment, "broker", "status", "--json").stdout)
+    assert status["ready"] is True
+    assert status["bootstrap_servers"] in started.stdout
+    # Starting it again finds it.
+    assert status["bootstrap_servers"] in cli(environment, "broker", "start").stdout
+    assert json.loads(cli(environment, "broker", "status", "--json").stdout)["pid"] == status["pid"]
+
+    assert "absent" in cli(environment, "topics", "list").stdout
+    assert cli(environment, "topics", "create").returncode == 0
+    assert "absent" not in cli(environment, "topics", "list").stdout
+    assert "cleanup.policy" in cli(environment, "topics", "describe", "batches").stdout
+
+    refused = cli(environment, "broker", "reset", "--yes")
+    assert refused.returncode == 2
+    assert "stop it first" in refused.stderr
+    process = psutil.Process(status["pid"])
+    assert cli(environment, "broker", "stop").stdout == "Stopped.\n"
+    assert_all_gone([process])
+    assert cli(environment, "broker", "reset", "--yes").returncode == 0
+    assert not settings.data_dir.exists()

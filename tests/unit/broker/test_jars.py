@@ -1,4 +1,4 @@
-"""The jars: what the lock file pins, and that nothing else is ever run. The Maven repository is a small one of our own."""
+"""The jars: what the lock file pins, and that nothing else is ever run. The Maven repository is one of our own."""
 
 import hashlib
 import http.server
@@ -53,7 +53,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
         monkeypatch.setenv("JGO_CONFIG_FILE", str(settings))
         monkeypatch.setenv("M2_REPO", str(tmp_path / "m2"))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

