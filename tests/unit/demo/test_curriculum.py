@@ -1,0 +1,45 @@
+from itertools import islice
+
+from trinity_bus.rollout import get_workflow
+from workers.demo.curriculum import exam, exam_id, load_tasks, train_stream
+from workers.demo.model import VOCABULARY
+
+
+def test_no_prompt_is_both_trained_on_and_held_out() -> None:
+    train, held_out = load_tasks("train"), load_tasks("held_out")
+    prompts = {task.prompt for task in train}, {task.prompt for task in held_out}
+    assert (len(train), len(held_out)) == (800, 200) == (len(prompts[0]), len(prompts[1]))
+    assert prompts[0].isdisjoint(prompts[1])
+
+
+def test_tasks_are_of_words_that_the_model_knows_and_of_a_workflow_that_exists() -> None:
+    for task in load_tasks("train") + load_tasks("held_out"):
+        assert task.prompt is not None
+        assert task.answer is not None
+        assert set(task.prompt.split()) | set(task.answer.split()) <= set(VOCABULARY)
+        assert task.prompt == f"copy {task.answer} ="
+        get_workflow(task.workflow)
+
+
+def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None:
+    tasks = load_tasks("train")
+    two_rounds = list(islice(train_stream(tasks, seed=3), 2 * len(tasks)))
+    assert len({task.task_id for task in two_rounds}) == len(two_rounds)
+    first, second = two_rounds[: len(tasks)], two_rounds[len(tasks) :]
+    assert {t.prompt for t in first} == {t.prompt for t in second} == {t.prompt for t in tasks}
+    assert [t.prompt for t in first] != [t.prompt for t in second]
+    assert list(islice(train_stream(tasks, seed=3), 70)) == two_rounds[:70]
+    assert list(islice(train_stream(tasks, seed=4), 70)) != two_rounds[:70]
+
+
+def test_an_exam_is_one_greedy_eval_batch() -> None:
+    tasks = load_tasks("held_out")
+    before, after = exam(tasks, "before"), exam(tasks, "after")
+    assert {task.task_id for task in before}.isdisjoint(task.task_id for task in after)
+    for task in before:
+        assert task.batch_id == exam_id("before") == "before/held-out"
+        assert task.batch_type == "eval"
+        assert task.batch_size == len(tasks)
+        assert task.repeat_times == 1
+        assert task.sampling is not None
+        assert task.sampling.temperature == 0.0

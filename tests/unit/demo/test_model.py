@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from workers.demo.model import VOCABULARY, make_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), seed=5)
+
+
+def test_weights_follow_from_the_seed_alone(folder: Path, tmp_path: Path) -> None:
+    again, other = make_model(tmp_path / "again", seed=5), make_model(tmp_path / "other", seed=6)
+    weights = load_file(folder / "model.safetensors")
+    same, different = load_file(again / "model.safetensors"), load_file(other / "model.safetensors")
+    assert weights.keys() == same.keys() == different.keys()
+    for name, tensor in weights.items():
+        assert tensor.dtype == np.float32
+        np.testing.assert_array_equal(tensor, same[name])
+    assert not np.array_equal(weights["model.embed_tokens.weight"], different["model.embed_tokens.weight"])
+
+
+def test_shapes_are_those_of_the_configuration(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    assert weights["model.embed_tokens.weight"].shape == (len(VOCABULARY), config["hidden_size"])
+    for i in range(config["num_hidden_layers"]):
+        queries = weights[f"model.layers.{i}.self_attn.q_proj.weight"]
+        keys = weights[f"model.layers.{i}.self_attn.k_proj.weight"]
+        assert queries.shape == (config["num_attention_heads"] * config["head_dim"], config["hidden_size"])
+        assert keys.shape == (config["num_key_value_heads"] * config["head_dim"], config["hidden_size"])
+    assert sum(tensor.size for tensor in weights.values()) == pytest.approx(297_000, rel=0.01)
+
+
+def test_the_tokenizer_is_one_of_words(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encoded = tokenizer.encode("copy 3 1 4 =")
+    assert encoded.tokens == ["<bos>", "copy", "3", "1", "4", "="]
+    assert encoded.ids == [VOCABULARY.index(word) for word in encoded.tokens]
+    assert tokenizer.decode([*encoded.ids, VOCABULARY.index("<eos>")]) == "copy 3 1 4 ="
+    assert tokenizer.encode("copy horse").tokens == ["<bos>", "copy", "<unk>"]

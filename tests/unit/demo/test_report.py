@@ -1,0 +1,72 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from workers.demo.report import StepSummary, Summary, has_learned, plot, results_table, stages_table
+
+SUMMARY = Summary(
+    run_id="r",
+    seed=1,
+    explorers=2,
+    max_staleness=0,
+    model_version=2,
+    reward_before=0.05,
+    reward_after=0.95,
+    exact_before=0.0,
+    exact_after=0.9,
+    held_out_tasks=200,
+    train_seconds=12.0,
+    time_to_first_reward_s=30.0,
+    total_seconds=60.0,
+    tokens=1000,
+    stages={"start Kafka": 2.0, "train": 12.0},
+    steps=[
+        StepSummary(step=i, version=i, reward=0.3 * i, loss=0.1, staleness=0.0, rollout_s=1.0, train_s=0.5, sync_s=None)
+        for i in (1, 2)
+    ],
+    model="runs/r/model",
+    trace_task="copy-1-2-3/1",
+)
+
+
+def test_the_summary_is_whole_json(tmp_path: Path) -> None:
+    SUMMARY.write(tmp_path / "summary.json")
+    written = json.loads((tmp_path / "summary.json").read_text())
+    wanted = {"reward_before", "reward_after", "train_seconds", "explorers", "model_version", "seed", "stages"}
+    assert wanted <= written.keys()
+    assert written["steps"][1]["reward"] == pytest.approx(0.6)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_the_plot_is_a_png(tmp_path: Path) -> None:
+    for summary in (SUMMARY, replace(SUMMARY, steps=[])):
+        plot(summary, tmp_path / "reward.png")
+        assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_tell_before_after_and_times() -> None:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as captured:
+        console.print(results_table(SUMMARY), stages_table(SUMMARY))
+    text = captured.get()
+    for part in ("0.050", "0.950", "90.0%", "200 prompts", "start Kafka", "60.0", "a step: rollouts", "1.00"):
+        assert part in text
+    assert "weights to all explorers" not in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "learned"),
+    [
+        ([], False),
+        ([1.0] * 3, False),
+        ([1.0] * 4, True),
+        ([0.1, 0.98, 0.99, 1.0, 0.98], True),
+        ([1.0, 1.0, 1.0, 0.97], False),
+        ([1.0, 1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0], False),
+    ],
+)
+def test_learning_is_over_when_the_reward_stays_up(rewards: list[float], learned: bool) -> None:
+    assert has_learned(rewards) is learned

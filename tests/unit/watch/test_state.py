@@ -1,0 +1,218 @@
+"""The view of a mesh, fed with records as the topics have them."""
+
+import pytest
+from rich.console import Console
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    Member,
+    ModelVersion,
+    RolloutFinished,
+    StepTrained,
+    WeightsSynced,
+)
+from schemas.record import BatchType, Metrics
+from workers.watch import MeshView
+from workers.watch.render import mesh, sparkline
+from workers.watch.state import reward_of
+
+State = BatchLifecycleState
+
+
+def batch(
+    state: BatchLifecycleState, *, sequence: int = 1, reward: float | None = None, batch_type: BatchType = "train"
+) -> BatchRecord:
+    return BatchRecord(
+        batch_id=f"b{sequence}",
+        batch_type=batch_type,
+        state=state,
+        sequence=sequence,
+        expected_task_count=4,
+        completed_task_count=4 if state is State.FINALIZED else 0,
+        metrics={} if reward is None else {"rollout/reward/mean": reward},
+    )
+
+
+def heartbeat(name: str = "explorer-0", *, life: str = "a", tokens: int = 0, version: int = 0) -> ExplorerHeartbeat:
+    return ExplorerHeartbeat(
+        explorer=name, incarnation=life, state="ready", slots=8, model_version=version, tokens_generated=tokens
+    )
+
+
+def trained(step: int, batch_id: str | None) -> StepTrained:
+    return StepTrained(
+        trainer="trainer-0",
+        incarnation="t",
+        model="policy",
+        step=step,
+        version=step,
+        publish=True,
+        batch_id=batch_id,
+        metrics={"loss": 0.5},
+        checksum="c" * 64,
+        master_address="127.0.0.1",
+        master_port=1,
+        seconds=0.4,
+    )
+
+
+def synced(name: str, version: int, *, ok: bool = True) -> WeightsSynced:
+    return WeightsSynced(
+        explorer=name,
+        incarnation="a",
+        model="policy",
+        version=version,
+        epoch=1,
+        ok=ok,
+        checksum="c" * 64,
+        error=None if ok else "link broke",
+    )
+
+
+def test_a_batch_is_followed_from_running_to_its_reward() -> None:
+    view = MeshView()
+    view.apply(batch(State.PENDING), 1.0)
+    view.apply(batch(State.RUNNING), 2.0)
+    assert view.states == {"running": 1}
+    assert view.batches["b1"].rollout_s is None
+    view.apply(batch(State.FINALIZED, reward=0.25), 3.5)
+    assert view.states == {"finalized": 1}
+    assert view.batches["b1"].rollout_s == pytest.approx(1.5)
+    assert view.batches["b1"].reward == 0.25
+    assert [b.batch_id for b in view.train_batches] == ["b1"]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_step_finds_its_reward_in_whatever_order_the_topics_are_read(batch_first: bool) -> None:
+    view = MeshView()
+    finalized, step = batch(State.FINALIZED, reward=0.25), trained(1, "b1")
+    for record in (finalized, step) if batch_first else (step, finalized):
+        view.apply(record, 1.0)
+    (found,) = view.trained
+    assert view.reward(found) == 0.25
+
+
+def test_the_start_is_no_step_of_training() -> None:
+    view = MeshView()
+    view.apply(trained(0, None), 1.0)
+    assert view.trained == []
+
+
+def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
+    view = MeshView()
+    for second in range(20):
+        view.apply(heartbeat(tokens=second * second), float(second))
+    assert view.explorers["explorer-0"].tokens_per_s == pytest.approx((19**2 - 14**2) / 5)
+    view.apply(heartbeat(life="b", tokens=3), 20.0)
+    assert view.tokens_per_s == 0.0
+
+
+def test_explorers_that_left_or_fell_silent_are_not_alive() -> None:
+    view = MeshView()
+    for name in ("explorer-0", "explorer-1", "explorer-2"):
+        view.apply(heartbeat(name), 0.0)
+    view.apply(ExplorerLeft(explorer="explorer-0", incarnation="a"), 1.0)
+    view.apply(ExplorerLeft(explorer="explorer-1", incarnation="another-life"), 1.0)
+    view.apply(heartbeat("explorer-2"), 20.0)
+    assert [e.alive(view.now) for e in view.explorers.values()] == [False, False, True]
+    assert view.explorers["explorer-1"].state == "ready"
+    assert view.serving(0) == ["explorer-1", "explorer-2"]
+
+
+def test_a_sync_is_known_before_its_step_and_its_explorer_are() -> None:
+    view = MeshView()
+    view.apply(synced("explorer-0", 1), 2.0)
+    view.apply(heartbeat("explorer-0", version=0), 1.0)
+    view.apply(trained(1, "b1"), 1.5)
+    assert view.synced[1]["explorer-0"].checksum == view.trained[0].checksum
+    view.apply(synced("explorer-0", 1), 2.0)
+    assert view.serving(1) == ["explorer-0"]
+    assert view.explorers["explorer-0"].syncs == 1
+
+
+def test_failures_are_kept_for_people() -> None:
+    view = MeshView()
+    view.apply(heartbeat(), 0.0)
+    view.apply(synced("explorer-0", 1, ok=False), 1.0)
+    view.apply(
+        RolloutFinished(
+            explorer="explorer-0",
+            incarnation="a",
+            task_id="t1",
+            attempt=1,
+            batch_id="b1",
+            batch_type="train",
+            status="failed",
+            completed_runs=0,
+            total_runs=8,
+            response_tokens=5,
+            error="WorkflowError: no answer",
+        ),
+        2.0,
+    )
+    assert list(view.errors) == [
+        "explorer-0 did not take version 1: link broke",
+        "explorer-0, task t1: WorkflowError: no answer",
+    ]
+    assert view.explorers["explorer-0"].sync_failures == 1
+    assert view.rollouts == {"failed": 1}
+    assert view.synced == {}
+
+
+def test_what_is_none_of_its_business_changes_nothing_but_the_time() -> None:
+    view = MeshView()
+    view.apply(object(), 5.0)
+    assert view == MeshView(now=5.0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reward"),
+    [
+        ({"rollout/reward/mean": 0.5, "rollout/reward/max": 1.0}, 0.5),
+        ({"eval/held-out/exact/mean@1": 0.1, "eval/held-out/reward/mean@1": 0.2}, 0.2),
+        ({"rollout/finished_task_count": 3.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_reward_among_the_metrics(metrics: Metrics, reward: float | None) -> None:
+    assert reward_of(metrics) == reward
+
+
+def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> None:
+    view = MeshView()
+    view.apply(heartbeat(), 0.0)
+    view.apply(batch(State.FINALIZED, reward=0.25), 1.0)
+    view.apply(trained(1, "b1"), 1.0)
+    view.apply(
+        ModelVersion(
+            model="policy",
+            version=1,
+            step=1,
+            method="gloo",
+            epoch=1,
+            members=[Member(explorer="explorer-0", incarnation="a", rank=1)],
+            trainer="trainer-0",
+            trainer_incarnation="t",
+            master_address="127.0.0.1",
+            master_port=1,
+            checksum="c" * 64,
+        ),
+        1.0,
+    )
+    view.errors.append("[bold]not markup[/]")
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as captured:
+        console.print(mesh(view, {"tasks": 3, "events": 0}))
+    text = captured.get()
+    for part in ("explorer-0", "b1", "0.250", "version 1, epoch 1, gloo", "3 tasks", "[bold]not markup[/]", "step 1"):
+        assert part in text
+
+
+def test_sparklines_have_a_bar_for_each_value_and_at_most_the_width() -> None:
+    assert sparkline([], 10) == ""
+    assert sparkline([-1.0, 0.0, 0.5, 1.0, 2.0], 10) == "▁▁▅██"
+    assert sparkline([0.0, 0.0, 1.0, 1.0], 2) == "▁█"
+    assert len(sparkline([0.5] * 1000, 37)) == 37
