@@ -288,8 +288,21 @@ class Producer:
     async def _abort(self, client: AIOKafkaProducer) -> None:
         """Abort the open transaction; with a fenced producer there is nothing left to abort."""
         if client._txn_manager.is_fatal_error():  # noqa: SLF001 - the client offers no public way to ask
+            self._forget(client)
             return
         await self._complete(client.abort_transaction(), "abort")
+
+    @staticmethod
+    def _forget(client: AIOKafkaProducer) -> None:
+        """Look at the errors that a fenced client keeps for waiters who are not there.
+
+        Else asyncio reports each of them, traceback and all, when the process ends.
+        """
+        queued = (batch for batches in client._message_accumulator._batches.values() for batch in batches)  # noqa: SLF001 - as above
+        waiters = [client._txn_manager.wait_for_transaction_end(), *(batch._drain_waiter for batch in queued)]  # noqa: SLF001 - as above
+        for waiter in waiters:
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()
 
     async def _complete(self, ending: Coroutine[Any, Any, None], verb: str) -> None:
         """Run a commit or an abort to its end even if this task is cancelled meanwhile; its outcome must be known."""
