@@ -18,7 +18,7 @@ ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
-.PHONY: help setup demo test check asyncapi bench clean
+.PHONY: help setup demo test check docs bench clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,9 +39,11 @@ check: setup ## Lint, formatting, types, generated documents.
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/python -m schemas.asyncapi --check
+	@$(BIN)/python -m trinity_bus.settings_page --check
 
-asyncapi: setup ## Write docs/asyncapi.yaml anew from the record types.
+docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/settings.md.
 	@$(BIN)/python -m schemas.asyncapi
+	@$(BIN)/python -m trinity_bus.settings_page
 
 bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, weight_sync or demo.
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
