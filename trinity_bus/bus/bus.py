@@ -68,7 +68,11 @@ class Bus:
             TopicMismatchError: An existing topic is not what its records need.
             BusError: The broker refuses to create one.
         """
-        await topic_admin.ensure(await self._administrator(), self.settings, topics)
+        created = await topic_admin.ensure(await self._administrator(), self.settings, topics)
+        # A leader that is announced may still be making its log; once offsets can be asked for, records can be sent.
+        reader = await self._position_reader()
+        for topic in created:
+            await reader.end_offsets(topic)
 
     def producer(self, *, transactional_id: str | None = None) -> Producer:
         """A producer: idempotent, acknowledged by all replicas.

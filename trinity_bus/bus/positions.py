@@ -129,6 +129,8 @@ class PositionReader:
             RecordGoneError: A position holds no record that can be read.
             BusError: The broker does not answer.
         """
+        if not positions:
+            return []
         wanted: dict[int, set[int]] = {}
         for position in positions:
             wanted.setdefault(position.partition, set()).add(position.offset)
@@ -187,8 +189,8 @@ class PositionReader:
                     if await self._advance(topic, position, cursor):
                         del left[position]
         finally:
-            # Else the client would go on fetching in the background.
-            self._client.unsubscribe()
+            # Else the client would go on fetching in the background. (Unsubscribing it can end its fetcher for good.)
+            self._client.pause(*left)
         return found
 
     async def _advance(self, topic: Topic, position: TopicPartition, cursor: Cursor) -> bool:

@@ -45,8 +45,11 @@ def mismatches(topic: Topic, found: Found) -> list[str]:
     return wrong
 
 
-async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> None:
+async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
     """Create the topics that are absent and check the others.
+
+    Returns:
+        Those that were created.
 
     Raises:
         TopicMismatchError: An existing topic is not what its records need.
@@ -68,6 +71,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         for name, code, message, *_ in response.topic_errors:
             if code not in (0, _ALREADY_EXISTS):
                 raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
+        created = [names[name] for name, code, *_ in response.topic_errors if code == 0]
         found = await _described(admin, list(names), settings.request_timeout_s)
     wrong = [
         f"topic {name} exists but {', '.join(problems)}"
@@ -78,6 +82,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         raise TopicMismatchError(
             f"{'; '.join(wrong)}: change or delete it, or choose another namespace than {settings.namespace!r}"
         )
+    return created
 
 
 async def _described(admin: AIOKafkaAdminClient, names: list[str], timeout_s: float) -> dict[str, Found]:

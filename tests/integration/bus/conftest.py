@@ -1,0 +1,27 @@
+"""A namespace of its own for each test, with its topics made."""
+
+import asyncio
+import uuid
+
+import pytest
+
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+
+
+@pytest.fixture
+def empty(kafka: KafkaSettings) -> KafkaSettings:
+    """A namespace without topics."""
+    return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+
+
+@pytest.fixture
+def settings(empty: KafkaSettings) -> KafkaSettings:
+    """A namespace with all topics."""
+
+    async def prepare() -> None:
+        async with Bus(empty, client_id="fixture") as bus:
+            await bus.ensure_topics()
+
+    asyncio.run(prepare())
+    return empty

@@ -1,0 +1,337 @@
+"""Records through a real broker: there and back, readable or not, small and large, with their trace."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+import uvloop
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from schemas.event import ExplorerLeft, Position
+from schemas.experience import ExperienceGroup
+from schemas.task import Task
+from schemas.topics import BATCHES, DEAD_LETTERS, EVENTS, EXPERIENCES, ROLLOUTS, TASKS
+from trinity_bus.bus import Bus, Received, Undecodable, lane_partition, partition_of
+from trinity_bus.bus.headers import header
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import RecordGoneError, RecordTooLargeError
+from trinity_bus.telemetry import parent_context, span_context, traceparent
+
+pytestmark = pytest.mark.integration
+LIMIT_S = 30.0
+
+
+def task(number: int) -> Task:
+    return Task(task_id=f"t{number}", workflow="math", prompt="1 + 1")
+
+
+def group(task_id: str, samples: int, tokens: int) -> ExperienceGroup:
+    prompt, responses = 8, samples * (tokens - 8)
+    return ExperienceGroup(
+        task_id=task_id,
+        attempt=1,
+        batch_id="b",
+        batch_type="train",
+        workflow="math",
+        model="policy",
+        explorer="e",
+        incarnation="i",
+        tokens=np.arange(samples * tokens, dtype=np.int32) % 1000,
+        lengths=np.full(samples, tokens, np.int32),
+        prompt_lengths=np.full(samples, prompt, np.int32),
+        logprobs=np.full(responses, -0.5, np.float32),
+        mask_bits=np.packbits(np.ones(responses, np.bool_)),
+        rewards=np.ones(samples, np.float32),
+        run_ids=np.arange(samples, dtype=np.int32),
+        versions=np.stack([np.arange(samples), np.zeros(samples), np.zeros(samples)], axis=1).astype(np.int32),
+        metrics=[{} for _ in range(samples)],
+        finish_reasons=["stop"] * samples,
+    )
+
+
+async def read(reader, count: int) -> list[Received]:
+    found: list[Received] = []
+    async with asyncio.timeout(LIMIT_S):
+        while len(found) < count:
+            found += await reader.batch(1.0)
+    return found
+
+
+def test_a_record_comes_back_from_the_partition_of_its_key(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, start="beginning") as reader,
+        ):
+            positions = [await (await producer.send(TASKS, f"t{n}", task(n))) for n in range(50)]
+            found = await read(reader, 50)
+            assert {record.record.task_id for record in found} == {f"t{n}" for n in range(50)}
+            by_id = {record.record.task_id: record for record in found}
+            for number, position in enumerate(positions):
+                record = by_id[f"t{number}"]
+                assert (record.partition, record.offset) == (position.partition, position.offset)
+                assert record.partition == partition_of(f"t{number}", TASKS.partitions)
+                assert header(record.headers, "content-type") == "application/vnd.msgpack"
+                assert abs(record.timestamp_ms / 1000 - time.time()) < LIMIT_S
+            assert sum(reader.positions.values()) == 50
+            assert await reader.batch(0) == []
+
+    uvloop.run(scenario())
+
+
+def test_a_reader_at_the_end_misses_nothing_written_after_its_start(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+            await (await producer.send(TASKS, "t0", task(0)))
+            for number in range(1, 6):
+                async with bus.reader(TASKS, start="end") as reader:
+                    await producer.send(TASKS, f"t{number}", task(number))
+                    (found,) = await read(reader, 1)
+                    assert found.record.task_id == f"t{number}"
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+            for number in range(10):
+                await (
+                    await producer.send(EVENTS, "e", ExplorerLeft(explorer="e", incarnation=f"i{number}"), partition=3)
+                )
+            async with bus.reader(EVENTS, start={("events", 3): 7}) as reader:
+                assert [record.record.incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
+                assert reader.positions["events", 3] == 10
+                reader.seek(EVENTS, 3, 9)
+                assert [record.record.incarnation for record in await read(reader, 1)] == ["i9"]
+            async with bus.reader(EVENTS, partitions=[2], start="beginning") as reader:
+                assert [record async for record in reader.replay()] == []
+            async with bus.reader(EVENTS, start={("events", 3): 99}) as reader:
+                with pytest.raises(RecordGoneError, match="retention has deleted it"):
+                    await read(reader, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_is_read_alone(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        lane = lane_partition("explorer-1")
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(ROLLOUTS, partitions=[lane], start="end", expect=()) as reader,
+        ):
+            for name in (f"explorer-{n}" for n in range(20)):
+                await producer.send_raw(ROLLOUTS, name, name.encode())
+            await producer.flush()
+            found = await read(reader, 1)
+            found += await reader.batch(0.5)
+            assert "explorer-1" in {record.key for record in found}
+            assert {lane_partition(record.key or "") for record in found} == {lane}
+
+    asyncio.run(scenario())
+
+
+def test_undecodable_records_do_not_stop_a_reader_and_become_dead_letters(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, start="beginning") as reader,
+            bus.reader(DEAD_LETTERS, start="beginning") as dead,
+        ):
+            await producer.send(TASKS, "t0", task(0), partition=0)
+            for key, value in ((b"\xffkey", b"\xc1"), (b"j", b'{"task_id": "j"}'), (b"n", None)):
+                await producer.send_raw(TASKS, key, value, partition=0, headers=[("from", b"outside")])
+            await producer.send_raw(TASKS, "json", b'{"task_id": "j1", "workflow": "math", "prompt": "x"}', partition=0)
+            await producer.send(TASKS, "t1", task(1), partition=0)
+            found = await read(reader, 6)
+            bad = [record for record in found if isinstance(record.record, Undecodable)]
+            good = [record.record.task_id for record in found if isinstance(record.record, Task)]
+            assert good == ["t0", "j1", "t1"]
+            assert [record.offset for record in bad] == [1, 2, 3]
+            for record in bad:
+                await (await producer.send_dead_letter(record, record.record.reason, record.record.detail))
+            letters = await read(dead, 3)
+            assert [letter.raw_key for letter in letters] == [b"\xffkey", b"j", b"n"]
+            assert [(letter.raw, letter.is_null) for letter in letters] == [
+                (b"\xc1", False),
+                (b'{"task_id": "j"}', False),
+                (b"", True),
+            ]
+            for letter, record in zip(letters, bad, strict=True):
+                assert header(letter.headers, "from") == "outside"
+                assert header(letter.headers, "dlq.reason") == record.record.reason
+                assert header(letter.headers, "dlq.topic") == "tasks"
+                assert header(letter.headers, "dlq.partition") == "0"
+                assert header(letter.headers, "dlq.offset") == str(record.offset)
+
+    asyncio.run(scenario())
+
+
+def test_large_records_pass_and_larger_ones_are_refused(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(EXPERIENCES, start="beginning") as reader,
+        ):
+            large = group("large", samples=64, tokens=60_000)
+            sent = [await producer.send(EXPERIENCES, "k", group(f"g{n}", 2, 100), partition=1) for n in range(3)]
+            position = await (await producer.send(EXPERIENCES, "k", large, partition=1))
+            sent += [await producer.send(EXPERIENCES, "k", group(f"h{n}", 2, 100), partition=1) for n in range(3)]
+            for delivery in sent:
+                await delivery
+            found = await read(reader, 7)
+            assert [record.record.task_id for record in found] == ["g0", "g1", "g2", "large", "h0", "h1", "h2"]
+            assert len(found[3].raw) > 25 << 20
+            assert np.array_equal(found[3].record.tokens, large.tokens)
+            (fetched,) = await bus.fetch(EXPERIENCES, [position])
+            assert np.array_equal(fetched.record.logprobs, large.logprobs)
+            with pytest.raises(RecordTooLargeError, match="over the limit of topic batches"):
+                await producer.send_raw(BATCHES, "k", bytes(BATCHES.max_message_bytes))
+            await (await producer.send(EXPERIENCES, "k", group("after", 2, 100)))
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_waits_lose_nothing(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, start="end", max_records=7) as reader,
+        ):
+            sending = asyncio.create_task(send_slowly(producer))
+            found: list[Received] = []
+            async with asyncio.timeout(LIMIT_S):
+                while len(found) < 300:
+                    waiting = asyncio.create_task(reader.batch(5.0))
+                    done, _ = await asyncio.wait([waiting], timeout=0.003)
+                    if not done:
+                        waiting.cancel()
+                        await asyncio.wait([waiting])
+                    if not waiting.cancelled():
+                        found += waiting.result()
+            await sending
+            assert sorted(int(record.record.task_id[1:]) for record in found) == list(range(300))
+
+    async def send_slowly(producer) -> None:
+        for number in range(300):
+            await producer.send(TASKS, f"t{number}", task(number))
+            await asyncio.sleep(0.001)
+
+    uvloop.run(scenario())
+
+
+def test_a_paused_topic_waits(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, EVENTS, start="end") as reader,
+        ):
+            reader.pause(TASKS)
+            await (await producer.send(TASKS, "t0", task(0)))
+            await (await producer.send(EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
+            (event,) = await read(reader, 1)
+            assert event.topic is EVENTS
+            assert await reader.batch(0.3) == []
+            reader.resume(TASKS)
+            (found,) = await read(reader, 1)
+            assert found.record.task_id == "t0"
+
+    asyncio.run(scenario())
+
+
+def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    monkeypatch.setattr("trinity_bus.bus.spans._TRACER", tracer)
+
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, EVENTS, BATCHES, start="beginning") as reader,
+        ):
+            with tracer.start_as_current_span("outer") as outer:
+                position = await (await producer.send(TASKS, "t0", task(0)))
+                await (await producer.send(EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
+            given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            await (await producer.send_raw(BATCHES, "b", None, traceparent=given))
+            found = {record.topic.name: record for record in await read(reader, 3)}
+            (send,) = [span for span in exporter.get_finished_spans() if span.name == "send tasks"]
+            assert span_context(found["tasks"].traceparent) is not None
+            assert parent_context(found["tasks"].traceparent) is not None
+            assert found["tasks"].traceparent == traceparent(_as_span(send))
+            assert send.parent is not None
+            assert send.parent.span_id == outer.get_span_context().span_id
+            assert (send.attributes or {})["messaging.kafka.offset"] == position.offset
+            assert found["events"].traceparent == traceparent(outer)
+            assert found["batches"].traceparent == given
+
+    asyncio.run(scenario())
+    provider.shutdown()
+
+
+def _as_span(ended):
+    from opentelemetry.trace import NonRecordingSpan
+
+    return NonRecordingSpan(ended.get_span_context())
+
+
+def test_manifests_are_read_by_position(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+            sends = [await producer.send(TASKS, f"t{n}", task(n)) for n in range(2000)]
+            positions = [await send for send in sends]
+            order = np.random.default_rng(0).permutation(2000).tolist()
+            wanted = [positions[number] for number in order[:500]] + [positions[order[0]]]
+            found = await bus.fetch(TASKS, wanted)
+            assert [record.record.task_id for record in found] == [f"t{n}" for n in [*order[:500], order[0]]]
+            assert await bus.fetch(TASKS, []) == []
+
+            big = [await producer.send_raw(EXPERIENCES, "k", bytes(300_000), partition=0) for _ in range(60)]
+            ends = [await send for send in big]
+            sparse = await bus.fetch(EXPERIENCES, [ends[59], ends[0], ends[30]], expect=())
+            assert [record.offset for record in sparse] == [59, 0, 30]
+            assert len(sparse[0].raw) == 300_000
+
+            with pytest.raises(RecordGoneError, match=r"tasks/0@\d+ does not exist: committed records end at"):
+                await bus.fetch(TASKS, [Position(partition=0, offset=99_999)])
+            with pytest.raises(RecordGoneError, match="there is no 8"):
+                await bus.fetch(TASKS, [Position(partition=8, offset=0)])
+            assert len(await bus.fetch(TASKS, positions[:3])) == 3, "an error leaves it usable"
+
+    uvloop.run(scenario())
+
+
+def test_what_retention_has_deleted_is_told(settings: KafkaSettings) -> None:
+    from aiokafka import TopicPartition
+    from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+            for number in range(10):
+                await (await producer.send(TASKS, "t", task(number), partition=2))
+            admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+            await admin.start()
+            try:
+                position = TopicPartition(TASKS.full_name(settings.namespace), 2)
+                await admin.delete_records({position: RecordsToDelete(before_offset=6)})
+            finally:
+                await admin.close()
+            assert (await bus.beginning_offsets(TASKS))[2] == 6
+            (kept,) = await bus.fetch(TASKS, [Position(partition=2, offset=6)])
+            assert kept.record.task_id == "t6"
+            with pytest.raises(RecordGoneError, match=r"tasks/2@5 is gone: retention has deleted everything before"):
+                await bus.fetch(TASKS, [Position(partition=2, offset=7), Position(partition=2, offset=5)])
+
+    asyncio.run(scenario())

@@ -1,0 +1,194 @@
+"""Transactions on a real broker: all or nothing, one writer, and what a killed writer leaves: nothing."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+import uvloop
+
+from schemas.event import Position
+from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, ROLLOUTS
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError
+
+pytestmark = pytest.mark.integration
+GROUP = "group"
+
+
+async def everything(bus: Bus, *topics) -> list[bytes]:
+    async with bus.reader(*topics, start="beginning", expect=()) as reader:
+        return [record.raw async for record in reader.replay()]
+
+
+def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer(transactional_id="coordinator") as producer,
+            bus.reader(BATCHES, start="beginning", expect=()) as reader,
+        ):
+            assert await bus.committed_offsets(GROUP, [EVENTS]) == {}
+            async with producer.transaction():
+                first = await producer.send_raw(BATCHES, "b", b"one")
+                await producer.send_raw(COORDINATOR_STATE, "b", b"state")
+                await producer.send_offsets({("events", 3): 17}, GROUP)
+                assert await reader.batch(0.3) == [], "not before it commits"
+            (seen,) = await reader.batch(10.0)
+            assert seen.raw == b"one"
+            assert (await first).offset == seen.offset
+            assert await bus.committed_offsets(GROUP, [EVENTS]) == {("events", 3): 17}
+
+            with pytest.raises(ValueError, match="no"):
+                async with producer.transaction():
+                    await producer.send_raw(BATCHES, "b", b"aborted")
+                    await producer.send_offsets({("events", 3): 99}, GROUP)
+                    raise ValueError("no")
+            with pytest.raises(RecordTooLargeError):
+                async with producer.transaction():
+                    await producer.send_raw(BATCHES, "b", b"aborted too")
+                    await producer.send_raw(BATCHES, "b", bytes(BATCHES.max_message_bytes))
+            async with producer.transaction():
+                last = await producer.send_raw(BATCHES, "b", b"two")
+            async with producer.transaction():
+                pass
+            assert await everything(bus, BATCHES, COORDINATOR_STATE) in (
+                [b"one", b"two", b"state"],
+                [b"state", b"one", b"two"],
+                [b"one", b"state", b"two"],
+            )
+            assert await bus.committed_offsets(GROUP, [EVENTS]) == {("events", 3): 17}
+
+            # Offsets: one, marker, aborted, marker, aborted too, marker, two, marker.
+            assert (await last).offset == 6
+            assert [record.raw for record in await bus.fetch(BATCHES, [await last, await first], expect=())] == [
+                b"two",
+                b"one",
+            ]
+            for hole in (1, 2, 5, 7):
+                with pytest.raises(RecordGoneError, match=f"batches/0@{hole} holds no record"):
+                    await bus.fetch(BATCHES, [Position(partition=0, offset=hole)])
+
+    asyncio.run(scenario())
+
+
+def test_sends_need_a_transaction_and_one_follows_the_other(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer(transactional_id="c") as producer:
+            with pytest.raises(BusError, match="not in transaction"):
+                await producer.send_raw(BATCHES, "b", b"outside")
+
+            async def write(value: bytes) -> None:
+                async with producer.transaction():
+                    await producer.send_raw(BATCHES, "b", value)
+                    await asyncio.sleep(0)
+                    await producer.send_raw(BATCHES, "b", value)
+
+            await asyncio.gather(*(write(b"%d" % number) for number in range(5)))
+            assert await everything(bus, BATCHES) == [b"%d" % (number // 2) for number in range(10)]
+
+    uvloop.run(scenario())
+
+
+def test_cancelled_between_commits_it_is_all_or_nothing(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer(transactional_id="c") as producer:
+            for delay in range(30):
+
+                async def write(mark: bytes) -> None:
+                    async with producer.transaction():
+                        for topic in (BATCHES, COORDINATOR_STATE):
+                            await producer.send_raw(topic, "b", mark)
+                        await producer.send_offsets({("events", 0): 1}, GROUP)
+
+                task = asyncio.create_task(write(b"%d" % delay))
+                await asyncio.sleep(delay / 2000)
+                task.cancel()
+                await asyncio.wait([task])
+            async with producer.transaction():
+                await producer.send_raw(BATCHES, "b", b"end")
+            batches = await everything(bus, BATCHES)
+            assert batches[-1] == b"end"
+            assert batches[:-1] == await everything(bus, COORDINATOR_STATE)
+
+    asyncio.run(scenario())
+
+
+def test_a_zombie_is_fenced(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus:
+            zombie = bus.producer(transactional_id="coordinator")
+            await zombie.start()
+            async with zombie.transaction():
+                await zombie.send_raw(BATCHES, "b", b"old")
+            entered = asyncio.Event()
+            fenced = asyncio.Event()
+
+            async def hang() -> None:
+                async with zombie.transaction():
+                    await (await zombie.send_raw(BATCHES, "b", b"half done"))
+                    entered.set()
+                    await fenced.wait()
+                    await zombie.send_raw(ROLLOUTS, "e", b"zombie")
+
+            hanging = asyncio.create_task(hang())
+            await entered.wait()
+            async with bus.producer(transactional_id="coordinator") as successor:
+                assert await everything(bus, BATCHES) == [b"old"], "its start aborts what the other left open"
+                fenced.set()
+                with pytest.raises(ProducerFencedError, match="another process has started"):
+                    await hanging
+                with pytest.raises(ProducerFencedError):
+                    async with zombie.transaction():
+                        pass
+                async with successor.transaction():
+                    await successor.send_raw(BATCHES, "b", b"new")
+            await zombie.stop()
+            assert await everything(bus, BATCHES, ROLLOUTS) == [b"old", b"new"]
+
+    asyncio.run(scenario())
+
+
+KILLED = """
+import asyncio, sys
+from schemas.topics import BATCHES, COORDINATOR_STATE
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+
+async def main():
+    settings = KafkaSettings.model_validate_json(sys.argv[1])
+    async with Bus(settings, client_id="victim") as bus, bus.producer(transactional_id="coordinator") as producer:
+        async with producer.transaction():
+            await producer.send_raw(BATCHES, "b", b"committed")
+        async with producer.transaction():
+            for number in range(100):
+                await (await producer.send_raw(BATCHES, "b", b"uncommitted"))
+            await producer.send_raw(COORDINATOR_STATE, "b", b"uncommitted")
+            await producer.send_offsets({("events", 0): 5}, "group")
+            print("durable, not committed", flush=True)
+            await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, settings.model_dump_json()], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"durable, not committed\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus:
+            assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed"]
+            async with bus.producer(transactional_id="coordinator") as successor:
+                assert await bus.committed_offsets("group", [EVENTS]) == {}
+                async with successor.transaction():
+                    await successor.send_raw(BATCHES, "b", b"next")
+            assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed", b"next"]
+
+    asyncio.run(scenario())
