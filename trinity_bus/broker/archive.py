@@ -31,10 +31,10 @@ def archive_path(cache: Path) -> Path:
     return jar_folder(cache) / f"start-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"
 
 
-def archive_option(cache: Path) -> str:
-    """The Java option that uses the archive; empty where there is none."""
+def archive_options(cache: Path) -> list[str]:
+    """The Java options that use the archive; none where there is no archive."""
     path = archive_path(cache)
-    return f"-XX:AOTCache={path}" if path.exists() else ""
+    return [f"-XX:AOTCache={path}"] if path.exists() else []
 
 
 def prepare(settings: BrokerSettings, *, console: Console | None = None) -> None:
@@ -65,7 +65,7 @@ def prepare(settings: BrokerSettings, *, console: Console | None = None) -> None
                 trial,
                 folder,
                 classpath,
-                f"-XX:AOTCacheOutput={made}",
+                [f"-XX:AOTCacheOutput={made}"],
                 lambda command: Child(command, env=java.environment(), cwd=folder.root, output=folder.jvm_log),
             )
             with process:
@@ -78,14 +78,3 @@ def prepare(settings: BrokerSettings, *, console: Console | None = None) -> None
     archives = sorted(path.parent.glob("start-*.aot"), key=lambda archive: archive.stat().st_mtime)
     for old in archives[:-_KEPT]:
         old.unlink()
-
-
-def main() -> None:
-    """Prepare what ``trinity-bus broker start`` needs: ``python -m trinity_bus.broker.archive``."""
-    from trinity_bus.config import Settings
-
-    prepare(Settings().broker)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,13 +16,12 @@ from pathlib import Path
 from rich.console import Console
 
 from trinity_bus.broker import java
-from trinity_bus.broker.archive import archive_option
+from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import Folder, State, read_state, write_state
-from trinity_bus.broker.node import claim, launch, try_lock, wait_ready
-from trinity_bus.broker.probe import live_brokers
+from trinity_bus.broker.node import claim, launch, serves, try_lock, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.process import start_time
 
@@ -53,7 +52,7 @@ def status(settings: BrokerSettings) -> Status:
     if state is None or not _locked(folder) or not state.alive:
         return Status(folder, None, ready=False)
     try:
-        ready = live_brokers(state.port) > 0
+        ready = serves(folder, state.port)
     except OSError:
         ready = False
     return Status(folder, state, ready)
@@ -66,17 +65,31 @@ def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
         BrokerError: It cannot start; the message says why and what to do.
     """
     before = status(settings)
-    if before.state is not None and before.ready:
+    if before.state is not None:
+        wait_ready(_Other(before.state), before.state.port, before.folder, settings.start_timeout_s)
         return before.state
-    folder = before.folder
     cache = cache_dir(settings)
     classpath = install(cache, console=console)
+    return with_another_port(settings, lambda: _start(settings, before.folder, classpath, archive_options(cache)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """A broker that another process has started."""
+
+    state: State
+
+    def poll(self) -> int | None:
+        return None if self.state.alive else -1
+
+
+def _start(settings: BrokerSettings, folder: Folder, classpath: list[Path], options: list[str]) -> State:
     with claim(folder) as lock, folder.jvm_log.open("ab") as output:
         process, port = launch(
             settings,
             folder,
             classpath,
-            archive_option(cache),
+            options,
             lambda command: subprocess.Popen(  # noqa: S603  our own command line, no shell
                 command,
                 cwd=folder.root,

@@ -15,17 +15,16 @@ from typing import Self
 from rich.console import Console
 
 from trinity_bus.broker import java
-from trinity_bus.broker.archive import archive_option
-from trinity_bus.broker.errors import BrokerError, PortInUseError
+from trinity_bus.broker.archive import archive_options
+from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import Folder, State, write_state
-from trinity_bus.broker.node import claim, launch, wait_ready
+from trinity_bus.broker.node import claim, launch, wait_ready, with_another_port
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.process import Child, start_time
 
 _STOP_GRACE_S = 20.0
-_PORT_ATTEMPTS = 3
 
 
 class EmbeddedBroker:
@@ -88,25 +87,17 @@ class EmbeddedBroker:
             return self
         cache = cache_dir(self._settings)
         classpath = install(cache, console=self._console)
-        for remaining in reversed(range(_PORT_ATTEMPTS)):
-            try:
-                self._start(classpath, archive_option(cache))
-            except PortInUseError:
-                # Between the choice of a free port and its use someone else took it.
-                if self._settings.port or remaining == 0:
-                    raise
-            else:
-                break
+        with_another_port(self._settings, lambda: self._start(classpath, archive_options(cache)))
         return self
 
-    def _start(self, classpath: list[Path], aot: str) -> None:
+    def _start(self, classpath: list[Path], options: list[str]) -> None:
         folder = self.folder
         with claim(folder) as lock:
             self._child, self._port = launch(
                 self._settings,
                 folder,
                 classpath,
-                aot,
+                options,
                 lambda command: Child(
                     command, env=java.environment(), cwd=folder.root, output=folder.jvm_log, pass_fds=[lock.fileno()]
                 ),

@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 
 
 def command(
-    main: str, arguments: Sequence[str], classpath: Sequence[Path], *, heap_mib: int, aot: str = ""
+    main: str, arguments: Sequence[str], classpath: Sequence[Path], *, heap_mib: int, options: Sequence[str] = ()
 ) -> list[str]:
     """The command line of one of Kafka's programs. It must run with the data folder as its working folder.
 
@@ -39,7 +39,7 @@ def command(
         arguments: What it gets.
         classpath: The jars.
         heap_mib: Limit of the heap, MiB.
-        aot: The option that reads or writes a start-up archive.
+        options: More options of the Java runtime.
     """
     return [
         str(java()),
@@ -51,7 +51,7 @@ def command(
         "-XX:TieredStopAtLevel=1",
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:ErrorFile=logs/jvm-crash-%p.log",
-        *([aot] if aot else []),
+        *options,
         # A stale start-up archive and an old API in a jar are not the user's business.
         "-Xlog:disable",
         "-Xlog:all=error:stderr",

@@ -77,6 +77,16 @@ class Folder:
         return (self.kafka / "meta.properties").exists()
 
     @property
+    def cluster_id(self) -> str | None:
+        """The id that Kafka was given at its first start here, or None before that."""
+        with contextlib.suppress(OSError):
+            for line in (self.kafka / "meta.properties").read_text(encoding="utf-8").splitlines():
+                name, _, value = line.partition("=")
+                if name == "cluster.id":
+                    return value
+        return None
+
+    @property
     def after_crash(self) -> bool:
         """Whether Kafka has run here and did not end in order: it marks an orderly end, a start takes the mark off."""
         return self.formatted and not (self.kafka / ".kafka_cleanshutdown").exists()

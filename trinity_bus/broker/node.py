@@ -15,7 +15,7 @@ import fcntl
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -28,7 +28,7 @@ from trinity_bus.broker.errors import (
     PortInUseError,
 )
 from trinity_bus.broker.layout import Folder, read_state, write_configuration
-from trinity_bus.broker.probe import live_brokers
+from trinity_bus.broker.probe import ask
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.process import Child, tail
@@ -36,6 +36,7 @@ from trinity_bus.runtime.process import Child, tail
 _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
 _POLL_S = 0.02
+_PORT_ATTEMPTS = 3
 _FORMAT_TIMEOUT_S = 60
 
 
@@ -117,7 +118,7 @@ def choose_port(settings: BrokerSettings, folder: Folder) -> int:
     return wanted if wanted is not None and is_free(wanted) else free_port()
 
 
-def format_folder(folder: Folder, classpath: list[Path], heap_mib: int, aot: str) -> None:
+def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
     """Give the folder what Kafka wants to find: an id and the versions of its features.
 
     Raises:
@@ -126,7 +127,7 @@ def format_folder(folder: Folder, classpath: list[Path], heap_mib: int, aot: str
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With "=", because the tool would take an id's leading dash for an option.
     arguments = ["format", f"--cluster-id={cluster}", "--config", folder.properties.name]
-    command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib, aot=aot)
+    command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib)
     folder.jvm_log.unlink(missing_ok=True)
     with Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log) as tool:
         code = tool.wait(_FORMAT_TIMEOUT_S)
@@ -139,7 +140,7 @@ def launch[P: Running](
     settings: BrokerSettings,
     folder: Folder,
     classpath: list[Path],
-    aot: str,
+    options: Sequence[str],
     spawn: Callable[[list[str]], P],
 ) -> tuple[P, int]:
     """Write the settings, format the folder if it is new, and start Kafka.
@@ -148,7 +149,7 @@ def launch[P: Running](
         settings: Port, heap, durability.
         folder: The data folder, claimed by the caller.
         classpath: The jars.
-        aot: The option that reads the start-up archive, or nothing.
+        options: Of the Java runtime: what reads or writes the start-up archive.
         spawn: Starts a command line.
 
     Returns:
@@ -158,14 +159,15 @@ def launch[P: Running](
     controller_port = free_port()
     write_configuration(folder, port=port, controller_port=controller_port, fsync=settings.fsync)
     if not folder.formatted:
-        format_folder(folder, classpath, settings.heap_mib, aot)
+        format_folder(folder, classpath, settings.heap_mib)
     # Native libraries of an earlier run that was killed.
     shutil.rmtree(folder.tmp, ignore_errors=True)
     folder.tmp.mkdir()
     folder.jvm_log.unlink(missing_ok=True)
     folder.server_log.unlink(missing_ok=True)
     arguments = [folder.properties.name]
-    return spawn(java.command("kafka.Kafka", arguments, classpath, heap_mib=settings.heap_mib, aot=aot)), port
+    command = java.command("kafka.Kafka", arguments, classpath, heap_mib=settings.heap_mib, options=options)
+    return spawn(command), port
 
 
 def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) -> None:
@@ -178,7 +180,7 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
     deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(OSError):
-            if live_brokers(port) > 0:
+            if serves(folder, port):
                 return
         if (code := process.poll()) is not None:
             said = tail(folder.server_log, 200) + "\n" + tail(folder.jvm_log, 50)
@@ -193,6 +195,24 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
                 f"Its log: {folder.server_log}"
             )
         time.sleep(_POLL_S)
+
+
+def serves(folder: Folder, port: int) -> bool:
+    """Whether the broker of this folder, and not another one, serves on this port.
+
+    Raises:
+        OSError: Nothing answers, or it is no Kafka broker.
+    """
+    cluster = ask(port)
+    return cluster.brokers > 0 and cluster.id == folder.cluster_id
+
+
+def with_another_port[T](settings: BrokerSettings, start: Callable[[], T]) -> T:
+    """Call ``start`` again where another process was faster to take the port, and the port need not be that one."""
+    for _ in range(0 if settings.port else _PORT_ATTEMPTS - 1):
+        with contextlib.suppress(PortInUseError):
+            return start()
+    return start()
 
 
 def reason(log: str) -> str:

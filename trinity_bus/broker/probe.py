@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from dataclasses import dataclass
 
 from trinity_bus.runtime.ports import LOOPBACK
 
@@ -11,10 +12,18 @@ _VERSION = 4
 _MAX_ANSWER = 1 << 20
 
 
-def live_brokers(port: int, *, timeout_s: float = 1.0) -> int:
-    """How many brokers of its cluster the broker on this port calls alive.
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a broker says of its cluster."""
 
-    A broker opens its port a moment before the controller lets it serve: until then the answer is 0.
+    brokers: int
+    """How many are alive. A broker opens its port a moment before the controller lets it serve: then there is none."""
+    id: str | None
+    """As it was given when its first node was formatted."""
+
+
+def ask(port: int, *, timeout_s: float = 1.0) -> Cluster:
+    """Ask the broker on this port of the loopback interface.
 
     Raises:
         OSError: Nothing answers, or it is no Kafka broker.
@@ -26,10 +35,36 @@ def live_brokers(port: int, *, timeout_s: float = 1.0) -> int:
     with socket.create_connection((LOOPBACK, port), timeout_s) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         (size,) = struct.unpack(">i", _receive(connection, 4))
-        if not 12 <= size <= _MAX_ANSWER:
-            raise OSError(f"what listens on port {port} is no Kafka broker")
-        _correlation, _throttle, brokers = struct.unpack(">iii", _receive(connection, size)[:12])
-        return int(brokers)
+        if not 0 <= size <= _MAX_ANSWER:
+            raise _no_broker(port)
+        answer = _receive(connection, size)
+    try:
+        return _parse(answer)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise _no_broker(port) from error
+
+
+def _parse(answer: bytes) -> Cluster:
+    """Metadata response, version 4: correlation id, throttle time, brokers (id, host, port, rack), cluster id, ..."""
+    _correlation, _throttle, brokers = struct.unpack_from(">iii", answer)
+    at = 12
+    for _ in range(brokers):
+        _host, at = _string(answer, at + 4)
+        _rack, at = _string(answer, at + 4)
+    cluster_id, _ = _string(answer, at)
+    return Cluster(brokers, cluster_id)
+
+
+def _string(answer: bytes, at: int) -> tuple[str | None, int]:
+    (size,) = struct.unpack_from(">h", answer, at)
+    if size < 0:
+        return None, at + 2
+    (content,) = struct.unpack_from(f"{size}s", answer, at + 2)
+    return content.decode(), at + 2 + size
+
+
+def _no_broker(port: int) -> OSError:
+    return OSError(f"what listens on port {port} is no Kafka broker")
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -21,6 +21,8 @@ from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import DataFolderInUseError, PortInUseError
 from trinity_bus.broker.folders import cache_dir
 from trinity_bus.broker.jars import install, jar_folder, read_lock
+from trinity_bus.broker.layout import Folder
+from trinity_bus.broker.node import claim
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 
 pytestmark = pytest.mark.integration
@@ -133,8 +135,9 @@ def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number:
         family = family_of(owner.pid)
         owner.send_signal(number)
     assert_all_gone(family)
-    # Nothing holds the data folder any more.
-    EmbeddedBroker(settings).start().stop()
+    assert settings.data_dir is not None
+    with claim(Folder(settings.data_dir)):
+        """Nothing holds the data folder any more."""
 
 
 def test_says_which_port_is_in_use(settings: BrokerSettings) -> None:

@@ -3,7 +3,9 @@
 import os
 import shutil
 import socket
+import struct
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,8 @@ from trinity_bus.broker.errors import (
 )
 from trinity_bus.broker.folders import cache_dir, data_dir
 from trinity_bus.broker.layout import Folder, State, read_state, server_properties, write_configuration, write_state
-from trinity_bus.broker.node import choose_port, claim, reason, wait_ready
-from trinity_bus.broker.probe import live_brokers
+from trinity_bus.broker.node import choose_port, claim, reason, wait_ready, with_another_port
+from trinity_bus.broker.probe import Cluster, ask
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.process import start_time
@@ -147,13 +149,62 @@ def test_a_crash_is_told_from_an_orderly_end(folder: Folder) -> None:
     assert not folder.after_crash
 
 
-def test_probe_refuses_what_is_no_broker() -> None:
+def test_probe_refuses_silence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(TimeoutError):
-            live_brokers(port, timeout_s=0.05)
+            ask(port, timeout_s=0.05)
     with pytest.raises(ConnectionRefusedError):
-        live_brokers(port)
+        ask(port)
+
+
+def answered(answer: bytes) -> Cluster:
+    """What the probe makes of this answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            return ask(server.getsockname()[1])
+        finally:
+            thread.join()
+
+
+def test_probe_reads_the_answer() -> None:
+    broker = struct.pack(">ih9sih", 1, 9, b"127.0.0.1", 9092, -1)
+    body = struct.pack(">iii", 1, 0, 2) + broker * 2 + struct.pack(">h3s", 3, b"abc") + b"more"
+    assert answered(struct.pack(">i", len(body)) + body) == Cluster(2, "abc")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request", b"\0\0\0\x04abcd", b"\0\0\0\x0c" + b"\1" * 12, b"\0"])
+def test_probe_refuses_what_is_no_broker(answer: bytes) -> None:
+    with pytest.raises(OSError, match=r"no Kafka broker|closed within"):
+        answered(answer)
+
+
+def test_a_port_lost_to_another_process_is_given_up_only_where_it_may_be() -> None:
+    attempts: list[int] = []
+
+    def start(succeeds_at: int) -> int:
+        attempts.append(1)
+        if len(attempts) < succeeds_at:
+            raise PortInUseError("taken")
+        return len(attempts)
+
+    assert with_another_port(BrokerSettings(), lambda: start(3)) == 3
+    attempts.clear()
+    with pytest.raises(PortInUseError):
+        with_another_port(BrokerSettings(), lambda: start(4))
+    attempts.clear()
+    with pytest.raises(PortInUseError):
+        with_another_port(BrokerSettings(port=9092), lambda: start(9))
+    assert len(attempts) == 1
 
 
 def test_the_reason_of_a_death_is_in_the_message(folder: Folder) -> None:
