@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from schemas.topics import TOPICS, Topic
 
 from schemas.event import Position
+from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
 from trinity_bus.bus.positions import PositionReader

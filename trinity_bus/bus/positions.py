@@ -25,7 +25,7 @@ MAX_PARTITION_FETCH_BYTES = 1 << 20
 MAX_FETCH_BYTES = 16 << 20
 JUMP_BYTES = MAX_PARTITION_FETCH_BYTES
 """Gaps of more than about this many bytes are jumped over; less is in the same fetch anyway."""
-SETTLE_S = 5.0
+SETTLE_S = 2.0
 """How long a position that is not committed yet is waited for."""
 _STEP_MS = 250
 """Longest wait for one batch; then positions are looked at, which also move over what is never returned."""

@@ -14,7 +14,7 @@ States of a transaction::
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -28,11 +28,12 @@ from schemas.experience import ExperienceGroup
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.record import Record
 from schemas.topics import DEAD_LETTERS, TOPICS, Topic
-from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.connection import client_options, kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.spans import start_send_span
+from trinity_bus.bus.transactions import TRANSACTION_TIMEOUT_S, abort, commit, fatal_error
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
@@ -46,8 +47,6 @@ _MSGPACK = MSGPACK.encode()
 MAX_BATCH_BYTES = 768 << 10
 """Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
 LINGER_MS = 2
-TRANSACTION_TIMEOUT_S = 60.0
-"""The broker aborts a transaction that is open for longer; its writer has died."""
 
 
 class Producer:
@@ -208,7 +207,11 @@ class Producer:
         """
         async with self._one_transaction:
             client = self._connected()
-            with kafka_errors(f"begin transaction of {self.transactional_id}"):
+            doing = f"begin a transaction of {self.transactional_id}"
+            fatal = fatal_error(client)
+            if fatal is not None:
+                raise translated(fatal, doing)
+            with kafka_errors(doing):
                 await client.begin_transaction()
             sent = self._in_transaction = []
             try:
@@ -216,16 +219,16 @@ class Producer:
                 # A commit of the client's does not look at whether a record failed.
                 await asyncio.gather(*sent)
             except BaseException:
-                await self._abort(client)
+                await abort(client)
                 raise
             finally:
                 self._in_transaction = None
             try:
-                await self._complete(client.commit_transaction(), "commit")
+                await commit(client)
             except ProducerFencedError:
                 raise
             except BusError:
-                await self._abort(client)
+                await abort(client)
                 raise
 
     async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group: str) -> None:
@@ -284,44 +287,6 @@ class Producer:
         if self._in_transaction is not None:
             self._in_transaction.append(delivery.position)
         return delivery.position
-
-    async def _abort(self, client: AIOKafkaProducer) -> None:
-        """Abort the open transaction; with a fenced producer there is nothing left to abort."""
-        if client._txn_manager.is_fatal_error():  # noqa: SLF001 - the client offers no public way to ask
-            self._forget(client)
-            return
-        await self._complete(client.abort_transaction(), "abort")
-
-    @staticmethod
-    def _forget(client: AIOKafkaProducer) -> None:
-        """Look at the errors that a fenced client keeps for waiters who are not there.
-
-        Else asyncio reports each of them, traceback and all, when the process ends.
-        """
-        queued = (batch for batches in client._message_accumulator._batches.values() for batch in batches)  # noqa: SLF001 - as above
-        waiters = [client._txn_manager.wait_for_transaction_end(), *(batch._drain_waiter for batch in queued)]  # noqa: SLF001 - as above
-        for waiter in waiters:
-            if waiter.done() and not waiter.cancelled():
-                waiter.exception()
-
-    async def _complete(self, ending: Coroutine[Any, Any, None], verb: str) -> None:
-        """Run a commit or an abort to its end even if this task is cancelled meanwhile; its outcome must be known."""
-        doing = f"{verb} transaction of {self.transactional_id}"
-        task = asyncio.ensure_future(ending)
-        cancelled = False
-        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
-        while not task.done() and (left := deadline - time.monotonic()) > 0:
-            try:
-                await asyncio.wait([task], timeout=left)
-            except asyncio.CancelledError:
-                cancelled = True
-        if not task.done():
-            task.cancel()
-            raise BusError(f"{doing}: no answer in {TRANSACTION_TIMEOUT_S:g} s; start this producer anew")
-        with kafka_errors(doing):
-            task.result()
-        if cancelled:
-            raise asyncio.CancelledError
 
     async def _let_others_run(self) -> None:
         """Turn the event loop now and then: while there is room in the queue, nothing else in a send does."""

@@ -1,0 +1,59 @@
+"""How a transaction of the client library is ended, so that its outcome is always known."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.errors import BusError
+
+TRANSACTION_TIMEOUT_S = 60.0
+"""The broker aborts a transaction that is open for longer: its writer has died."""
+
+
+def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
+    """What has made a transactional client unusable for good, such as a fence; ``None`` while it is usable."""
+    manager = client._txn_manager  # noqa: SLF001 - the client offers no public way to ask
+    return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
+
+
+async def commit(client: AIOKafkaProducer) -> None:
+    """Commit the open transaction.
+
+    Raises:
+        ProducerFencedError: Another producer has taken over.
+        BusError: It is not committed, or that is not known in time.
+    """
+    await _complete(client.commit_transaction(), "commit the transaction")
+
+
+async def abort(client: AIOKafkaProducer) -> None:
+    """Abort the open transaction. With a fenced client there is nothing left to abort.
+
+    Raises:
+        BusError: The broker does not confirm it in time.
+    """
+    if fatal_error(client) is None:
+        await _complete(client.abort_transaction(), "abort the transaction")
+
+
+async def _complete(ending: Coroutine[Any, Any, None], doing: str) -> None:
+    """Run a commit or an abort to its end even if this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(ending)
+    cancelled = False
+    deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+    while not task.done() and (left := deadline - time.monotonic()) > 0:
+        try:
+            await asyncio.wait([task], timeout=left)
+        except asyncio.CancelledError:
+            cancelled = True
+    if not task.done():
+        task.cancel()
+        raise BusError(f"{doing}: no answer in {TRANSACTION_TIMEOUT_S:g} s; start this producer anew")
+    with kafka_errors(doing):
+        task.result()
+    if cancelled:
+        raise asyncio.CancelledError
