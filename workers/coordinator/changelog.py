@@ -2,8 +2,9 @@
 
 Besides the machine's entries there is one of the service's own, ``inputs``: how far tasks and events were read. It is
 committed with the decisions that were made of them, so a successor goes on exactly where the last transaction ended.
-The same positions are committed under the consumer group ``<namespace>.coordinator`` too, for the eyes of monitoring;
-a broker forgets those of a group that was idle for a week, and so nothing depends on them.
+About once a second the same positions are committed under the consumer group ``<namespace>.coordinator`` too, in a
+transaction like the others, for the eyes of monitoring. Nothing depends on them: a broker forgets those of a group that
+was idle for a week, and committing them each time would take two more round trips in every transaction.
 """
 
 from collections.abc import Mapping

@@ -59,14 +59,14 @@ class Outputs:
             if isinstance(received.record, Undecodable):
                 await self._producer.send_dead_letter(received, received.record.reason, received.record.detail)
 
-    async def record_changes(self, changes: Iterable[tuple[str, bytes | None]]) -> None:
-        """Writes to the changelog."""
-        for key, value in changes:
-            await self._producer.send_raw(COORDINATOR_STATE, key, value)
+    async def record_changes(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
+        """Writes to the changelog: what changed, and up to which inputs that is."""
+        # The topic has one partition, and hashing the keys would take longer than encoding the values.
+        for key, value in (*changes, (INPUTS_KEY, pack_positions(positions))):
+            await self._producer.send_raw(COORDINATOR_STATE, key, value, partition=0)
 
-    async def mark_read(self, positions: Positions, group: str) -> None:
-        """Writes how far the inputs were read."""
-        await self._producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(positions))
+    async def show_progress(self, positions: Positions, group: str) -> None:
+        """Commits how far the inputs were read, for monitoring."""
         await self._producer.send_offsets(positions, group)
 
 

@@ -43,8 +43,8 @@ TRANSACTIONAL_ID = "coordinator"
 MAX_RECORDS = 1000
 """Most records of one transaction."""
 POSITIONS_EVERY_S = 1.0
-"""Records that change nothing (heartbeats, mostly) are marked as read this often. Also how soon a coordinator that was
-replaced while nothing happened finds out."""
+"""How often positions are committed under the consumer group, while records come. Also how soon records that change
+nothing (heartbeats, mostly) are marked as read, and how soon a coordinator that was replaced meanwhile finds out."""
 
 
 async def run(settings: Settings) -> None:
@@ -80,7 +80,7 @@ class Coordinator:
         self._clock = clock
         self._positions: changelog.Positions = {}
         self._has_unmarked = False
-        """Whether records were read whose positions are not committed."""
+        """Whether records were read whose positions are not committed under the group."""
         self._marked_at = clock()
         self._ticked_at = clock()
         self._paused = False
@@ -133,9 +133,10 @@ class Coordinator:
                     outputs = Outputs(producer)
                     await outputs.refuse(unreadable)
                     await outputs.carry_out(commands, originals, spans)
-                    await outputs.record_changes(changes)
-                    await outputs.mark_read(self._positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
-                self._has_unmarked, self._marked_at = False, now
+                    await outputs.record_changes(changes, self._positions)
+                    if due:
+                        await outputs.show_progress(self._positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+                        self._has_unmarked, self._marked_at = False, now
                 observations.LATENCY.record(self._clock() - now)
         self._throttle(reader)
 

@@ -1,0 +1,284 @@
+"""The coordinator's process on a real broker, with fake explorers and a fake trainer around it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import ExperienceGroup, Task
+from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
+from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
+from trinity_bus.bus import Bus, Producer, Received
+from trinity_bus.bus.headers import DLQ_REASON, header
+from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.process import Child, tail
+from trinity_bus.telemetry import load_spans
+
+pytestmark = pytest.mark.integration
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Mesh:
+    """A namespace of its own, and coordinators in it."""
+
+    def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
+        self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+        self.folder = folder
+        self.started = 0
+
+    @contextlib.contextmanager
+    def coordinator(self, **settings: object) -> Iterator[Child]:
+        """A coordinator process."""
+        self.started += 1
+        log = self.folder / f"coordinator-{self.started}.log"
+        values = {"batch_size": 4, "tick_s": 0.05, "explorer_timeout_s": 5, **settings}
+        env = {
+            **os.environ,
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
+            "TRINITY_BUS_KAFKA__NAMESPACE": self.kafka.namespace,
+            "TRINITY_BUS_TELEMETRY__RUN_DIR": str(self.folder),
+            **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
+        }
+        with Child([sys.executable, "-W", "error", "-m", "workers.coordinator"], env=env, output=log) as child:
+            yield child
+
+    def log(self, number: int = 1) -> str:
+        """What a coordinator has said."""
+        return tail(self.folder / f"coordinator-{number}.log", 200)
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[Bus, Producer]]:
+        """A bus with all topics, and a producer."""
+        async with Bus(self.kafka, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                yield bus, producer
+
+
+@pytest.fixture
+def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
+    return Mesh(kafka, tmp_path)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.02)
+
+
+async def send_tasks(producer: Producer, count: int, prefix: str = "task", **fields: Any) -> None:
+    for number in range(count):
+        task = Task(task_id=f"{prefix}-{number}", workflow="math", prompt="1 + 1", answer="2", **fields)
+        await producer.send(TASKS, task.task_id, task)
+    await producer.flush()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_read(mesh: Mesh) -> None:
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            with mesh.coordinator():
+                first, second = FakeExplorer(bus, "explorer-0", slots=2), FakeExplorer(bus, "explorer-1", slots=2)
+                async with first.alive(), second.alive(), FakeTrainer(bus).alive() as trainer:
+                    await send_tasks(producer, 12)
+                    await send_tasks(producer, 3, "held", batch_id="1/held-out", batch_type="eval", batch_size=3)
+                    await trainer.until_trained(3)
+                    await until(lambda: bool(trainer.evaluated))
+            assert [batch.sequence for batch in trainer.trained] == [1, 2, 3]
+            assert [batch.min_version for batch in trainer.trained] == [0, 1, 2]
+            assert first.orders
+            assert second.orders
+            for batch in trainer.trained:
+                # On-policy: every token of batch k is drawn by version k - 1.
+                assert {(e.version_min, e.version_max) for e in batch.manifest} == {(batch.sequence - 1,) * 2}
+                positions = [entry.position for entry in batch.manifest if entry.position is not None]
+                groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
+                assert all(isinstance(group, ExperienceGroup) for group in groups)
+                assert [g.task_id for g in groups] == [entry.task_id for entry in batch.manifest]
+                assert batch.metrics["rollout/reward/mean"] == 1.0
+                assert batch.metrics["rollout/finished_task_count"] == 4.0
+            evaluated = trainer.evaluated[0]
+            assert evaluated.metrics["eval/held-out/reward/mean@1"] == 1.0
+            assert all(entry.position is None and entry.error is None for entry in evaluated.manifest)
+
+    run(main())
+
+
+def test_killed_at_random_points_every_task_has_exactly_one_result(mesh: Mesh) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)  # noqa: S311 - a schedule of kills
+    batches, kills = 25, 8
+
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            explorer, trainer = FakeExplorer(bus, slots=3), FakeTrainer(bus)
+            async with explorer.alive(), trainer.alive():
+                sending = asyncio.create_task(send_tasks(producer, 4 * batches))
+                for kill in range(kills):
+                    with mesh.coordinator() as process:
+                        await until(lambda log=kill + 1: "ready" in mesh.log(log))  # type: ignore[misc]
+                        # A point in its work, not in time: some orders later.
+                        goal = len(explorer.orders) + rng.randrange(1, 12)
+                        await until(lambda goal=goal: len(explorer.orders) >= goal)  # type: ignore[misc]
+                        await asyncio.to_thread(process.kill)
+                with mesh.coordinator():
+                    await sending
+                    await trainer.until_trained(batches)
+            counted = Counter(entry.task_id for batch in trainer.trained for entry in batch.manifest)
+            assert counted == Counter({f"task-{number}": 1 for number in range(4 * batches)})
+            assert [batch.sequence for batch in trainer.trained] == list(range(1, batches + 1))
+            entries = [entry for batch in trainer.trained for entry in batch.manifest]
+            assert not [entry for entry in entries if entry.error is not None]
+            positions = [entry.position for entry in entries if entry.position is not None]
+            groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
+            assert [(g.task_id, g.attempt) for g in groups] == [(e.task_id, e.attempt) for e in entries]
+
+    run(main())
+
+
+def test_a_second_coordinator_takes_over_and_the_first_one_ends(mesh: Mesh) -> None:
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            with mesh.coordinator() as first:
+                await until(lambda: "ready" in mesh.log(1))
+                with mesh.coordinator() as second:
+                    await until(lambda: "ready" in mesh.log(2))
+                    async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
+                        await send_tasks(producer, 8)
+                        await trainer.until_trained(2)
+                        await until(lambda: first.poll() is not None)
+                    assert second.poll() is None
+            assert first.poll() == 1
+            assert f"another coordinator of namespace '{mesh.kafka.namespace}' has started" in mesh.log(1)
+            assert "Traceback" not in mesh.log(1)
+            counted = Counter(entry.task_id for batch in trainer.trained for entry in batch.manifest)
+            assert counted == Counter({f"task-{number}": 1 for number in range(8)})
+
+    run(main())
+
+
+def test_bad_tasks_become_dead_letters_and_good_ones_go_on(mesh: Mesh) -> None:
+    def task(task_id: str, **fields: object) -> bytes:
+        return json.dumps({"task_id": task_id, "workflow": "math", "prompt": "1", **fields}).encode()
+
+    bad = {
+        b"neither": (b"not json at all", "not_msgpack_or_json"),
+        b"lacking": (b'{"task_id": "lacking", "prompt": "1"}', "missing_field"),
+        b"typed": (task("typed", repeat_times="three"), "wrong_type"),
+        b"large": (task("large", prompt="x" * Task.MAX_BYTES), "too_large"),
+        b"strange": (task("strange", workflow="nobody-has-it"), "unknown_workflow"),
+        b"twice": (task("task-0"), "duplicate_task"),
+        b"full": (task("full", batch_id="mine", batch_size=3), "batch_mismatch"),
+    }
+
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer), bus.reader(DEAD_LETTERS, start="beginning") as letters:
+            explorer = FakeExplorer(bus)
+            with mesh.coordinator():
+                async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                    await send_tasks(producer, 1)
+                    await producer.send(TASKS, "m", Task(task_id="m", workflow="math", prompt="1", batch_id="mine"))
+                    await producer.flush()
+                    await until(lambda: explorer.version == 0)
+                    for key, (value, _) in bad.items():
+                        await producer.send_raw(TASKS, key, value, partition=0)
+                    found: list[Received[Any]] = []
+                    async with asyncio.timeout(WAIT_S):
+                        while len(found) < len(bad):
+                            found += await letters.batch(1)
+                    await send_tasks(producer, 3, "later")
+                    await trainer.until_trained(1)
+            reasons = {letter.raw_key: header(letter.headers, DLQ_REASON) for letter in found}
+            for key, (value, reason) in bad.items():
+                letter = next(letter for letter in found if letter.raw_key == key)
+                assert letter.raw == value
+                assert reasons[key] == reason
+            assert {e.task_id for e in trainer.trained[0].manifest} == {"task-0", "later-0", "later-1", "later-2"}
+
+    run(main())
+
+
+def test_what_waits_survives_a_restart_with_its_trace(mesh: Mesh) -> None:
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            with mesh.coordinator(batch_size=1) as process:
+                task = Task(task_id="traced", workflow="math", prompt="1")
+                await producer.send_raw(TASKS, "traced", task_bytes(task), traceparent=TRACE)
+                async with bus.reader(BATCHES, start="beginning") as batches:
+                    async with asyncio.timeout(WAIT_S):
+                        while not await batches.batch(1):
+                            pass
+                await asyncio.to_thread(process.kill)
+            with mesh.coordinator(batch_size=1) as process:
+                explorer = FakeExplorer(bus)
+                async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                    await trainer.until_trained(1)
+                assert await asyncio.to_thread(process.stop, 10) == 0
+            (order,) = explorer.orders
+            assert order.traceparent is not None
+            assert order.traceparent.split("-")[1] == TRACE.split("-")[1]
+            assert order.traceparent != TRACE, "the dispatch has a span of its own"
+            assert trainer.trained[0].trace_links == [order.traceparent]
+            spans = {span.name: span for span in load_spans(mesh.folder)}
+            assert spans["dispatch"].parent_id == TRACE.split("-")[2]
+            assert "announce version" in spans
+
+    run(main())
+
+
+def test_a_silent_explorer_loses_its_tasks_to_another(mesh: Mesh) -> None:
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            with mesh.coordinator(explorer_timeout_s=1):
+                stuck = FakeExplorer(bus, "explorer-0", hold=lambda _: True)
+                helper = FakeExplorer(bus, "explorer-1")
+                async with FakeTrainer(bus).alive() as trainer:
+                    async with stuck.alive():
+                        await send_tasks(producer, 4)
+                        await until(lambda: len(stuck.orders) == 4)
+                    async with helper.alive():
+                        await trainer.until_trained(1)
+            assert {entry.attempt for entry in trainer.trained[0].manifest} == {2}
+            assert "explorer lost: explorer-0" in mesh.log()
+
+    run(main())
+
+
+def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
+    """After all work is done, the compacted state holds counters, explorers and remembered ids, and no task."""
+
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            with mesh.coordinator():
+                async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
+                    await send_tasks(producer, 40)
+                    await trainer.until_trained(10)
+            kept: dict[str | None, bytes] = {}
+            async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
+                async for received in reader.replay():
+                    if received.is_null:
+                        kept.pop(received.key, None)
+                    else:
+                        kept[received.key] = received.raw
+            kinds = Counter(str(key).partition("/")[0] for key in kept)
+            assert kinds == {"books": 1, "sync": 1, "inputs": 1, "explorer": 1, "done": 1, "closed": 1}
+
+    run(main())
+
+
+def task_bytes(task: Task) -> bytes:
+    return task.model_dump_json(exclude_none=True).encode()
