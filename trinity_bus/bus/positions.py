@@ -99,6 +99,8 @@ class PositionReader:
         try:
             with kafka_errors("connect"):
                 await self._client.start()
+            # A task of the client's that is cancelled before its first step would cancel whoever stops the client.
+            await asyncio.sleep(0)
         except BaseException:
             await self._client.stop()
             raise
