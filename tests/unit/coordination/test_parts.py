@@ -1,0 +1,124 @@
+"""The machine's small parts: clock, window, staleness, limits, and the order of batches and of explorers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import Task
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.clock import SteadyClock
+from trinity_bus.coordination.dispatch import Room, batch_priority
+from trinity_bus.coordination.fleet import Explorer
+from trinity_bus.coordination.inputs import Origin
+from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
+from trinity_bus.coordination.staleness import required_version, staleness
+from trinity_bus.coordination.tasks import OpenTask
+from trinity_bus.coordination.window import BLOCK_SIZE, Window
+
+
+@given(st.lists(st.floats(-1e9, 1e9)), st.floats(0.01, 100))
+def test_the_clock_never_runs_backward_and_never_jumps(readings: list[float], longest: float) -> None:
+    clock, before = SteadyClock(longest), 0.0
+    for reading in readings:
+        now = clock.advance(reading)
+        assert before <= now <= before + longest * (1 + 1e-9)
+        before = now
+
+
+def test_the_clock_counts_ordinary_steps_exactly() -> None:
+    clock = SteadyClock(5.0)
+    assert [clock.advance(reading) for reading in (100.0, 101.5, 104.0, 90.0, 91.0, 1000.0)] == [0, 1.5, 4, 4, 5, 10]
+
+
+@given(st.integers(1, 10_000), st.integers(0, 100))
+def test_the_required_version_is_the_oldest_that_keeps_the_bound(sequence: int, bound: int) -> None:
+    version = required_version(sequence, bound)
+    assert staleness(sequence, version) <= bound
+    assert version == 0 or staleness(sequence, version - 1) > bound
+
+
+def test_the_window_remembers_what_it_promises_and_a_block_more_at_most() -> None:
+    journal = Journal()
+    window = Window("done", 300, journal)
+    for number in range(2000):
+        window.add(f"task-{number}")
+        window.add(f"task-{number}")
+        assert all(f"task-{kept}" in window for kept in range(max(0, number - 299), number + 1))
+        assert len(window) <= 300 + BLOCK_SIZE
+    assert "task-1500" not in window
+    touched = journal.take()
+    assert set(window.keys()) <= set(touched)
+
+    again = Window("done", 300, Journal())
+    again.restore({int(key.partition("/")[2]): window.block(int(key.partition("/")[2])) or [] for key in window.keys()})  # noqa: SIM118 - no mapping
+    assert len(again) == len(window)
+    again.add("task-2000")
+    assert "task-2000" in again
+
+
+def test_a_smaller_window_forgets_on_restore_and_says_so() -> None:
+    journal = Journal()
+    window = Window("done", 100, journal)
+    window.restore({0: [f"a-{i}" for i in range(BLOCK_SIZE)], 1: [f"b-{i}" for i in range(BLOCK_SIZE)]})
+    assert "a-0" not in window
+    assert "b-0" in window
+    assert journal.take() == ["done/0"]
+
+
+def test_errors_are_cut_by_bytes_without_breaking_characters() -> None:
+    assert short_error("short") == "short"
+    cut = short_error("\N{SNOWMAN}" * 1000)
+    assert cut.endswith("...")
+    assert len(cut.encode()) <= MAX_ERROR_BYTES
+    assert short_error("\udcff") == "\udcff"
+
+
+def test_metrics_are_bounded_in_number_and_length_of_names() -> None:
+    many = {f"m{i}": float(i) for i in range(MAX_METRICS + 5)}
+    assert list(bounded(many)) == list(many)[:MAX_METRICS]
+    assert bounded({"x" * 1000: 1.0, "y": 2.0}) == {"y": 2.0}
+
+
+def batch(batch_id: str, sequence: int = 0, number: int = 1) -> Batch:
+    kind = "train" if sequence else "eval"
+    return Batch(batch_id, kind, 1, number, unnamed=False, sequence=sequence)
+
+
+def test_train_steps_come_before_their_evaluation_and_before_the_next_step() -> None:
+    batches = [batch("final"), batch("2/held"), batch("b", 3), batch("a", 2), batch("1/held"), batch("z", 1)]
+    assert [b.batch_id for b in sorted(batches, key=batch_priority)] == ["z", "1/held", "a", "2/held", "b", "final"]
+
+
+def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, workflow: str = "math") -> Explorer:
+    found = Explorer(name, "life", "ready", slots, version, frozenset({workflow}))
+    found.assigned = {f"{name}-{i}" for i in range(busy)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("explorers", "chosen"),
+    [
+        pytest.param([explorer("a", busy=1), explorer("b")], "b", id="the smallest share taken"),
+        pytest.param([explorer("a", slots=2, busy=1), explorer("b", slots=8, busy=2)], "b", id="share, not number"),
+        pytest.param([explorer("a", version=1), explorer("b", version=2, busy=3)], "b", id="the newest version first"),
+        pytest.param([explorer("b"), explorer("a")], "a", id="by name, to be deterministic"),
+        pytest.param([explorer("failed", version=9), explorer("z", busy=3)], "z", id="not where it has just failed"),
+        pytest.param([explorer("failed"), explorer("z", workflow="other")], "failed", id="there again, if no other"),
+        pytest.param([explorer("a", busy=4), explorer("b", busy=3)], "b", id="only where there is room"),
+    ],
+)
+def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
+    task = OpenTask(Task(task_id="t", workflow="math", prompt="1"), "b", 1, Origin(0, 0), None, failed_on="failed")
+    assert Room(explorers, min_version=0).place(task).name == chosen
+
+
+def test_room_is_fair_over_many_tasks() -> None:
+    explorers = [explorer("a", slots=30), explorer("b", slots=10)]
+    room = Room(explorers, 0)
+    for number in range(20):
+        task = OpenTask(Task(task_id=f"t{number}", workflow="math", prompt="1"), "b", number, Origin(0, 0), None)
+        taker = room.place(task)
+        taker.assigned.add(task.task.task_id)
+        room.taken(taker)
+    assert [len(e.assigned) for e in explorers] == [15, 5]
