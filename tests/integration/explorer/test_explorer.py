@@ -1,0 +1,371 @@
+"""The explorer over a real broker, on a FAKE engine; the test plays the coordinator."""
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from schemas import (
+    Cancel,
+    Dispatch,
+    ExperienceGroup,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    Member,
+    ModelVersion,
+    RolloutFinished,
+    Task,
+    WeightsSynced,
+)
+from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
+from tests.support.fake_engine import FakeEngine
+from trinity_bus.bus import Bus, Producer, Reader, lane_partition
+from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.runtime.service import first_error
+from trinity_bus.weights.errors import WeightTransferError
+from workers.explorer.service import Explorer
+
+pytestmark = pytest.mark.integration
+
+NAME = "explorer-0"
+LIMIT_S = 30
+
+
+class Mesh:
+    """The rest of the mesh, played by the test."""
+
+    def __init__(self, settings: Settings, bus: Bus, producer: Producer, events: Reader) -> None:
+        self.settings = settings
+        self.bus = bus
+        self._producer = producer
+        self._events = events
+        self.seen: list[Any] = []
+
+    async def event[R](self, kind: type[R], fits: Callable[[R], bool] = lambda _: True) -> R:
+        """The next event of a kind that fits."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                for i, record in enumerate(self.seen):
+                    if isinstance(record, kind) and fits(record):
+                        return self.seen.pop(i)  # type: ignore[no-any-return]
+                self.seen += [received.record for received in await self._events.batch(1)]
+
+    async def joined(self) -> str:
+        """The incarnation that joins."""
+        beat = await self.event(ExplorerHeartbeat, lambda beat: beat.state == "ready")
+        assert beat.explorer == NAME
+        assert "math" in beat.workflows
+        return beat.incarnation
+
+    async def send(self, record: Dispatch | Cancel) -> None:
+        await (await self._producer.send(ROLLOUTS, record.explorer, record, partition=lane_partition(record.explorer)))
+
+    async def announce(self, version: ModelVersion) -> None:
+        await (await self._producer.send(MODEL_VERSIONS, version.model, version))
+
+    async def send_raw(self, value: bytes) -> None:
+        await (await self._producer.send_raw(ROLLOUTS, NAME, value, partition=lane_partition(NAME)))
+
+    async def experiences(self) -> list[ExperienceGroup]:
+        """All that were ever published."""
+        async with self.bus.reader(EXPERIENCES, start="beginning") as reader:
+            return [received.record async for received in reader.replay()]
+
+
+@pytest.fixture
+def settings(kafka: KafkaSettings) -> Settings:
+    namespace = f"explorer-{uuid.uuid4().hex[:8]}"
+    return Settings(
+        kafka=kafka.model_copy(update={"namespace": namespace}),
+        explorer=ExplorerSettings(name=NAME, slots=4, heartbeat_s=0.2, drain_s=0.2),
+    )
+
+
+@asynccontextmanager
+async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
+    async with Bus(settings.kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer, bus.reader(EVENTS, start="end") as events:
+            yield Mesh(settings, bus, producer, events)
+
+
+@asynccontextmanager
+async def exploring(settings: Settings, engine: FakeEngine) -> AsyncIterator[asyncio.Task[None]]:
+    async with Bus(settings.kafka, client_id=NAME) as bus:
+        task = asyncio.create_task(Explorer(settings, bus, engine).run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def run(settings: Settings, body: Callable[[Mesh, FakeEngine, asyncio.Task[None]], Awaitable[None]]) -> None:
+    """Run a test's body with a mesh and an explorer, and look at how the explorer ended."""
+
+    async def main() -> None:
+        engine = FakeEngine()
+        async with mesh_of(settings) as mesh:
+            async with exploring(settings, engine) as explorer:
+                await body(mesh, engine, explorer)
+            if not explorer.cancelled() and (error := explorer.exception()) is not None:
+                assert isinstance(first_error(error), EngineDeadError)
+
+    asyncio.run(main())
+
+
+def dispatch(life: str, task_id: str = "t", **changes: Any) -> Dispatch:
+    fields: dict[str, Any] = {
+        "explorer": NAME,
+        "incarnation": life,
+        "task": Task(task_id=task_id, workflow="math", prompt="6*7=", answer="42"),
+        "attempt": 1,
+        "batch_id": "1",
+        "batch_type": "train",
+        "repeat_times": 2,
+        "timeout_s": 20.0,
+    }
+    return Dispatch(**(fields | changes))
+
+
+def cancel(order: Dispatch) -> Cancel:
+    return Cancel(
+        explorer=NAME,
+        incarnation=order.incarnation,
+        task_id=order.task.task_id,
+        attempt=order.attempt,
+        reason="no longer wanted",
+    )
+
+
+def announcement(version: int, life: str, *, epoch: int = 1) -> ModelVersion:
+    return ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method="gloo",
+        epoch=epoch,
+        members=[Member(explorer=NAME, incarnation=life, rank=1)],
+        trainer="trainer-0",
+        trainer_incarnation="t",
+        master_address="127.0.0.1",
+        master_port=1,
+        checksum=f"{version:064d}",
+    )
+
+
+def test_a_result_is_never_visible_before_its_experiences(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        for i in range(40):
+            await mesh.send(dispatch(life, f"t{i}"))
+        for _ in range(40):
+            result = await mesh.event(RolloutFinished)
+            assert result.status == "completed"
+            assert result.experience is not None
+            # Readable now, not soon.
+            (received,) = await mesh.bus.fetch(EXPERIENCES, [result.experience])
+            group = received.record
+            assert (group.task_id, group.attempt, len(group)) == (result.task_id, 1, 2)
+            assert [sample.reward for sample in group.samples()] == [1.0, 1.0]
+            assert (group.explorer, group.incarnation, group.model) == (NAME, life, "policy")
+        assert engine.most_waiting <= settings.explorer.slots
+
+    run(settings, body)
+
+
+def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        await mesh.send(dispatch("former-life", "void"))
+        other = dispatch(life, "other").model_copy(update={"explorer": "explorer-1"})
+        await (await mesh._producer.send(ROLLOUTS, "explorer-1", other, partition=lane_partition(NAME)))
+        await mesh.send(dispatch(life, "mine"))
+        await mesh.send(dispatch(life, "mine"))
+        await mesh.send(dispatch(life, "last"))
+        results = [await mesh.event(RolloutFinished) for _ in range(2)]
+        assert sorted(result.task_id for result in results) == ["last", "mine"]
+        assert sorted(group.task_id for group in await mesh.experiences()) == ["last", "mine"]
+
+    run(settings, body)
+
+
+def test_eval_batches_publish_no_experiences(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        await mesh.send(dispatch(life, batch_type="eval", batch_id="0/held-out"))
+        result = await mesh.event(RolloutFinished)
+        assert (result.status, result.experience, result.samples) == ("completed", None, 2)
+        assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
+        assert await mesh.experiences() == []
+
+    run(settings, body)
+
+
+def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        await mesh.send(dispatch(life, task=Task(task_id="a", workflow="math", prompt="no answer given")))
+        await mesh.send(dispatch(life, task=Task(task_id="b", workflow="unheard-of", prompt="x")))
+        by_task = {result.task_id: result for result in [await mesh.event(RolloutFinished) for _ in range(2)]}
+        for task_id, error in (("a", "WorkflowError: "), ("b", "UnknownWorkflow: unknown workflow 'unheard-of'")):
+            result = by_task[task_id]
+            assert (result.status, result.completed_runs, result.metrics, result.experience) == ("failed", 0, [], None)
+            assert result.error is not None
+            assert result.error.startswith(error)
+        assert await mesh.experiences() == []
+
+    run(settings, body)
+
+
+def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        engine.open.clear()
+        await mesh.send(dispatch(life, timeout_s=0.2))
+        result = await mesh.event(RolloutFinished)
+        assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 0.2 s")
+        assert engine.aborted == 1
+
+    run(settings, body)
+
+
+def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        engine.open.clear()
+        order = dispatch(life, "unwanted")
+        await mesh.send(order)
+        await mesh.event(ExplorerHeartbeat, lambda beat: [a.task_id for a in beat.running] == ["unwanted"])
+        await mesh.send(cancel(order))
+        await mesh.event(ExplorerHeartbeat, lambda beat: not beat.running)
+        assert engine.aborted == 1
+        engine.open.set()
+        await mesh.send(dispatch(life, "next"))
+        assert (await mesh.event(RolloutFinished)).task_id == "next"
+
+    run(settings, body)
+
+
+def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        await mesh.send(dispatch(life, "later", min_version=3))
+        await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
+        await mesh.announce(announcement(3, life))
+        synced = await mesh.event(WeightsSynced)
+        assert (synced.ok, synced.version, synced.checksum) == (True, 3, f"{3:064d}")
+        assert (synced.control_s, synced.transfer_s, synced.pause_s) == (0.001, 0.002, 0.003)
+        result = await mesh.event(RolloutFinished)
+        assert (result.version_min, result.version_max) == (3, 3)
+        await mesh.event(ExplorerHeartbeat, lambda beat: beat.model_version == 3)
+
+    run(settings, body)
+
+
+def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        hanging = asyncio.Event()
+        began: list[int] = []
+
+        def on_sync(announced: ModelVersion) -> Any:
+            began.append(announced.version)
+            if announced.version == 1:
+                raise WeightTransferError("the wire was cut")
+            return hanging.wait() if announced.version == 2 else None
+
+        engine.on_sync = on_sync
+        await mesh.announce(announcement(1, life))
+        failed = await mesh.event(WeightsSynced)
+        assert (failed.ok, failed.error) == (False, "WeightTransferError: the wire was cut")
+        await mesh.announce(announcement(9, "former-life"))
+        await mesh.announce(announcement(2, life))
+        async with asyncio.timeout(LIMIT_S):
+            while began != [1, 2]:
+                await mesh.event(ExplorerHeartbeat)
+        await mesh.announce(announcement(3, life, epoch=2))
+        assert (await mesh.event(WeightsSynced)).version == 3
+        assert began == [1, 2, 3]
+
+    run(settings, body)
+
+
+def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
+        life = await mesh.joined()
+        engine.open.clear()
+        await mesh.send(dispatch(life))
+        await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
+        explorer.cancel()
+        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
+        farewell = await mesh.event(ExplorerLeft)
+        assert (farewell.incarnation, farewell.reason) == (life, "stopped")
+        await asyncio.wait([explorer])
+        assert engine.aborted == 1
+
+    run(settings, body)
+
+
+def test_a_dead_engine_ends_the_explorer_with_a_farewell(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
+        await mesh.joined()
+        engine.death.set_result(EngineDeadError("the engine's process is gone"))
+        assert (await mesh.event(ExplorerLeft)).reason == "the engine's process is gone"
+        await asyncio.wait([explorer])
+        error = explorer.exception()
+        assert error is not None
+        assert str(first_error(error)) == "the engine's process is gone"
+
+    run(settings, body)
+
+
+def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Settings) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        await mesh.send_raw(b"\xc1 no msgpack")
+        await mesh.send(dispatch(life))
+        await mesh.event(RolloutFinished)
+        async with mesh.bus.reader(DEAD_LETTERS, start="beginning") as letters:
+            assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
+
+    run(settings, body)
+
+
+def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(settings: Settings) -> None:
+    async def start() -> asyncio.subprocess.Process:
+        environment = os.environ | {
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
+            "TRINITY_BUS_KAFKA__NAMESPACE": settings.kafka.namespace,
+            "TRINITY_BUS_EXPLORER__NAME": NAME,
+            "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
+        }
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fake_engine", env=environment)
+
+    async def main() -> None:
+        async with mesh_of(settings) as mesh:
+            process = await start()
+            life = await mesh.joined()
+            await mesh.send(dispatch(life, "unlucky"))
+            await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            mesh.seen.clear()
+            async with exploring(settings, FakeEngine()):
+                second = await mesh.joined()
+                assert second != life
+                # Handed out again by a coordinator that has not heard of the death, and then by one that has.
+                await mesh.send(dispatch(life, "unlucky"))
+                await mesh.send(dispatch(second, "unlucky", attempt=2))
+                result = await mesh.event(RolloutFinished)
+                assert (result.incarnation, result.attempt) == (second, 2)
+            assert [group.attempt for group in await mesh.experiences()] == [2]
+
+    asyncio.run(main())

@@ -1,0 +1,89 @@
+"""Announcements and threads for tests of weight transfers."""
+
+import sys
+import time
+from collections.abc import Callable
+
+from schemas import Member, ModelVersion
+from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.weights.receiver import Progress, Source, WeightReceiver
+
+
+def announcement(
+    publisher: WeightPublisher, version: int, checksum: str, *explorers: str, epoch: int = 1, incarnation: str = "life"
+) -> ModelVersion:
+    """A version for these explorers, as the coordinator would announce it."""
+    host, port = publisher.address
+    return ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method="gloo",
+        epoch=epoch,
+        members=[
+            Member(explorer=name, incarnation=incarnation, rank=rank) for rank, name in enumerate(explorers, start=1)
+        ],
+        trainer="trainer-0",
+        trainer_incarnation="trainer-life",
+        master_address=host,
+        master_port=port,
+        checksum=checksum,
+    )
+
+
+def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
+    """Where ``explorer`` finds an announced version."""
+    return Source(
+        host=announced.master_address,
+        port=announced.master_port,
+        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
+        version=announced.version,
+        checksum=announced.checksum,
+        timeout_s=timeout_s,
+    )
+
+
+def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> Progress:
+    """The receiver's progress as soon as it is no longer receiving."""
+    wait_until(lambda: receiver.progress.state != "receiving", limit_s)
+    return receiver.progress
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Return as soon as a condition holds."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit_s:g} s")
+        time.sleep(0.002)
+
+
+def main() -> None:
+    """A member in a process of its own, to be killed: ``python -m tests.support.transfers HOST PORT PREFIX ...``.
+
+    Takes version 0, prints ``taken``, begins to take version 1 of many buckets, and prints ``first`` after the first.
+    """
+    host, port, prefix, first, second = sys.argv[1:]
+    from trinity_bus.weights.link import Link
+
+    receiver = WeightReceiver()
+    receiver.start(Source(host=host, port=int(port), prefix=prefix, version=0, checksum=first, timeout_s=20))
+    assert settled(receiver).state == "ready", receiver.progress
+    list(receiver.take())
+    sys.stdout.write("taken\n")
+    sys.stdout.flush()
+    original = Link.wait
+
+    def wait_and_stay(self: Link, *arguments: object) -> None:
+        original(self, *arguments)  # type: ignore[arg-type]
+        sys.stdout.write("first\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+    Link.wait = wait_and_stay  # type: ignore[method-assign]
+    receiver.start(Source(host=host, port=int(port), prefix=prefix, version=1, checksum=second, timeout_s=20))
+    settled(receiver, 60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+import math
+
+import numpy as np
+import pytest
+
+from schemas import Dispatch, Position, Task
+from schemas.errors import SchemaError
+from trinity_bus.rollout import Rollout, WorkflowError
+from workers.explorer.outcome import MAX_ERROR_CHARS, Identity, check, experiences, failed, finished
+
+WHO = Identity(explorer="explorer-0", incarnation="life", model="policy")
+
+
+def order(repeat_times: int = 2, run_id_base: int = 0) -> Dispatch:
+    return Dispatch(
+        explorer="explorer-0",
+        incarnation="life",
+        task=Task(task_id="t", workflow="math", prompt="1"),
+        attempt=2,
+        batch_id="b",
+        batch_type="train",
+        repeat_times=repeat_times,
+        run_id_base=run_id_base,
+        timeout_s=1,
+    )
+
+
+def rollout(response: list[int], reward: float, versions: list[tuple[int, int]]) -> Rollout:
+    return Rollout(
+        prompt_token_ids=[7, 8],
+        response_token_ids=response,
+        logprobs=[-0.5] * len(response),
+        reward=reward,
+        metrics={"reward": reward},
+        versions=versions,
+    )
+
+
+def test_a_group_carries_tokens_logprobs_and_who_drew_what() -> None:
+    group = experiences(
+        order(run_id_base=4), [rollout([1, 2, 3], 1.0, [(0, 5), (2, 6)]), rollout([4], 0.0, [(0, 6)])], WHO
+    )
+    first, second = group.samples()
+    assert first.tokens.tolist() == [7, 8, 1, 2, 3]
+    assert (first.prompt_length, first.run_id, first.version_min, first.version_max) == (2, 4, 5, 6)
+    assert second.tokens.tolist() == [7, 8, 4]
+    assert (second.run_id, second.version_min) == (5, 6)
+    assert group.versions.tolist() == [[0, 0, 5], [0, 2, 6], [1, 0, 6]]
+    assert group.mask.all()
+    np.testing.assert_array_equal(group.logprobs, np.full(4, -0.5, np.float32))
+    assert (group.task_id, group.attempt, group.explorer, group.incarnation) == ("t", 2, "explorer-0", "life")
+
+
+def test_a_result_sums_up_its_runs() -> None:
+    runs = [rollout([1, 2, 3], 1.0, [(0, 5), (2, 6)]), rollout([4], 0.0, [(0, 6)])]
+    result = finished(order(), runs, WHO, experience=Position(partition=1, offset=9), seconds=0.25)
+    assert (result.status, result.completed_runs, result.total_runs, result.samples) == ("completed", 2, 2, 2)
+    assert (result.version_min, result.version_max) == (5, 6)
+    assert (result.prompt_tokens, result.response_tokens) == (4, 4)
+    assert result.metrics == [
+        {"reward": 1.0, "time/task_execution": 0.25},
+        {"reward": 0.0, "time/task_execution": 0.25},
+    ]
+    assert result.error is None
+
+
+def test_missing_runs_make_a_result_partial_and_none_or_too_many_are_no_result() -> None:
+    runs = [rollout([1], 1.0, [])]
+    result = finished(order(), runs, WHO, experience=None, seconds=0.0)
+    assert (result.status, result.error) == ("partial", "the workflow gave 1 of 2 runs")
+    for wrong in ([], runs * 3):
+        with pytest.raises(WorkflowError, match=f"gave {len(wrong)} runs of task 't'"):
+            check(order(), wrong)
+
+
+def test_a_failure_has_its_type_and_message_and_no_reward() -> None:
+    result = failed(order(), ValueError("no such thing" + "x" * 5000), WHO, seconds=1.0)
+    assert (result.status, result.completed_runs, result.metrics, result.experience) == ("failed", 0, [], None)
+    assert result.error is not None
+    assert result.error.startswith("ValueError: no such thing")
+    assert len(result.error) == MAX_ERROR_CHARS
+
+
+def test_logprobs_that_are_not_the_tokens_are_refused() -> None:
+    broken = Rollout(prompt_token_ids=[1], response_token_ids=[2, 3], logprobs=[-1.0], reward=math.nan)
+    with pytest.raises(SchemaError):
+        experiences(order(1), [broken], WHO)

@@ -1,0 +1,78 @@
+"""The pure parts: sampling parameters, completions, version spans, cores. vLLM is not imported."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import Sampling
+from trinity_bus.inference.completion import completion_of, version_spans
+from trinity_bus.inference.errors import GenerationError
+from trinity_bus.inference.launch import parse_cores
+from trinity_bus.inference.sampling import sampling_arguments
+
+
+def span(version: str, start: int, end: int) -> SimpleNamespace:
+    return SimpleNamespace(version=version, start=start, end=end)
+
+
+def output(token_ids: list[int], **changes: Any) -> SimpleNamespace:
+    fields = {
+        "token_ids": token_ids,
+        "logprobs": SimpleNamespace(token_ids=list(token_ids), logprobs=[-0.1] * len(token_ids)),
+        "finish_reason": "stop",
+        "weight_versions": [span("3", 0, len(token_ids))],
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+def test_absent_wishes_take_the_defaults_and_present_ones_win() -> None:
+    plain = sampling_arguments(Sampling(), 4, temperature=0.7, max_tokens=9)
+    assert (plain["n"], plain["temperature"], plain["max_tokens"]) == (4, 0.7, 9)
+    assert "top_p" not in plain
+    assert plain["detokenize"] is False
+    wished = sampling_arguments(
+        Sampling(temperature=0.0, top_p=0.5, max_tokens=1, stop=["."]), 1, temperature=0.7, max_tokens=9
+    )
+    assert (wished["temperature"], wished["top_p"], wished["max_tokens"], wished["stop"]) == (0.0, 0.5, 1, ["."])
+    assert wished["detokenize"] is True
+
+
+def test_a_completion_is_what_the_engine_drew() -> None:
+    completion = completion_of(output([5, 6], weight_versions=[span("default", 0, 1), span("2", 1, 2)]))
+    assert completion.token_ids == [5, 6]
+    assert completion.logprobs == [-0.1, -0.1]
+    assert completion.versions == [(0, -1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"finish_reason": "abort"}, "'abort'"),
+        ({"finish_reason": None}, "None"),
+        ({"logprobs": None}, "0 logprobs for 2"),
+        ({"logprobs": SimpleNamespace(token_ids=[5, 7], logprobs=[0.0, 0.0])}, "of other tokens"),
+    ],
+)
+def test_what_is_not_finished_or_not_its_own_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(GenerationError, match=complaint):
+        completion_of(output([5, 6], **changes))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["default", "0", "1", "17"]), st.integers(0, 5)), max_size=8))
+def test_spans_ascend_and_empty_ones_are_left_out(parts: list[tuple[str, int]]) -> None:
+    spans, start = [], 0
+    for version, length in parts:
+        spans.append(span(version, start, start + length))
+        start += length
+    found = version_spans(spans)
+    assert [first for first, _ in found] == sorted({first for first, _ in found})
+    assert len(found) == sum(length > 0 for _, length in parts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=5))
+def test_core_lists_name_every_core(ranges: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in ranges)
+    assert parse_cores(text) == {core for first, more in ranges for core in range(first, first + more + 1)}

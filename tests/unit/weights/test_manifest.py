@@ -1,0 +1,73 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
+from trinity_bus.weights.errors import ManifestError
+from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES, TransferManifest
+
+CHECKSUM = "0" * 64
+GOOD: dict[str, Any] = {
+    "version": 3,
+    "link": 0,
+    "checksum": CHECKSUM,
+    "bucket_bytes": 64,
+    "tensors": [["w", "float32", [2, 3]]],
+}
+
+tensors = st.lists(
+    st.builds(
+        TensorMeta,
+        st.text(min_size=1, max_size=20),
+        st.sampled_from(sorted(ITEM_SIZES)),
+        st.lists(st.integers(0, 100), max_size=4).map(tuple),
+    ),
+    min_size=1,
+    max_size=20,
+    unique_by=lambda meta: meta.name,
+)
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1000), st.integers(1, 1 << 30), tensors)
+def test_a_manifest_comes_back_as_it_was(version: int, link: int, size: int, metas: list[TensorMeta]) -> None:
+    manifest = TransferManifest(version, link, CHECKSUM, size, tuple(metas))
+    assert TransferManifest.from_json(manifest.to_json()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"version": -1}, "version is -1"),
+        ({"version": True}, "version is True"),
+        ({"link": "0"}, "link is '0'"),
+        ({"bucket_bytes": 0}, "bucket_bytes is 0"),
+        ({"checksum": "abc"}, "64 hex digits"),
+        ({"tensors": []}, "1 to"),
+        ({"tensors": [["w", "float32"]]}, r"not \[name, dtype, shape\]"),
+        ({"tensors": [["w", "object", [1]]]}, "dtype 'object'"),
+        ({"tensors": [["w", "__class__", [1]]]}, "dtype '__class__'"),
+        ({"tensors": [["w", "float32", [-1]]]}, "shape"),
+        ({"tensors": [["w", "float32", [1.5]]]}, "shape"),
+        ({"tensors": [["w", "float32", [1] * 9]]}, "shape"),
+        ({"tensors": [["w", "float32", [1 << 41, 1 << 20]]]}, "over the limit"),
+        ({"tensors": [["", "float32", [1]]]}, "0 characters"),
+        ({"tensors": [["w", "float32", [1]], ["w", "float32", [1]]]}, "twice"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ManifestError, match=complaint):
+        TransferManifest.from_json(json.dumps(GOOD | change).encode())
+
+
+@given(st.binary(max_size=200))
+def test_nothing_but_a_manifest_error_comes_of_garbage(text: bytes) -> None:
+    with pytest.raises(ManifestError):
+        TransferManifest.from_json(text)
+
+
+def test_size_is_looked_at_first() -> None:
+    with pytest.raises(ManifestError, match="over the limit"):
+        TransferManifest.from_json(b" " * (MAX_MANIFEST_BYTES + 1))
