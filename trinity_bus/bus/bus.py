@@ -13,6 +13,7 @@ from schemas.event import Position
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
+from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_RECORDS, Reader, Start
@@ -45,6 +46,7 @@ class Bus:
             ConfigError: No broker is configured, or the TLS files cannot be used.
             BrokerUnreachableError: None answers, or it refuses the credentials.
         """
+        throttle_client_logs()
         await check_reachable(self.settings, self.client_id)
 
     async def stop(self) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.event import Position
 from schemas.topics import Topic
-from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.consumers import make_consumer, stop_consumer
 from trinity_bus.bus.received import SLICE_S, Received, receive
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, RecordGoneError
@@ -83,15 +84,12 @@ class PositionReader:
 
     def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
         self._settings = settings
-        self._client = AIOKafkaConsumer(
-            **client_options(settings, client_id),
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            isolation_level="read_committed",
-            max_partition_fetch_bytes=MAX_PARTITION_FETCH_BYTES,
-            fetch_max_bytes=MAX_FETCH_BYTES,
-            fetch_max_wait_ms=_STEP_MS,
+        self._client = make_consumer(
+            settings,
+            client_id,
+            partition_bytes=MAX_PARTITION_FETCH_BYTES,
+            fetch_bytes=MAX_FETCH_BYTES,
+            wait_ms=_STEP_MS,
         )
         self._one_at_a_time = asyncio.Lock()
 
@@ -102,14 +100,14 @@ class PositionReader:
             # A task of the client's that is cancelled before its first step would cancel whoever stops the client.
             await asyncio.sleep(0)
         except BaseException:
-            await self._client.stop()
+            await stop_consumer(self._client)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._client.stop()
+        await stop_consumer(self._client)
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the end of its committed records."""

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaTimeoutError
 from opentelemetry.trace import Span
 
 from schemas.codec import encode
@@ -89,9 +90,11 @@ class Producer:
                 # Without a transaction coordinator the client would ask for one forever.
                 async with asyncio.timeout(self._settings.request_timeout_s):
                     await client.start()
-        except TimeoutError:
-            await client.client.close()
-            raise BusError(f"{doing}: no answer in {self._settings.request_timeout_s:g} s") from None
+        except BaseException as error:
+            await client.stop()
+            if isinstance(error, TimeoutError):
+                raise BusError(f"{doing}: no answer in {self._settings.request_timeout_s:g} s") from None
+            raise
         self._running = client
 
     async def stop(self) -> None:
@@ -107,7 +110,7 @@ class Producer:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 await client.stop()
         except TimeoutError:
-            await client.client.close()
+            await self._give_up(client)
             raise SendError(
                 f"close producer {self._client_id}: not all records are durable after "
                 f"{self._settings.request_timeout_s:g} s; is the broker running?"
@@ -287,6 +290,15 @@ class Producer:
         if self._in_transaction is not None:
             self._in_transaction.append(delivery.position)
         return delivery.position
+
+    async def _give_up(self, client: AIOKafkaProducer) -> None:
+        """Fail what is not durable and disconnect: an idempotent client by itself tries for ever."""
+        await client._sender.close()  # noqa: SLF001 - stopping waits for what cannot be sent; there is no other way
+        unsent = client._message_accumulator  # noqa: SLF001 - likewise
+        # Batches that wait for a retry count as not pending, and would be missed at their end.
+        unsent._pending_batches.update(batch for batches in unsent._batches.values() for batch in batches)  # noqa: SLF001
+        unsent.fail_all(KafkaTimeoutError("the producer was closed"))
+        await client.client.close()
 
     async def _let_others_run(self) -> None:
         """Turn the event loop now and then: while there is room in the queue, nothing else in a send does."""

@@ -14,7 +14,8 @@ from typing import Any, Literal, Self
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from schemas.topics import Topic
-from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.consumers import make_consumer, stop_consumer
 from trinity_bus.bus.received import Received, receive_all
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
@@ -69,15 +70,12 @@ class Reader:
         Raises:
             BusError: The broker does not answer, or a topic or partition does not exist.
         """
-        client = AIOKafkaConsumer(
-            **client_options(self._settings, self._client_id),
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            isolation_level="read_committed",
-            max_partition_fetch_bytes=MAX_PARTITION_FETCH_BYTES,
-            fetch_max_bytes=MAX_FETCH_BYTES,
-            fetch_max_wait_ms=FETCH_WAIT_MS,
+        client = make_consumer(
+            self._settings,
+            self._client_id,
+            partition_bytes=MAX_PARTITION_FETCH_BYTES,
+            fetch_bytes=MAX_FETCH_BYTES,
+            wait_ms=FETCH_WAIT_MS,
         )
         try:
             with kafka_errors(f"start reader of {', '.join(self._topics)}"):
@@ -87,7 +85,7 @@ class Reader:
                     client.seek(position, offset)
                     self._next[self._place(position)] = offset
         except BaseException:
-            await client.stop()
+            await stop_consumer(client)
             raise
         self._running = client
 
@@ -96,7 +94,7 @@ class Reader:
         client, self._running = self._running, None
         if client is None:
             return
-        await client.stop()
+        await stop_consumer(client)
         if self._pending is not None:
             self._pending.cancel()
             await asyncio.wait([self._pending])

@@ -1,0 +1,90 @@
+"""A broker that goes away: for a while, and for good."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from schemas.task import Task
+from schemas.topics import TASKS
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.errors import BrokerUnreachableError, SendError
+
+pytestmark = pytest.mark.integration
+COUNT = 300
+
+
+def broker_in(folder: Path, port: int = 0) -> EmbeddedBroker:
+    cache = Settings().broker.cache_dir
+    return EmbeddedBroker(BrokerSettings(port=port, data_dir=folder, cache_dir=cache, heap_mib=256))
+
+
+def test_a_restart_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = broker_in(tmp_path / "broker")
+        await asyncio.to_thread(broker.start)
+        settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+        port = int(broker.bootstrap_servers.rsplit(":", 1)[1])
+        try:
+            async with Bus(settings, client_id="test") as bus:
+                await bus.ensure_topics()
+                async with bus.producer() as producer, bus.reader(TASKS, start="beginning") as reader:
+                    halfway = asyncio.Event()
+
+                    async def send() -> None:
+                        for number in range(COUNT):
+                            task = Task(task_id=f"t{number}", workflow="math", prompt="x")
+                            await (await producer.send(TASKS, "one key", task))
+                            if number == COUNT // 3:
+                                halfway.set()
+
+                    sending = asyncio.create_task(send())
+                    await halfway.wait()
+                    await asyncio.to_thread(broker.stop)
+                    broker = broker_in(tmp_path / "broker", port)
+                    await asyncio.to_thread(broker.start)
+                    found: list[str] = []
+                    async with asyncio.timeout(60):
+                        await sending
+                        while len(found) < COUNT:
+                            found += [record.record.task_id for record in await reader.batch(1.0)]
+                    assert found == [f"t{number}" for number in range(COUNT)]
+                    assert await reader.batch(0.3) == []
+        finally:
+            await asyncio.to_thread(broker.stop)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_made_durable_is_told_within_the_limit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = broker_in(tmp_path / "broker")
+        await asyncio.to_thread(broker.start)
+        settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, request_timeout_s=2.0)
+        bus = Bus(settings, client_id="test")
+        try:
+            await bus.start()
+            await bus.ensure_topics()
+            producer = bus.producer()
+            await producer.start()
+            reader = bus.reader(TASKS, start="end")
+            await reader.start()
+        finally:
+            await asyncio.to_thread(broker.stop)
+        lost = await producer.send_raw(TASKS, "k", b"v")
+        assert await reader.batch(0.2) == [], "a reader waits"
+        started = time.monotonic()
+        with pytest.raises(SendError, match=r"not all records are durable after 2 s; is the broker running\?"):
+            await producer.stop()
+        with pytest.raises(SendError):
+            await lost
+        await reader.stop()
+        await bus.stop()
+        assert time.monotonic() - started < 15
+        with pytest.raises(BrokerUnreachableError, match="connection refused"):
+            await Bus(settings, client_id="test").start()
+
+    asyncio.run(scenario())

@@ -1,0 +1,41 @@
+"""The client library's log, kept readable while a broker is away.
+
+It logs every failed attempt of every connection, tens of lines a second. The first line from each place in its code is
+let through, then one in ten seconds.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+INTERVAL_S = 10.0
+LOGGERS = ("aiokafka", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.fetcher")
+
+
+class Throttle(logging.Filter):
+    """Lets one record through for each place in the code and interval; debug records are not counted."""
+
+    def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this one is let through."""
+        if record.levelno < logging.INFO:
+            return True
+        place, now = (record.pathname, record.lineno), self._clock()
+        if now < self._next.get(place, now):
+            return False
+        self._next[place] = now + self._interval_s
+        return True
+
+
+_THROTTLE = Throttle()
+
+
+def throttle_client_logs() -> None:
+    """Apply this to the client library's loggers, once."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_THROTTLE)
