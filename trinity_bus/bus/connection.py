@@ -108,7 +108,9 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
                 **security,
             )
         except (TimeoutError, OSError, KafkaError) as error:
-            answers.append(f"{server} ({_reason(error)})")
+            hung_up = isinstance(error, ConnectionResetError | KafkaConnectionError)
+            doubt = f"; does it want another {env_name('kafka.security_protocol')}?" if hung_up else ""
+            answers.append(f"{server} ({_reason(error)}{doubt})")
             continue
         connection.close()
         return

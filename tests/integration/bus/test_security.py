@@ -1,0 +1,169 @@
+"""TLS and SASL against a real broker that asks for them."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from schemas.task import Task
+from schemas.topics import TASKS
+from trinity_bus.broker import EmbeddedBroker, layout, node
+from trinity_bus.bus import Bus
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.errors import BrokerUnreachableError, ConfigError
+from trinity_bus.runtime.ports import free_port
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
+]
+PASSWORD = "right-horse"  # noqa: S105 - of a broker that lives as long as this test
+DOUBT = "does it want another TRINITY_BUS_KAFKA__SECURITY_PROTOCOL?"
+LISTENERS = {"SSL": "TLS", "SASL_PLAINTEXT": "LOGIN", "SASL_SSL": "BOTH"}
+
+
+def openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that signs itself (``server.pem``, ``server.key``), and one for a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name, encrypted in (("server", False), ("client", True)):
+        secret = ["-passout", f"pass:{PASSWORD}"] if encrypted else ["-nodes"]
+        openssl(
+            folder,
+            *("req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", f"/CN={name}", *secret),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{name}.key", "-out", f"{name}.pem"),
+        )
+    both = (folder / "server.key").read_bytes() + (folder / "server.pem").read_bytes()
+    (folder / "keystore.pem").write_bytes(both)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def brokers(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Security protocol to the address of a listener that wants it. The one for ``SSL`` wants a client certificate."""
+    ports = {protocol: free_port() for protocol in LISTENERS}
+    plain_properties, plain_format = layout.server_properties, node.java.command
+
+    def secure_properties(*args: Any, **kwargs: Any) -> dict[str, object]:
+        properties = plain_properties(*args, **kwargs)
+        names = {LISTENERS[protocol]: f"127.0.0.1:{port}" for protocol, port in ports.items()}
+        properties["listeners"] = ",".join([str(properties["listeners"]), *(f"{n}://{a}" for n, a in names.items())])
+        properties["advertised.listeners"] = ",".join(
+            [str(properties["advertised.listeners"]), *(f"{n}://{a}" for n, a in names.items())]
+        )
+        properties["listener.security.protocol.map"] = ",".join(
+            [str(properties["listener.security.protocol.map"]), *(f"{n}:{p}" for p, n in LISTENERS.items())]
+        )
+        properties |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": certificates / "keystore.pem",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": certificates / "client.pem",
+            "listener.name.tls.ssl.client.auth": "required",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        }
+        for listener in ("login", "both"):
+            module = "org.apache.kafka.common.security"
+            properties[f"listener.name.{listener}.plain.sasl.jaas.config"] = (
+                f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
+            )
+            for scram in ("scram-sha-256", "scram-sha-512"):
+                properties[f"listener.name.{listener}.{scram}.sasl.jaas.config"] = (
+                    f"{module}.scram.ScramLoginModule required;"
+                )
+        return properties
+
+    def format_with_users(main: str, arguments: list[str], *args: Any, **kwargs: Any) -> list[str]:
+        if arguments[0] == "format":
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                arguments += ["--add-scram", f"{mechanism}=[name=alice,password={PASSWORD}]"]
+        return plain_format(main, arguments, *args, **kwargs)
+
+    settings = BrokerSettings(
+        port=0,
+        data_dir=tmp_path_factory.mktemp("broker"),
+        cache_dir=Settings().broker.cache_dir,
+        heap_mib=256,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "server_properties", secure_properties)
+        patch.setattr(node.java, "command", format_with_users)
+        with EmbeddedBroker(settings):
+            yield {protocol: f"127.0.0.1:{port}" for protocol, port in ports.items()}
+
+
+def settings_for(brokers: dict[str, str], certificates: Path, protocol: str, **more: Any) -> KafkaSettings:
+    values: dict[str, Any] = {
+        "bootstrap_servers": brokers[protocol],
+        "security_protocol": protocol,
+        "sasl_username": "alice",
+        "sasl_password": SecretStr(PASSWORD),
+        "ssl_cafile": certificates / "server.pem",
+        "ssl_certfile": certificates / "client.pem",
+        "ssl_keyfile": certificates / "client.key",
+        "ssl_password": SecretStr(PASSWORD),
+        "request_timeout_s": 10.0,
+    }
+    return KafkaSettings(**(values | more))
+
+
+async def there_and_back(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics([TASKS])
+        async with bus.producer() as producer, bus.producer(transactional_id="t") as transactional:
+            position = await (await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="x")))
+            async with transactional.transaction():
+                await transactional.send_raw(TASKS, "t", b"{}")
+        (found,) = await bus.fetch(TASKS, [position])
+        assert found.record.task_id == "t"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"),
+    [
+        ("SSL", "PLAIN"),
+        ("SASL_PLAINTEXT", "PLAIN"),
+        ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
+        ("SASL_SSL", "PLAIN"),
+        ("SASL_SSL", "SCRAM-SHA-512"),
+    ],
+)
+def test_each_way_to_connect_works(brokers: dict[str, str], certificates: Path, protocol: str, mechanism: str) -> None:
+    settings = settings_for(brokers, certificates, protocol, sasl_mechanism=mechanism)
+    asyncio.run(there_and_back(settings.model_copy(update={"namespace": f"{protocol}-{mechanism}"})))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "wrong", "answer"),
+    [
+        pytest.param("SASL_SSL", {"sasl_password": SecretStr("wrong")}, "uthentication", id="password"),
+        pytest.param("SASL_SSL", {"ssl_cafile": None}, "CERTIFICATE_VERIFY_FAILED", id="unknown authority"),
+        pytest.param("SASL_PLAINTEXT", {"security_protocol": "SSL"}, DOUBT, id="TLS where there is none"),
+        pytest.param("SASL_SSL", {"security_protocol": "PLAINTEXT"}, DOUBT, id="no TLS where there is"),
+    ],
+)
+def test_a_refusal_says_why_and_shows_no_secret(
+    brokers: dict[str, str], certificates: Path, protocol: str, wrong: dict[str, Any], answer: str
+) -> None:
+    settings = settings_for(brokers, certificates, protocol, **wrong)
+    with pytest.raises(BrokerUnreachableError) as caught:
+        asyncio.run(Bus(settings, client_id="test").start())
+    assert answer in str(caught.value)
+    assert brokers[protocol] in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_key_that_cannot_be_opened_is_a_wrong_setting(brokers: dict[str, str], certificates: Path) -> None:
+    for password in (SecretStr("wrong"), None):
+        settings = settings_for(brokers, certificates, "SSL", ssl_password=password)
+        with pytest.raises(ConfigError, match="TRINITY_BUS_KAFKA__SSL_PASSWORD"):
+            asyncio.run(Bus(settings, client_id="test").start())
