@@ -77,13 +77,27 @@ class InferenceEngine:
         return self._counter.generated
 
     @property
+    def llm(self) -> "AsyncLLM":
+        """VLLM's own engine, for what this class does not offer.
+
+        Raises:
+            EngineDeadError: It is dead.
+            EngineError: It is not started, or was stopped.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if self._llm is None:
+            raise EngineError("the engine is not started, or was stopped")
+        return self._llm
+
+    @property
     def tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer.
 
         Raises:
             EngineError: The engine is not started.
         """
-        return self._serving().get_tokenizer()
+        return self.llm.get_tokenizer()
 
     async def start(self) -> None:
         """Start the engine's process and load the model.
@@ -156,7 +170,7 @@ class InferenceEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        llm = self._serving()
+        llm = self.llm
         final = None
         try:
             arguments = sampling_arguments(
@@ -196,18 +210,9 @@ class InferenceEngine:
         """
         async with self._syncing:
             try:
-                outcome = await sync_weights(
-                    self._serving(), announced, member, timeout_s=self._settings.sync_timeout_s
-                )
+                outcome = await sync_weights(self.llm, announced, member, timeout_s=self._settings.sync_timeout_s)
             except EngineDeadError as error:
                 self._dead = error
                 raise
             self._version = announced.version
             return outcome
-
-    def _serving(self) -> "AsyncLLM":
-        if self._dead is not None:
-            raise self._dead
-        if self._llm is None:
-            raise EngineError("the engine is not started, or was stopped")
-        return self._llm

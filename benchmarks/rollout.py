@@ -1,0 +1,247 @@
+"""Rollouts: tokens per second through an explorer, over tokens per second of the bare engine with the same prompts.
+
+One process holds the engine and the explorer around it; this one holds a real broker and plays coordinator and trainer:
+dispatch records in, experiences and results out. Rounds with and without the explorer take turns on the same engine, so
+that both see the same machine. "Bare" is vLLM's ``AsyncLLM`` asked for the same token ids with the same sampling; all
+requests at once, nothing decoded, nothing rewarded, nothing published.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from _report import Row, report
+from safetensors.torch import load_file
+
+from schemas import (
+    Dispatch,
+    ExplorerHeartbeat,
+    Member,
+    ModelVersion,
+    RolloutFinished,
+    Sampling,
+    Task,
+    WeightsSynced,
+)
+from schemas.topics import EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus, Producer, Reader, lane_partition
+from trinity_bus.config import BrokerSettings, ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.sampling import sampling_arguments
+from trinity_bus.weights.publisher import WeightPublisher
+from workers.explorer.service import Explorer
+
+# The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.tiny_model import TINY, make_tiny_qwen3
+
+NAME = "explorer-0"
+TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64
+ROUNDS = 4
+GOAL = 0.95
+LIMIT_S = 120.0
+
+
+def prompts() -> list[list[int]]:
+    """Token ids, different for each task."""
+    return [[3 + (task * 31 + i * 7) % 500 for i in range(PROMPT)] for task in range(TASKS)]
+
+
+def explorer_settings(model: str) -> ExplorerSettings:
+    """Of both ways."""
+    return ExplorerSettings(
+        name=NAME,
+        model_path=model,
+        dtype="float32",
+        max_model_len=PROMPT + RESPONSE,
+        slots=TASKS,
+        max_tokens=RESPONSE,
+        seed=1,
+    )
+
+
+async def bare(engine: InferenceEngine) -> tuple[int, float]:
+    """Tokens and seconds of one round without the explorer."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    llm: Any = engine.llm
+    arguments = sampling_arguments(Sampling(), GROUP, temperature=1.0, max_tokens=RESPONSE)
+
+    async def one(prompt: list[int]) -> int:
+        parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+        async for output in llm.generate(tokens_input(prompt), parameters, uuid.uuid4().hex):
+            final = output
+        return sum(len(completion.token_ids) for completion in final.outputs)
+
+    began = time.perf_counter()
+    tokens = await asyncio.gather(*(one(prompt) for prompt in prompts()))
+    return sum(tokens), time.perf_counter() - began
+
+
+def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
+    """Body of the explorer's process: an explorer that runs all the time, and bare rounds when asked for."""
+
+    async def main() -> None:
+        settings = Settings(kafka=kafka, explorer=explorer_settings(model))
+        began = time.perf_counter()
+        engine = InferenceEngine(settings.explorer)
+        await engine.start()
+        pipe.send(time.perf_counter() - began)
+        async with Bus(settings.kafka, client_id=NAME) as bus:
+            exploring = asyncio.create_task(Explorer(settings, bus, engine).run())
+            while await asyncio.to_thread(pipe.recv) == "bare":
+                pipe.send(await bare(engine))
+            exploring.cancel()
+            await asyncio.wait([exploring])
+        await engine.stop()
+
+    uvloop.run(main())
+
+
+async def through_explorer(producer: Producer, events: Reader, life: str, round_number: int) -> tuple[int, float]:
+    """Tokens and seconds of one round, from the first order to the last result."""
+    lane = lane_partition(NAME)
+    began = time.perf_counter()
+    for i, prompt in enumerate(prompts()):
+        order = Dispatch(
+            explorer=NAME,
+            incarnation=life,
+            task=Task(
+                task_id=f"{round_number}/{i}", workflow="math", prompt=" ".join(f"t{t}" for t in prompt), answer="t9"
+            ),
+            attempt=1,
+            batch_id=str(round_number),
+            batch_type="train",
+            repeat_times=GROUP,
+            timeout_s=LIMIT_S,
+        )
+        await producer.send(ROLLOUTS, NAME, order, partition=lane)
+    results = 0
+    tokens = 0
+    while results < TASKS:
+        for received in await events.batch(LIMIT_S):
+            if isinstance(received.record, RolloutFinished):
+                assert received.record.status == "completed", received.record.error
+                assert received.record.experience is not None
+                results += 1
+                tokens += received.record.response_tokens
+    return tokens, time.perf_counter() - began
+
+
+async def serve_weights(producer: Producer, events: Reader, life: str, model: Path) -> None:
+    """Move version 0 into the explorer, as the mesh does before anything is handed out."""
+    publisher = WeightPublisher()
+    checksum = publisher.stage(0, load_file(model / "model.safetensors").items())
+    host, port = publisher.address
+    announced = ModelVersion(
+        model="policy",
+        version=0,
+        step=0,
+        method="gloo",
+        epoch=1,
+        members=[Member(explorer=NAME, incarnation=life, rank=1)],
+        trainer="trainer-0",
+        trainer_incarnation="benchmark",
+        master_address=host,
+        master_port=port,
+        checksum=checksum,
+    )
+    await producer.send(MODEL_VERSIONS, announced.model, announced)
+    await asyncio.to_thread(publisher.serve, announced)
+    synced = False
+    while not synced:
+        for received in await events.batch(LIMIT_S):
+            if isinstance(received.record, WeightsSynced):
+                assert received.record.ok, received.record.error
+                synced = True
+    publisher.close()
+
+
+async def incarnation(events: Reader) -> str:
+    """That of the explorer that has joined."""
+    while True:
+        for received in await events.batch(LIMIT_S):
+            if isinstance(received.record, ExplorerHeartbeat):
+                return received.record.incarnation
+
+
+async def measure(pipe: Connection, kafka: KafkaSettings, model: Path, rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each round, both ways taking turns."""
+    speeds: dict[str, list[float]] = {"bare": [], "explorer": []}
+    async with Bus(kafka, client_id="benchmark") as bus:
+        async with bus.producer() as producer, bus.reader(EVENTS, start="end") as events:
+            life = await incarnation(events)
+            await serve_weights(producer, events, life, model)
+            for number in range(rounds + 1):
+                pipe.send("bare")
+                timings = {
+                    "bare": await asyncio.to_thread(pipe.recv),
+                    "explorer": await through_explorer(producer, events, life, number),
+                }
+                # The first round of each warms up.
+                if number:
+                    for way, (tokens, seconds) in timings.items():
+                        speeds[way].append(tokens / seconds)
+        ends = await bus.end_offsets(EXPERIENCES)
+    assert sum(ends.values()) >= (rounds + 1) * TASKS
+    pipe.send("stop")
+    return speeds
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args().rounds
+    configured = Settings()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        kafka = configured.kafka
+        if kafka.bootstrap_servers is None:
+            broker = BrokerSettings(port=0, data_dir=Path(folder) / "broker", cache_dir=configured.broker.cache_dir)
+            kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
+        kafka = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+        model = make_tiny_qwen3(Path(folder) / "model", seed=0, shape=TINY)
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=explorer_side, args=(theirs, kafka, str(model)), name="explorer"
+        )
+        uvloop.run(_make_topics(kafka))
+        process.start()
+        start_s = ours.recv()
+        speeds = uvloop.run(measure(ours, kafka, model, rounds))
+        process.join()
+    bare_speed, speed = (statistics.median(speeds[way]) for way in ("bare", "explorer"))
+    ratios = [with_it / without for with_it, without in zip(speeds["explorer"], speeds["bare"], strict=True)]
+    report(
+        "rollout",
+        f"{TASKS} tasks x {GROUP} samples x up to {RESPONSE} tokens, 0.6 M parameters, one explorer on a CPU",
+        [
+            Row("explorer over bare engine", statistics.median(ratios), "", GOAL),
+            Row("explorer", speed, "tokens/s"),
+            Row("bare engine", bare_speed, "tokens/s"),
+            Row("start of the engine", start_s, "s", better="lower"),
+        ],
+        notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
+    )
+
+
+async def _make_topics(kafka: KafkaSettings) -> None:
+    async with Bus(kafka, client_id="benchmark") as bus:
+        await bus.ensure_topics()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""One real vLLM engine with a tiny random Qwen3, and a real publisher: versions, logprobs, failures."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from schemas import ModelVersion, Sampling
+from tests.support.tiny_model import make_tiny_qwen3
+from tests.support.transfers import announcement, wait_until
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.completion import Completion
+from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.errors import EngineDeadError, RequestRefusedError
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.publisher import WeightPublisher
+
+pytestmark = [
+    pytest.mark.e2e,
+    # vLLM and what it imports warn of their own use of each other.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
+
+NAME = "explorer-0"
+TOLERANCE = 1e-3
+PROMPT = [3, 4, 5, 6, 7]
+type Model = Any
+
+
+class Rig:
+    """An engine, a publisher, and the models whose weights are published."""
+
+    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
+        from transformers import AutoModelForCausalLM
+
+        paths = [make_tiny_qwen3(folder / str(seed), seed=seed) for seed in range(2)]
+        self.models: list[Model] = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in paths]
+        self.path = paths[0]
+        self.runner = runner
+        self.publisher = WeightPublisher(bucket_bytes=1 << 20, timeout_s=5)
+        self.engine = InferenceEngine(
+            ExplorerSettings(
+                name=NAME, model_path=str(self.path), dtype="float32", max_model_len=512, sync_timeout_s=5, seed=1
+            )
+        )
+        self.version = -1
+
+    def run[R](self, work: Coroutine[Any, Any, R]) -> R:
+        return self.runner.run(work)
+
+    def announce(self, model: int, change: Callable[[ModelVersion], ModelVersion] = lambda same: same) -> ModelVersion:
+        """Stage a model's weights as the next version."""
+        self.version += 1
+        tensors = self.models[model].state_dict().items()
+        checksum = self.publisher.stage(self.version, tensors)
+        return change(announcement(self.publisher, self.version, checksum, NAME, epoch=self.version))
+
+    async def transfer(self, announced: ModelVersion) -> SyncOutcome:
+        serving = asyncio.create_task(asyncio.to_thread(self.publisher.serve, announced))
+        try:
+            return await self.engine.sync_weights(announced, announced.members[0])
+        finally:
+            await serving
+
+    def sync(self, model: int) -> SyncOutcome:
+        return self.run(self.transfer(self.announce(model)))
+
+    def generate(self, prompt: Sequence[int] = PROMPT, n: int = 2, **sampling: Any) -> list[Completion]:
+        return self.run(self.engine.generate(prompt, Sampling(**{"max_tokens": 24} | sampling), n))
+
+    def mismatch(
+        self, model: int, completion: Completion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """[tokens] how far the engine's logprobs are from those that transformers computes with a model's weights."""
+        token_ids = torch.tensor([[*prompt, *completion.token_ids]])
+        with torch.no_grad():
+            logits = self.models[model](token_ids).logits[0, len(prompt) - 1 : -1]
+        reference = torch.log_softmax(logits / temperature, -1)
+        drawn = reference[range(len(completion.token_ids)), completion.token_ids]
+        return (drawn - torch.tensor(completion.logprobs)).abs()
+
+    def assert_draws_from(self, model: int, completions: Sequence[Completion], **how: Any) -> None:
+        for completion in completions:
+            assert self.mismatch(model, completion, **how).max() < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with asyncio.Runner() as runner:
+        made = Rig(tmp_path_factory.mktemp("models"), runner)
+        runner.run(made.engine.start())
+        yield made
+        runner.run(made.engine.stop())
+        made.publisher.close()
+
+
+def test_logprobs_are_those_of_the_distribution_that_drew_the_token(rig: Rig) -> None:
+    rig.sync(0)
+    for temperature in (1.0, 0.5, 2.0):
+        completions = rig.generate(temperature=temperature)
+        rig.assert_draws_from(0, completions, temperature=temperature)
+        # Each other temperature is clearly another distribution.
+        assert rig.mismatch(0, completions[0], temperature=temperature * 1.5).max() > 100 * TOLERANCE
+        assert [completion.versions for completion in completions] == [[(0, rig.version)]] * 2
+
+
+def test_a_cut_distribution_is_renormalized(rig: Rig) -> None:
+    for completion in rig.generate(top_k=1):
+        assert max(map(abs, completion.logprobs)) < TOLERANCE
+
+
+def test_a_synced_version_is_the_trainers_bytes_and_draws_as_they_do(rig: Rig) -> None:
+    rig.sync(0)
+    announced = rig.announce(1)
+    outcome = rig.run(rig.transfer(announced))
+    assert outcome.checksum == announced.checksum
+    assert rig.engine.model_version == announced.version
+    completions = rig.generate()
+    rig.assert_draws_from(1, completions)
+    assert rig.mismatch(0, completions[0]).max() > 100 * TOLERANCE
+    assert [completion.versions for completion in completions] == [[(0, announced.version)]] * 2
+
+
+def test_generation_goes_on_across_a_version_and_no_token_is_of_both(rig: Rig) -> None:
+    rig.sync(0)
+    old = rig.version
+
+    async def both() -> list[Completion]:
+        # More tokens than a transfer takes.
+        sampling = Sampling(max_tokens=200)
+        flying = [asyncio.create_task(rig.engine.generate(PROMPT, sampling, 4)) for _ in range(2)]
+        counted = rig.engine.tokens_generated
+        while rig.engine.tokens_generated < counted + 100:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0.005)
+        await rig.transfer(rig.announce(1))
+        return [completion for group in await asyncio.gather(*flying) for completion in group]
+
+    crossing = [completion for completion in rig.run(both()) if len(completion.versions) == 2]
+    assert crossing
+    for completion in crossing:
+        (first, before), (switch, after) = completion.versions
+        assert (first, before, after) == (0, old, rig.version)
+        assert 0 < switch < len(completion.token_ids)
+        assert rig.mismatch(0, completion)[:switch].max() < TOLERANCE
+        assert rig.mismatch(1, completion)[switch:].max() < TOLERANCE
+
+
+def test_a_cached_prefix_does_not_outlive_its_version(rig: Rig) -> None:
+    # Several blocks of the KV cache.
+    prompt = [3 + i % 500 for i in range(400)]
+    for model in (0, 1, 0):
+        rig.sync(model)
+        for _ in range(2):
+            rig.assert_draws_from(model, rig.generate(prompt, max_tokens=8), prompt=prompt)
+
+
+def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works(rig: Rig) -> None:
+    rig.sync(0)
+    served = rig.version
+    corrupt = rig.announce(1)
+    rig.publisher._staged[rig.version].buffers[0][100] ^= 1
+    with pytest.raises(WeightTransferError, match="have checksum"):
+        rig.run(rig.transfer(corrupt))
+    # A trainer that never sends: generation goes on meanwhile.
+    silent = rig.announce(1)
+
+    async def sync_beside_generation() -> list[Completion]:
+        syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
+        completions = await rig.engine.generate(PROMPT, Sampling(max_tokens=24), 4)
+        assert not syncing.done()
+        with pytest.raises(WeightTransferError, match="did not serve"):
+            await syncing
+        return completions
+
+    rig.assert_draws_from(0, rig.run(sync_beside_generation()))
+    assert rig.engine.model_version == served
+    after = rig.generate()
+    rig.assert_draws_from(0, after)
+    assert after[0].versions == [(0, served)]
+    rig.sync(1)
+    rig.assert_draws_from(1, rig.generate())
+
+
+def test_a_transfer_that_is_cancelled_leaves_room_for_the_next(rig: Rig) -> None:
+    rig.sync(0)
+    silent = rig.announce(1)
+
+    async def cancelled() -> None:
+        syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
+        await asyncio.sleep(0)
+        syncing.cancel()
+        await asyncio.wait([syncing])
+
+    rig.run(cancelled())
+    rig.sync(1)
+    rig.assert_draws_from(1, rig.generate())
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_loaded(rig: Rig) -> None:
+    rig.sync(0)
+    rig.version += 1
+    tensors = [(f"other.{name}", tensor) for name, tensor in rig.models[1].state_dict().items()]
+    checksum = rig.publisher.stage(rig.version, tensors)
+    foreign = announcement(rig.publisher, rig.version, checksum, NAME, epoch=rig.version)
+    with pytest.raises(WeightTransferError, match="not those of the last version"):
+        rig.run(rig.transfer(foreign))
+    rig.assert_draws_from(0, rig.generate())
+
+
+def test_a_cancelled_request_stops_drawing(rig: Rig) -> None:
+    async def cancel() -> tuple[int, int]:
+        request = asyncio.create_task(rig.engine.generate(PROMPT, Sampling(max_tokens=480), 8))
+        counted = rig.engine.tokens_generated
+        while rig.engine.tokens_generated == counted:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0.001)
+        request.cancel()
+        await asyncio.wait([request])
+        assert request.cancelled()
+        at_cancel = rig.engine.tokens_generated
+        # One more request, to its end: an aborted one would go on beside it.
+        await rig.engine.generate(PROMPT, Sampling(max_tokens=20), 1)
+        return at_cancel, rig.engine.tokens_generated
+
+    before, after = rig.run(cancel())
+    assert after - before <= 20 + 8
+
+
+def test_what_the_engine_cannot_serve_is_refused_by_type(rig: Rig) -> None:
+    with pytest.raises(RequestRefusedError):
+        rig.generate([3] * 600)
+    with pytest.raises(RequestRefusedError):
+        rig.generate([])
+
+
+def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    rig.run(rig.engine.generate(PROMPT, Sampling(max_tokens=3), 2, parent))
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["llm_request"] * 2
+    for span in spans:
+        assert span.parent is not None
+        assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+        assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+        assert span.attributes is not None
+        assert span.attributes["gen_ai.usage.completion_tokens"] == 3
+
+
+def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:
+    """The last test of this engine."""
+
+    async def kill() -> EngineDeadError:
+        request = asyncio.create_task(rig.engine.generate(PROMPT, Sampling(max_tokens=480), 8))
+        await asyncio.sleep(0.05)
+        for child in psutil.Process().children(recursive=True):
+            if "EngineCore" in child.name():
+                child.kill()
+        with pytest.raises(EngineDeadError):
+            await request
+        return await rig.engine.wait_dead()
+
+    assert "gone" in str(rig.run(kill()))
+    with pytest.raises(EngineDeadError):
+        rig.generate()
+
+
+def test_the_engines_process_does_not_outlive_a_front_end_that_is_killed(rig: Rig) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.lonely_engine", str(rig.path)], stdout=subprocess.PIPE
+    ) as front_end:
+        assert front_end.stdout is not None
+        line = next(line for line in front_end.stdout if line.startswith(b"children:"))
+        children = [int(pid) for pid in line.split()[1:]]
+        assert children
+        os.kill(front_end.pid, signal.SIGKILL)
+        front_end.wait()
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in children))
