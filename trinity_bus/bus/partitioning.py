@@ -1,6 +1,7 @@
 """Which partition a key belongs to: the hash of Kafka's own Java client, so that every client agrees."""
 
 from aiokafka.partitioner import murmur2
+
 from schemas.topics import ROLLOUTS
 
 

@@ -8,12 +8,12 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
-from schemas.topics import EXPERIENCES, TASKS, Topic
 
 from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.record import Record
 from schemas.task import Task
+from schemas.topics import EXPERIENCES, TASKS, Topic
 from trinity_bus.telemetry import conventions as names
 
 _TRACED = frozenset({TASKS.name, EXPERIENCES.name})
