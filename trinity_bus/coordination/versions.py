@@ -129,8 +129,9 @@ class WeightSync:
 
     def departed(self, life: Life) -> None:
         """An explorer's life is over."""
-        self.state.rounds.pop(life, None)
         self._retry_at.pop(life, None)
+        if self.state.rounds.pop(life, None) is not None:
+            self._journal.touch(SYNC_KEY)
         if self.state.pending.get(life[0]) == life[1]:
             self._settle(life[0], ok=False)
 

@@ -12,6 +12,8 @@ from workers.coordinator.service import run
 def main() -> None:
     """Run it; what goes wrong is one line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # Every metadata refresh of the client would be a line.
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
     try:
         settings = Settings()
         run_service(lambda: run(settings))

@@ -35,7 +35,7 @@ from trinity_bus.errors import ProducerFencedError
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, observations
 from workers.coordinator.outputs import Outputs
-from workers.coordinator.spans import Spans
+from workers.coordinator.spans import Spans, sound
 
 log = logging.getLogger("workers.coordinator")
 
@@ -147,10 +147,10 @@ class Coordinator:
                 continue
             if isinstance(item.record, Task):
                 span = spans.process(item, item.record)
-                context = item.traceparent or traceparent(span)
+                context = sound(item.traceparent) or traceparent(span)
                 inputs.append(TaskArrived(item.record, Origin(item.partition, item.offset), context))
             else:
-                inputs.append(EventArrived(item.record, item.traceparent))
+                inputs.append(EventArrived(item.record, sound(item.traceparent)))
         if now >= self._ticked_at + self._tick_s:
             self._ticked_at = now
             inputs.append(Tick())

@@ -15,9 +15,16 @@ from schemas import Cancel, Dispatch, ModelVersion, Task
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry import parent_context
+from trinity_bus.telemetry import parent_context, span_context
 
 _TRACER = trace.get_tracer("workers.coordinator")
+MAX_TRACEPARENT = 128
+"""Twice what any version of it has. It is kept with the task and comes back in batches, so its size matters."""
+
+
+def sound(context: str | None) -> str | None:
+    """A ``traceparent`` from a header, if it can be one."""
+    return context if context is not None and len(context) <= MAX_TRACEPARENT and span_context(context) else None
 
 
 class Spans:
@@ -31,7 +38,7 @@ class Spans:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for span in self._open:
             if error is not None:

@@ -92,6 +92,29 @@ class Told:
     outstanding: set[tuple[str, int]] = field(default_factory=set)
 
 
+def parts_of(machine: CoordinatorMachine) -> dict[str, object]:
+    """The whole state of a machine, as it holds it; only the clock's readings are left out."""
+    ledger = machine.ledger
+    return {
+        "tasks": ledger.tasks,
+        "running": set(ledger.running),
+        "batches": ledger.batches,
+        "counters": ledger.counters,
+        "accepted": {batch.batch_id: batch.accepted for batch in ledger.batches.values()},
+        "queued": {b.batch_id: {w: sorted(queue) for w, queue in b.queued.items()} for b in ledger.batches.values()},
+        "filling": {kind: batch.batch_id for kind, batch in ledger._filling.items()},
+        "waiting": {kind: [batch.batch_id for batch in queue] for kind, queue in ledger._waiting.items()},
+        "handed_out": [batch.batch_id for batch in ledger._handed_out],
+        "complete": set(ledger._complete),
+        "result_in": ledger.result_in,
+        "done": ledger.done._blocks,
+        "closed": ledger.closed._blocks,
+        "explorers": machine.fleet.explorers,
+        "assigned": {explorer.name: explorer.assigned for explorer in machine.fleet.explorers.values()},
+        "sync": machine.sync.state,
+    }
+
+
 class World:
     """The mesh around one machine, and the observer that knows the laws."""
 
@@ -129,7 +152,7 @@ class World:
         commands = self.machine.handle_all(inputs, self.now)
         changes = self.machine.changes()
         if killed:
-            self.restart()
+            self.restart(committed=False)
             commands = self.machine.handle_all(inputs, self.now)
             changes = self.machine.changes()
         for key, value in changes:
@@ -142,11 +165,14 @@ class World:
         for command in commands:
             self.carry_out(command)
 
-    def restart(self) -> None:
-        """The process dies after a commit; a successor restores the changelog and gets the same state."""
+    def restart(self, *, committed: bool = True) -> None:
+        """The process dies; its successor restores the changelog. If all was committed, nothing at all is lost."""
+        before = self.machine
         self.machine = CoordinatorMachine(self.settings)
         self.machine.restore(self.store.items())
         assert self.machine.entries() == self.store
+        if committed:
+            assert parts_of(self.machine) == parts_of(before)
 
     # -- the observer ------------------------------------------------------------------------------------------------
 
@@ -324,7 +350,8 @@ class World:
             batch_size=size,
             timeout_s=self.rng.choice([None, 5.0]),
         )
-        self.feed(TaskArrived(task, Origin(0, self.tasks_sent)), killed=killed)
+        trace = f"trace-{self.tasks_sent}"
+        self.feed(TaskArrived(task, Origin(0, self.tasks_sent), trace), killed=killed)
 
     def explorer_starts(self) -> None:
         explorer = self.rng.choice(list(self.explorers.values()))

@@ -475,6 +475,7 @@ def test_a_trainer_that_starts_anew_sets_the_version_and_its_former_life_is_igno
     story = Story()
     story.beat(model_version=-1)
     story.trained(5, life="t1")
+    story.synced(5, 1)
     assert facts(story.trained(5, life="t1")) == [Fact.LATE_VERSION]
     assert facts(story.trained(4, life="t1")) == [Fact.LATE_VERSION]
     assert groups(story.trained(3, life="t2")) == [(3, 2, ["e0"])]

@@ -1,0 +1,48 @@
+"""The coordinator's shell, where it needs no broker."""
+
+import pytest
+
+from schemas import Task
+from schemas.codec import decode
+from schemas.topics import TASKS
+from trinity_bus.bus import dead_letter
+from trinity_bus.bus.headers import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
+from trinity_bus.coordination import Origin, Refusal, Refuse, StateError
+from workers.coordinator.changelog import pack_positions, unpack_positions
+from workers.coordinator.outputs import as_received
+from workers.coordinator.spans import sound
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_positions_come_back_as_they_were() -> None:
+    positions = {("tasks", 0): 5, ("tasks", 7): 0, ("events", 3): 2**40}
+    assert unpack_positions(pack_positions(positions)) == positions
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x91\x01", b"\x91\x92\x01\x02"])
+def test_positions_that_cannot_be_read_are_an_error_with_a_name(value: bytes) -> None:
+    with pytest.raises(StateError, match="'inputs'"):
+        unpack_positions(value)
+
+
+def test_a_task_refused_long_after_it_was_read_makes_a_whole_dead_letter() -> None:
+    task = Task(task_id="late", workflow="nobody-has-it", prompt="1 + 1")
+    refused = Refuse(task, Origin(3, 17), Refusal.UNKNOWN_WORKFLOW, "no explorer has it", TRACE)
+    key, value, headers = dead_letter(as_received(refused), refused.refusal.value, refused.detail)
+    assert key == b"late"
+    assert value is not None
+    assert decode(value, Task) == task
+    assert [header(headers, name) for name in (DLQ_REASON, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, "traceparent")] == [
+        "unknown_workflow",
+        TASKS.name,
+        "3",
+        "17",
+        TRACE,
+    ]
+
+
+@pytest.mark.parametrize("context", [None, "", "nonsense", TRACE[:-3], TRACE + "-" + "0" * 200, "0" * 10_000])
+def test_what_is_no_trace_context_is_not_kept(context: str | None) -> None:
+    assert sound(context) is None
+    assert sound(TRACE) == TRACE
