@@ -125,6 +125,8 @@ class StepTrained(Record):
     batch_id: Identifier | None = None
     """The batch that was trained on; absent for version 0."""
     metrics: Metrics = Field(default_factory=dict)
+    method: Literal["gloo", "nccl"] = "gloo"
+    """How its weights are sent; the trainer's device decides."""
     checksum: str
     """SHA-256 over the transfer buckets of this version, in order, hex."""
     master_address: str

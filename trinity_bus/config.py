@@ -133,8 +133,6 @@ class CoordinatorSettings(Section):
     """How often time-outs are looked at while nothing happens."""
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
-    sync_method: Literal["auto", "nccl", "gloo", "memory", "checkpoint"] = "auto"
-    """How weights move. ``auto``: gloo, which every machine has."""
     sync_timeout_s: Seconds = 40.0
     """How long an explorer may take to answer that it serves a version; above ``explorer.sync_timeout_s``."""
     dedup_window: Count = 100_000

@@ -63,7 +63,7 @@ class CoordinatorMachine:
     """The state machine of the coordinator.
 
     Args:
-        settings: Sizes and limits. ``sync_method`` ``auto`` announces gloo, which every machine has.
+        settings: Sizes and limits.
 
     Example:
         >>> machine = CoordinatorMachine(CoordinatorSettings())
@@ -78,8 +78,7 @@ class CoordinatorMachine:
         self._out = Outbox()
         self.ledger = Ledger(settings, self._journal)
         self.fleet = Fleet(settings.explorer_timeout_s, self._journal)
-        method = "gloo" if settings.sync_method == "auto" else settings.sync_method
-        self.sync = WeightSync(method, settings.sync_timeout_s, self._journal)
+        self.sync = WeightSync(settings.sync_timeout_s, self._journal)
         self._attempts = Attempts(settings, self.ledger, self.fleet, self.sync, self._out)
         self._store = StateStore(self.ledger, self.fleet, self.sync)
 

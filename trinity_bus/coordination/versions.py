@@ -33,7 +33,6 @@ the same members it stays, so that connections can be used again.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from schemas import Member, ModelVersion, StepTrained
 from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
@@ -42,7 +41,6 @@ from trinity_bus.coordination.limits import bounded
 
 type Life = tuple[str, str]
 """An explorer's name and incarnation."""
-type Method = Literal["nccl", "gloo", "memory", "checkpoint"]
 
 FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 30.0
@@ -76,14 +74,12 @@ class WeightSync:
     """Announcements, one round after another.
 
     Args:
-        method: How weights move.
         timeout_s: How long a member may take to answer.
         journal: Told of every change.
     """
 
-    def __init__(self, method: Method, timeout_s: float, journal: Journal) -> None:
+    def __init__(self, timeout_s: float, journal: Journal) -> None:
         self.state = SyncState()
-        self._method: Method = method
         self._timeout_s = timeout_s
         self._journal = journal
         self._deadline = 0.0
@@ -188,7 +184,7 @@ class WeightSync:
             model=release.model,
             version=release.version,
             step=release.step,
-            method=self._method,
+            method=release.method,
             epoch=state.epoch,
             members=[Member(explorer=name, incarnation=life, rank=i) for i, (name, life) in enumerate(group, start=1)],
             trainer=release.trainer,

@@ -99,7 +99,7 @@ class WeightPublisher:
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
         self._retain = retain
-        self._backend: Backend = backend
+        self.backend: Backend = backend
         self._store = serve_store(host, timeout_s=timeout_s)
         self._lock = threading.Lock()
         self._staged: dict[int, _Staged] = {}
@@ -256,7 +256,7 @@ class WeightPublisher:
                     f"{attempt.prefix}/link{number}",
                     0,
                     address=self._host,
-                    backend=self._backend,
+                    backend=self.backend,
                     timeout_s=self._timeout_s,
                 )
                 peer = _OpenLink(attempt.prefix, number, link)
@@ -308,7 +308,7 @@ class WeightPublisher:
                     return self._spare.pop(i)
             # Another layout: the model has changed, and the old sizes will not come back.
             self._spare.clear()
-        device = "cpu" if self._backend == "gloo" else "cuda"
+        device = "cpu" if self.backend == "gloo" else "cuda"
         return [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
 
     def _recycle(self, staged: _Staged) -> None:

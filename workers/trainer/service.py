@@ -294,6 +294,7 @@ class _Trainer:
                 step=self._progress.step,
                 version=self._progress.version,
                 publish=publish,
+                method=self._publisher.backend,
                 batch_id=None if batch is None else batch.batch_id,
                 metrics={**metrics, "weights_mismatched": float(self._publication.mismatches)},
                 checksum=checksum,
