@@ -124,9 +124,24 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         initialize_layerwise_reload(self.model)
         loaded = self.model.load_weights(tensors)
         finalize_layerwise_reload(self.model, self.model_config)
+        self._refresh_tied()
         # A layer that gets nothing keeps its old weights, and vLLM only warns of it.
         if loaded is not None and (missing := wanted - set(loaded)):
             raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
+
+    def _refresh_tied(self) -> None:
+        """Process the layers again whose weight is another layer's, such as an output layer tied to the embeddings.
+
+        A reload passes them by, because no weight has their name. They see the new values, but not what vLLM derived
+        of the old ones: on a CPU, a copy packed for oneDNN, with which it would go on computing.
+        """
+        owners: dict[int, torch.nn.Module] = {}
+        for layer in self.model.modules():
+            weight = getattr(layer, "weight", None)
+            if not isinstance(weight, torch.Tensor) or weight.numel() == 0:
+                continue
+            if owners.setdefault(weight.data_ptr(), layer) is not layer and hasattr(layer, "quant_method"):
+                layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         """Let go of the trainer."""
