@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import uvloop
@@ -96,6 +97,33 @@ def test_sends_need_a_transaction_and_one_follows_the_other(settings: KafkaSetti
             assert await everything(bus, BATCHES) == [b"%d" % (number // 2) for number in range(10)]
 
     uvloop.run(scenario())
+
+
+def test_a_record_that_the_broker_refuses_aborts_everything(settings: KafkaSettings) -> None:
+    small = replace(BATCHES, name="small", max_message_bytes=10_000)
+    lying = replace(small, max_message_bytes=1 << 20)
+
+    async def scenario() -> None:
+        async with Bus(settings, client_id="test") as bus:
+            await bus.ensure_topics([small])
+            async with bus.producer() as producer:
+                refused = await producer.send_raw(lying, "b", bytes(20_000))
+                with pytest.raises(RecordTooLargeError, match=r"send to .*small"):
+                    await refused
+            async with bus.producer(transactional_id="c") as producer:
+
+                async def write() -> None:
+                    async with producer.transaction():
+                        await producer.send_raw(BATCHES, "b", b"good")
+                        await producer.send_raw(lying, "b", bytes(20_000))
+
+                with pytest.raises(RecordTooLargeError):
+                    await write()
+                async with producer.transaction():
+                    await producer.send_raw(BATCHES, "b", b"next")
+            assert await everything(bus, BATCHES, small) == [b"next"]
+
+    asyncio.run(scenario())
 
 
 def test_cancelled_between_commits_it_is_all_or_nothing(settings: KafkaSettings) -> None:
