@@ -83,7 +83,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
         ("Reward plot", folder / PLOT),
         ("Summary", folder / SUMMARY),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
-        ("Ask it", 'trinity-bus ask "copy 3 1 4 ="'),
+        ("Ask it", f'trinity-bus ask "copy 3 1 4 =" --model {summary.model}'),
         ("A task's way", f"trinity-bus trace {summary.trace_task} --run-dir {folder}"),
     ):
         console.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)

@@ -23,7 +23,8 @@ class StepSummary:
     loss: float | None
     staleness: float | None
     rollout_s: float | None
-    """From the batch being handed out to its manifest."""
+    """From the moment at which its tasks could be handed out (the batch's turn, and weights new enough) to its
+    manifest."""
     train_s: float
     """The trainer's part: fetching, training, the checkpoint."""
     sync_s: float | None
@@ -74,7 +75,6 @@ def step_summaries(view: MeshView) -> list[StepSummary]:
 
 
 def _step(view: MeshView, step: StepView) -> StepSummary:
-    batch = view.batches.get(step.batch_id or "")
     synced = view.synced.get(step.version, {})
     return StepSummary(
         step=step.step,
@@ -82,10 +82,18 @@ def _step(view: MeshView, step: StepView) -> StepSummary:
         reward=view.reward(step),
         loss=step.metrics.get("loss"),
         staleness=step.metrics.get("staleness_mean"),
-        rollout_s=None if batch is None else batch.rollout_s,
+        rollout_s=_rollout_s(view, step),
         train_s=step.seconds,
         sync_s=max(sync.at for sync in synced.values()) - step.trained_at if synced else None,
     )
+
+
+def _rollout_s(view: MeshView, step: StepView) -> float | None:
+    batch = view.batches.get(step.batch_id or "")
+    if batch is None or batch.running_at is None or batch.finalized_at is None:
+        return None
+    new_enough = [sync.at for sync in view.synced.get(batch.min_version, {}).values()]
+    return batch.finalized_at - max(batch.running_at, min(new_enough, default=0.0))
 
 
 def results_table(summary: Summary) -> Table:

@@ -46,13 +46,6 @@ class BatchView:
     running_at: float | None = None
     finalized_at: float | None = None
 
-    @property
-    def rollout_s(self) -> float | None:
-        """Seconds from its being handed out to its manifest."""
-        if self.running_at is None or self.finalized_at is None:
-            return None
-        return self.finalized_at - self.running_at
-
 
 @dataclass(slots=True)
 class ExplorerView:

@@ -77,10 +77,9 @@ def test_a_batch_is_followed_from_running_to_its_reward() -> None:
     view.apply(batch(State.PENDING), 1.0)
     view.apply(batch(State.RUNNING), 2.0)
     assert view.states == {"running": 1}
-    assert view.batches["b1"].rollout_s is None
     view.apply(batch(State.FINALIZED, reward=0.25), 3.5)
     assert view.states == {"finalized": 1}
-    assert view.batches["b1"].rollout_s == pytest.approx(1.5)
+    assert (view.batches["b1"].running_at, view.batches["b1"].finalized_at) == (2.0, 3.5)
     assert view.batches["b1"].reward == 0.25
     assert [b.batch_id for b in view.train_batches] == ["b1"]
 

@@ -1,0 +1,221 @@
+"""The demo, shortened: real Kafka, two real vLLM engines, real Megatron-core, separate processes, one command."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+from trinity_bus.telemetry import load_spans
+from trinity_bus.telemetry.tree import Node, trace_of_task
+from workers.watch import MeshView
+from workers.watch.follow import follow
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 3
+EXPLORERS = {"explorer-0", "explorer-1"}
+MARK = "TRINITY_BUS_TELEMETRY__RUN_ID"
+"""A setting that every process of a run inherits: by it they are found, whatever they are called."""
+
+
+def processes(mark: str) -> list[psutil.Process]:
+    """All living processes of the run that carries this mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} after {limit_s:g} s"
+        time.sleep(0.05)
+
+
+class Demo:
+    """A demo as a user starts it, without a terminal."""
+
+    def __init__(self, kafka: KafkaSettings, run_dir: Path, *options: str) -> None:
+        self.run_dir = run_dir
+        self.mark = f"mark-{run_dir.name}-{os.getpid()}"
+        self.kafka = kafka.model_copy(update={"namespace": f"{kafka.namespace}.{run_dir.name}"})
+        self.output = run_dir.with_suffix(".out")
+        environment = {
+            **os.environ,
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
+            "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
+            MARK: self.mark,
+        }
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "workers.cli.app", "demo", "--run-dir", str(run_dir), *options],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def log(self, service: str) -> Path:
+        return self.run_dir / "logs" / f"{service}.log"
+
+    def service(self, name: str) -> psutil.Process | None:
+        """The process of a service itself, not that of its guard."""
+        for process in processes(self.mark):
+            command = process.cmdline()
+            if command[1:5] == ["-m", "workers.cli.app", "run", name]:
+                return process
+        return None
+
+    def ended(self, limit_s: float) -> int:
+        code = self.process.wait(limit_s)
+        wait_for(lambda: not processes(self.mark), "end of every process", 5.0)
+        return code
+
+    def clean_up(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for process in processes(self.mark):
+            process.kill()
+
+
+@pytest.fixture
+def namespaced(kafka: KafkaSettings, request: pytest.FixtureRequest) -> KafkaSettings:
+    return kafka.model_copy(update={"namespace": f"demo-{abs(hash(request.node.nodeid)) % 10**8}-{os.getpid()}"})
+
+
+@pytest.fixture
+def start(namespaced: KafkaSettings, tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    started: list[Demo] = []
+
+    def run(*options: str) -> Demo:
+        started.append(Demo(namespaced, tmp_path / "run", *options))
+        return started[-1]
+
+    yield run
+    for demo in started:
+        demo.clean_up()
+
+
+async def seen(kafka: KafkaSettings) -> MeshView:
+    """What any client can see of the mesh, afterwards."""
+    async with Bus(kafka, client_id="test") as bus, follow(bus, whole=True) as follower:
+        return follower.view
+
+
+def names(node: Node) -> Iterator[str]:
+    yield node.span.name
+    for child in node.children:
+        yield from names(child)
+
+
+@pytest.mark.timeout(420)
+def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
+    demo = start("--steps", str(STEPS), "--seed", "3")
+    assert demo.ended(400) == 0, demo.said()
+
+    summary: dict[str, Any] = json.loads((demo.run_dir / "summary.json").read_text())
+    assert {key: summary[key] for key in ("seed", "explorers", "model_version", "held_out_tasks")} == {
+        "seed": 3,
+        "explorers": 2,
+        "model_version": STEPS,
+        "held_out_tasks": 200,
+    }
+    assert 0 <= summary["reward_before"] < 0.3
+    assert summary["reward_after"] >= summary["reward_before"]
+    assert list(summary["stages"]) == [
+        "make the model",
+        "start Kafka",
+        "start the services",
+        "test before",
+        "train",
+        "test after",
+        "report",
+    ]
+    assert summary["train_seconds"] == summary["stages"]["train"] > 0
+    assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
+    assert all(value is not None for step in summary["steps"] for value in step.values())
+    assert (demo.run_dir / "reward.png").stat().st_size > 1000
+    assert "held-out reward after training" in demo.said()
+
+    view = asyncio.run(seen(demo.kafka))
+    # Strictly on-policy: each batch was drawn by the weights that it then changed, by nobody else's.
+    for step in view.trained:
+        assert step.metrics["staleness_max"] == 0
+        assert step.metrics["samples"] == 64 * 16
+        # What the engines say of their tokens is what the trainer would say of them: the weights arrived, all of them.
+        assert step.metrics["mismatch_k3"] < 1e-6
+        assert step.metrics["weights_mismatched"] == 0
+    for version in range(STEPS + 1):
+        took = view.synced[version]
+        assert took.keys() == EXPLORERS
+        assert {sync.checksum for sync in took.values()} == {view.steps[version].checksum}
+    assert view.states == {"finalized": STEPS + 2}
+    assert view.rollouts == {"completed": STEPS * 64 + 2 * 200}
+
+    found = trace_of_task(load_spans(demo.run_dir), summary["trace_task"])
+    (root,) = found.roots
+    own, gradient = list(names(root)), [name for node in found.linked for name in names(node)]
+    for name in ("send tasks", "process tasks", "dispatch", "rollout sequence", "llm_request", "send experiences"):
+        assert name in own
+    for name in ("train step", "publish version", "announce version"):
+        assert name in gradient
+    assert gradient.count("sync weights") == len(EXPLORERS)
+
+    asked = subprocess.run(
+        [sys.executable, "-m", "workers.cli.app", "ask", "copy 3 1 4 =", "--model", summary["model"]],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert asked.stderr == ""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("moment", ["at once", "services start"])
+def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> None:
+    demo = start()
+    if moment == "at once":
+        wait_for(demo.log("demo").exists, "log", 60)
+    else:
+        wait_for(lambda: demo.service("explorer") is not None, "explorer", 60)
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.ended(60) == 130, demo.said()
+
+
+@pytest.mark.timeout(180)
+def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Demo]) -> None:
+    demo = start()
+    wait_for(lambda: demo.service("trainer") is not None, "trainer", 60)
+    trainer = demo.service("trainer")
+    assert trainer is not None
+    trainer.kill()
+    assert demo.ended(60) == 1
+    assert f"The demo failed: trainer ended with status -9. Its log: {demo.log('trainer')}" in demo.said()
+
+
+@pytest.mark.timeout(120)
+def test_a_limit_that_is_too_short_says_so(start: Callable[..., Demo]) -> None:
+    demo = start("--limit", "3")
+    assert demo.ended(60) == 1
+    assert "not done after 3 s (--limit); so far: make the model" in demo.said()
