@@ -102,6 +102,7 @@ def test_tasks_that_share_a_trace_are_kept_apart() -> None:
         span("dispatch", "03", "02", at_ms=2),
         span("send tasks", "04", "01", at_ms=3, rl__task__id="t2"),
         span("dispatch", "05", "04", at_ms=4),
+        span("send tasks", "06", "03", at_ms=5, rl__task__id="t3"),
         span("train step", "11", trace=STEP, at_ms=9, links=((TASK, "05"),)),
     ]
     found = trace_of_task(spans, "t1")
@@ -109,6 +110,7 @@ def test_tasks_that_share_a_trace_are_kept_apart() -> None:
     assert root.span.name == "send a file"
     assert [child.span.span_id for child in root.children] == ["02"]
     assert [child.span.span_id for child in root.children[0].children] == ["03"]
+    assert root.children[0].children[0].children == [], "a task that this one sent is another task"
     assert found.linked == [], "the step trained on the other one"
     assert [node.span.span_id for node in trace_of_task(spans, "t2").linked] == ["11"]
 

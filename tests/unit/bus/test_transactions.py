@@ -1,0 +1,47 @@
+"""Ending a transaction: its outcome is known before anyone leaves, even if cancelled."""
+
+import asyncio
+
+import pytest
+
+from trinity_bus.bus.transactions import commit
+from trinity_bus.errors import BusError
+
+
+class SlowClient:
+    """Stands for the client library's producer: its commit takes until ``answer`` is set."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.committed = False
+
+    async def commit_transaction(self) -> None:
+        await self.answer.wait()
+        self.committed = True
+
+
+def test_a_cancelled_commit_is_waited_for() -> None:
+    async def scenario() -> None:
+        client = SlowClient()
+        committing = asyncio.create_task(commit(client))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            committing.cancel()
+            await asyncio.sleep(0)
+            assert not committing.done()
+        client.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+        assert client.committed
+
+    asyncio.run(scenario())
+
+
+def test_an_outcome_that_stays_unknown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.bus.transactions.TRANSACTION_TIMEOUT_S", 0.01)
+
+    async def scenario() -> None:
+        with pytest.raises(BusError, match=r"commit the transaction: no answer in .* start this producer anew"):
+            await commit(SlowClient())
+
+    asyncio.run(scenario())
