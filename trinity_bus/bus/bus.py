@@ -1,13 +1,15 @@
 """One process's access to the log."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from schemas.event import Position
 from schemas.topics import TOPICS, Topic
@@ -19,6 +21,8 @@ from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
 from trinity_bus.config import KafkaSettings
+
+_GROUPS_POLL_S = 0.1
 
 
 class Bus:
@@ -131,7 +135,9 @@ class Bus:
         wanted = [TopicPartition(name, number) for name, topic in names.items() for number in range(topic.partitions)]
         admin = await self._administrator()
         with kafka_errors(f"read the committed offsets of {group}"):
-            found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+            found = await self._when_groups_are_served(
+                lambda: admin.list_consumer_group_offsets(group, partitions=wanted)
+            )
         return {(names[p.topic].name, p.partition): o.offset for p, o in found.items() if o.offset >= 0}
 
     async def fetch(
@@ -145,6 +151,17 @@ class Bus:
             RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.
         """
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
+
+    async def _when_groups_are_served[R](self, ask: Callable[[], Awaitable[R]]) -> R:
+        """Ask again where no broker serves groups yet: on a new cluster, the first question creates their topic."""
+        until = time.monotonic() + self.settings.request_timeout_s
+        while True:
+            try:
+                return await ask()
+            except GroupCoordinatorNotAvailableError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(_GROUPS_POLL_S)
 
     async def _administrator(self) -> AIOKafkaAdminClient:
         async with self._connecting:

@@ -1,0 +1,146 @@
+"""Commands that talk to the log, as a user runs them, against a real broker."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, Task
+from schemas.topics import BATCHES, EVENTS, TASKS
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+from trinity_bus.telemetry import load_spans
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def log(kafka: KafkaSettings) -> KafkaSettings:
+    return kafka.model_copy(update={"namespace": f"cli-{uuid4().hex[:8]}"})
+
+
+def trinity_bus(log: KafkaSettings, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workers.cli.app", *arguments],
+        env={
+            **os.environ,
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": log.bootstrap_servers or "",
+            "TRINITY_BUS_KAFKA__NAMESPACE": log.namespace,
+            "COLUMNS": "160",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def tasks_file(folder: Path, *lines: str) -> str:
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+def task(number: int) -> str:
+    return json.dumps({"task_id": f"t{number}", "workflow": "math", "prompt": f"{number} + 1 =", "answer": "2"})
+
+
+async def tasks_in(log: KafkaSettings) -> list[str]:
+    async with Bus(log, client_id="test") as bus:
+        await bus.ensure_topics([TASKS])
+        async with bus.reader(TASKS, start="beginning") as reader:
+            return sorted([received.record.task_id async for received in reader.replay()])
+
+
+def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:
+    file = tasks_file(tmp_path, *(task(i) for i in range(2500)))
+    run_dir = tmp_path / "run"
+    done = trinity_bus(log, "produce", file, TRINITY_BUS_TELEMETRY__RUN_DIR=str(run_dir))
+    assert done.returncode == 0, done.stderr
+    assert "Sent 2500 tasks" in done.stderr
+    assert asyncio.run(tasks_in(log)) == sorted(f"t{i}" for i in range(2500))
+    assert {span.name for span in load_spans(run_dir)} == {"send tasks"}
+
+    traced = trinity_bus(log, "trace", "t7", "--run-dir", str(run_dir))
+    assert traced.returncode == 0
+    assert "send tasks" in traced.stdout
+    unknown = trinity_bus(log, "trace", "nobody", "--run-dir", str(run_dir))
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("trinity-bus: no span of task 'nobody'")
+
+
+def test_bad_lines_hold_back_the_good_ones_unless_told_otherwise(log: KafkaSettings, tmp_path: Path) -> None:
+    file = tasks_file(tmp_path, task(1), "{", task(2), task(1))
+    refused = trinity_bus(log, "produce", file)
+    assert refused.returncode == 1
+    assert "tasks.jsonl:2" in refused.stderr
+    assert "tasks.jsonl:4" in refused.stderr
+    assert asyncio.run(tasks_in(log)) == []
+    assert trinity_bus(log, "produce", "--keep-going", file).returncode == 1
+    assert asyncio.run(tasks_in(log)) == ["t1", "t2"]
+
+
+def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) -> None:
+    async def bury() -> None:
+        async with Bus(log, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                await (await producer.send_raw(TASKS, "k1", b"{oops", partition=0))
+                async with bus.reader(TASKS, start="beginning") as reader:
+                    async for received in reader.replay():
+                        await (await producer.send_dead_letter(received, "not_msgpack_or_json", "a\x1b[2Jb"))
+
+    assert "No dead letters." in trinity_bus(log, "dead-letters").stdout
+    asyncio.run(bury())
+    listed = trinity_bus(log, "dead-letters")
+    assert listed.returncode == 0, listed.stderr
+    assert "not_msgpack_or_json" in listed.stdout
+    assert "tasks/0@0" in listed.stdout
+    assert "\x1b[2J" not in listed.stdout
+    (line,) = trinity_bus(log, "dead-letters", "--json").stdout.splitlines()
+    assert json.loads(line)["value"] == "{oops"
+
+
+def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
+    async def fill() -> None:
+        async with Bus(log, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                batch = BatchRecord(
+                    batch_id="b-17",
+                    batch_type="train",
+                    state=BatchLifecycleState.RUNNING,
+                    sequence=17,
+                    expected_task_count=64,
+                    completed_task_count=5,
+                )
+                beat = ExplorerHeartbeat(
+                    explorer="explorer-9", incarnation="a", state="ready", slots=8, model_version=16
+                )
+                sent = [
+                    await producer.send(BATCHES, batch.batch_id, batch),
+                    await producer.send(EVENTS, beat.explorer, beat),
+                    await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="1")),
+                ]
+                await asyncio.gather(*sent)
+
+    asyncio.run(fill())
+    shown = trinity_bus(log, "status", "--once")
+    assert shown.returncode == 0, shown.stderr
+    for part in ("b-17", "running", "5/64", "explorer-9", "16", "1 tasks, 1 events"):
+        assert part in shown.stdout
+
+
+def test_no_broker_is_one_line(log: KafkaSettings) -> None:
+    nobody = log.model_copy(update={"bootstrap_servers": "127.0.0.1:9"})
+    done = trinity_bus(nobody, "status", "--once")
+    assert done.returncode == 2
+    assert done.stderr.startswith("trinity-bus: ")
+    assert "127.0.0.1:9" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
