@@ -38,6 +38,17 @@ async def abort(client: AIOKafkaProducer) -> None:
     """
     if fatal_error(client) is None:
         await _complete(client.abort_transaction(), "abort the transaction")
+    else:
+        _look_at_errors_of_queued_batches(client)
+
+
+def _look_at_errors_of_queued_batches(client: AIOKafkaProducer) -> None:
+    """Else asyncio reports each batch that a fenced client still had, traceback and all, as never looked at."""
+    for batches in client._message_accumulator._batches.values():  # noqa: SLF001 - nothing else knows these futures
+        for batch in batches:
+            waiter = batch._drain_waiter  # noqa: SLF001 - likewise
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()
 
 
 async def _complete(ending: Coroutine[Any, Any, None], doing: str) -> None:
