@@ -6,8 +6,11 @@ sample. Each starts from, and ends in, the shape in which its users hold a group
 * the codec: an ``ExperienceGroup`` of numpy columns;
 * pickle + safetensors: per sample a dict of plain fields and a dict of torch tensors; the fields of all samples are
   pickled, the tensors are one safetensors blob, as is common between a rollout worker and a torch trainer;
-* the same with numpy arrays, which safetensors handles faster than tensors; shown, but no trainer's way and no goal;
 * msgspec lists and JSON: dicts of plain Python lists.
+
+The goal is ten times the fastest of these. Two more comparisons have no goal: pickle + safetensors with numpy arrays,
+which it handles faster than tensors; and the codec with what surrounds it, from the engine's per-sample arrays to
+bytes, and from bytes to per-sample views.
 
 Unlike the others the codec also checks on either side that lengths, offsets and identifiers fit together. The
 formats take turns of a few hundredths of a second, so that a busy machine slows all alike, and medians are compared.
@@ -144,19 +147,25 @@ def formats() -> list[Format]:
         }
         for ids, plain, numbers in numpy_groups
     ]
+    groups = [build_group(samples, **ids) for ids, samples in zip(shared, inputs, strict=True)]
     msgpack_encoder, msgpack_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
     return [
-        Format(
-            "codec",
-            [build_group(samples, **ids) for ids, samples in zip(shared, inputs, strict=True)],
-            encode,
-            lambda value: decode(value, ExperienceGroup),
-        ),
-        pickle_safetensors("pickle + safetensors (torch)", safetensors.torch, torch_groups),
-        pickle_safetensors("pickle + safetensors (numpy)", safetensors.numpy, numpy_groups),
+        Format("codec", groups, encode, lambda value: decode(value, ExperienceGroup)),
+        pickle_safetensors("pickle + safetensors", safetensors.torch, torch_groups),
         Format("msgspec lists", list_groups, msgpack_encoder.encode, msgpack_decoder.decode),
         Format("JSON", list_groups, lambda group: json.dumps(group).encode(), json.loads),
+        pickle_safetensors("pickle + safetensors of numpy arrays", safetensors.numpy, numpy_groups),
+        Format(
+            "codec from and to samples",
+            list(zip(shared, inputs, strict=True)),
+            lambda pair: encode(build_group(pair[1], **pair[0])),
+            lambda value: list(decode(value, ExperienceGroup).samples()),
+        ),
     ]
+
+
+BASELINES = slice(1, 4)
+"""Of the formats: those that the goal is about."""
 
 
 def seconds_each(run: Callable[[Any], Any], items: list[Any]) -> float:
@@ -186,16 +195,24 @@ def main() -> None:
     decode_median = [statistics.median(times) for times in decode_s]
     size = [statistics.mean(map(len, values)) / TOKENS for values in encoded]
     rows.append(Row("bytes per token", size[0], "B", 9, "lower"))
-    rows.append(Row("encode speed over the fastest baseline", min(encode_median[1:]) / encode_median[0], "x", 10))
-    rows.append(Row("decode speed over the fastest baseline", min(decode_median[1:]) / decode_median[0], "x", 10))
+    encode_ratio = min(encode_median[BASELINES]) / encode_median[0]
+    decode_ratio = min(decode_median[BASELINES]) / decode_median[0]
+    rows.append(Row("encode speed over the fastest baseline", encode_ratio, "x", 10))
+    rows.append(Row("decode speed over the fastest baseline", decode_ratio, "x", 10))
     for i, f in enumerate(all_formats):
         rows.append(Row(f"encode, {f.name}", TOKENS / encode_median[i] / 1e6, "Mtokens/s"))
         rows.append(Row(f"decode, {f.name}", TOKENS / decode_median[i] / 1e6, "Mtokens/s"))
-        if i:
-            rows.append(Row(f"bytes per token, {f.name}", size[i], "B", better="lower"))
-            rows.append(Row(f"encode speed over {f.name}", encode_median[i] / encode_median[0], "x"))
-            rows.append(Row(f"decode speed over {f.name}", decode_median[i] / decode_median[0], "x"))
-    report("codec", f"Codec: groups of {SAMPLES} samples x {PROMPT + RESPONSE:,} tokens", rows)
+    for i, f in enumerate(all_formats[1:-1], start=1):
+        rows.append(Row(f"bytes per token, {f.name}", size[i], "B", better="lower"))
+        rows.append(Row(f"encode speed over {f.name}", encode_median[i] / encode_median[0], "x"))
+        rows.append(Row(f"decode speed over {f.name}", decode_median[i] / decode_median[0], "x"))
+    names = ", ".join(f.name for f in all_formats[BASELINES])
+    report(
+        "codec",
+        f"Codec: groups of {SAMPLES} samples x {PROMPT + RESPONSE:,} tokens",
+        rows,
+        notes=[f"The baselines of the goal are {names}, with tensors in safetensors as trainers have them."],
+    )
 
 
 if __name__ == "__main__":

@@ -133,19 +133,22 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
     def samples(self) -> Iterator[Sample]:
         """The samples in order, as views into this group's buffers."""
         mask = self.mask
+        drawn_by: list[list[int]] = [[] for _ in range(len(self))]
+        for owner, _, version in self.versions.tolist():
+            drawn_by[owner].append(version)
+        columns = (self.lengths, self.prompt_lengths, self.rewards, self.run_ids)
         token, response = 0, 0
-        for i, (length, prompt) in enumerate(zip(self.lengths.tolist(), self.prompt_lengths.tolist(), strict=True)):
+        for length, prompt, reward, run_id, versions in zip(*(c.tolist() for c in columns), drawn_by, strict=True):
             n = length - prompt
-            spans = self.versions[self.versions[:, 0] == i, 2]
             yield Sample(
                 tokens=self.tokens[token : token + length],
                 prompt_length=prompt,
                 logprobs=self.logprobs[response : response + n],
                 mask=mask[response : response + n],
-                reward=float(self.rewards[i]),
-                run_id=int(self.run_ids[i]),
-                version_min=int(spans.min(initial=np.iinfo(np.int32).max)) if len(spans) else -1,
-                version_max=int(spans.max(initial=-1)),
+                reward=reward,
+                run_id=run_id,
+                version_min=min(versions, default=-1),
+                version_max=max(versions, default=-1),
             )
             token += length
             response += n

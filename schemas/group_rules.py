@@ -93,12 +93,15 @@ def _response_lengths(group: ExperienceGroup) -> list[int]:
 def _check_versions(group: ExperienceGroup, responses: list[int]) -> None:
     if len(group.versions) > MAX_SPANS:
         raise _broken("bad_buffer", f"versions has {len(group.versions)} spans, at most {MAX_SPANS} are allowed")
-    last = (0, -1)
+    count = len(responses)
+    owner, last = 0, -1
     for sample, start, version in group.versions.tolist():
-        span = (sample, start)
-        if span <= last or sample >= len(responses) or not 0 <= start <= responses[sample] or version < 0:
-            rule = "ordered by sample and start, within the samples, versions 0 or more"
-            raise _broken(
-                "bad_buffer", f"versions has {[sample, start, version]} after {list(last)}; it must be {rule}"
-            )
-        last = span
+        if (
+            not owner <= sample < count
+            or not 0 <= start <= responses[sample]
+            or (sample == owner and start <= last)
+            or version < 0
+        ):
+            rule = "must be ordered by sample and start, within the samples, versions 0 or more"
+            raise _broken("bad_buffer", f"versions has {[sample, start, version]} after {[owner, last]}; spans {rule}")
+        owner, last = sample, start
