@@ -1,28 +1,25 @@
 """One process's access to the log."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from schemas.event import Position
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
 from trinity_bus.bus.logs import throttle_client_logs
+from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
 from trinity_bus.config import KafkaSettings
-
-_GROUPS_POLL_S = 0.1
 
 
 class Bus:
@@ -130,15 +127,15 @@ class Bus:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.
 
         A successor in a transactional role starts its producer first: that settles what its predecessor left open.
+
+        Raises:
+            BusError: The broker does not tell in time.
         """
         names = {topic.full_name(self.settings.namespace): topic for topic in topics}
         wanted = [TopicPartition(name, number) for name, topic in names.items() for number in range(topic.partitions)]
         admin = await self._administrator()
-        with kafka_errors(f"read the committed offsets of {group}"):
-            found = await self._when_groups_are_served(
-                lambda: admin.list_consumer_group_offsets(group, partitions=wanted)
-            )
-        return {(names[p.topic].name, p.partition): o.offset for p, o in found.items() if o.offset >= 0}
+        found = await committed(admin, group, wanted, self.settings.request_timeout_s)
+        return {(names[position.topic].name, position.partition): offset for position, offset in found.items()}
 
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
@@ -151,17 +148,6 @@ class Bus:
             RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.
         """
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
-
-    async def _when_groups_are_served[R](self, ask: Callable[[], Awaitable[R]]) -> R:
-        """Ask again where no broker serves groups yet: on a new cluster, the first question creates their topic."""
-        until = time.monotonic() + self.settings.request_timeout_s
-        while True:
-            try:
-                return await ask()
-            except GroupCoordinatorNotAvailableError:
-                if time.monotonic() > until:
-                    raise
-            await asyncio.sleep(_GROUPS_POLL_S)
 
     async def _administrator(self) -> AIOKafkaAdminClient:
         async with self._connecting:

@@ -79,7 +79,7 @@ def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
             cafile=settings.ssl_cafile,
             certfile=settings.ssl_certfile,
             keyfile=settings.ssl_keyfile,
-            # A callable that is never asked keeps OpenSSL from asking the terminal for a password.
+            # An empty one keeps OpenSSL from asking the terminal.
             password="" if settings.ssl_password is None else settings.ssl_password.get_secret_value(),
         )
     except (ssl.SSLError, OSError) as error:

@@ -11,7 +11,6 @@ from schemas.topics import Topic
 from trinity_bus.bus.connection import translated
 from trinity_bus.bus.spans import end_send_span
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
-from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
 
 RECORD_OVERHEAD_BYTES = 512
@@ -29,7 +28,7 @@ class Delivery:
 
     def __init__(self, topic: Topic, doing: str, span: Span | None) -> None:
         self.position: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        self._attributes = {names.MESSAGING_DESTINATION_NAME: topic.name}
+        self._attributes = metrics.messaging("send", topic.name)
         self._doing = doing
         self._span = span
         self._started = time.perf_counter()
@@ -70,7 +69,7 @@ def check(
         raise SendError(f"send to {topic.name}: a record needs a key or a value")
     if partition is not None and not 0 <= partition < topic.partitions:
         raise SendError(f"send to {topic.name}: partition {partition} is not one of its {topic.partitions}")
-    size = len(key or b"") + len(value or b"") + sum(len(name) + len(data) for name, data in headers)
+    size = len(key or b"") + len(value or b"") + sum(len(name) + len(data or b"") for name, data in headers)
     if size + RECORD_OVERHEAD_BYTES > topic.max_message_bytes:
         raise RecordTooLargeError(
             f"a record of {size:,} bytes is over the limit of topic {topic.name}, {topic.max_message_bytes:,} bytes: "

@@ -97,8 +97,6 @@ class PositionReader:
         try:
             with kafka_errors("connect"):
                 await self._client.start()
-            # A task of the client's that is cancelled before its first step would cancel whoever stops the client.
-            await asyncio.sleep(0)
         except BaseException:
             await stop_consumer(self._client)
             raise
@@ -177,8 +175,14 @@ class PositionReader:
         progress = time.monotonic()
         try:
             while left:
-                with kafka_errors(f"fetch from {name}"):
-                    batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
+                try:
+                    with kafka_errors(f"fetch from {name}"):
+                        batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
+                except UnicodeDecodeError as error:
+                    raise BusError(
+                        f"fetch from {name}: a record in between has a header whose name is not text ({error}); "
+                        "no manifest can be read over it"
+                    ) from error
                 if batches:
                     progress = time.monotonic()
                 elif time.monotonic() - progress > self._settings.request_timeout_s:

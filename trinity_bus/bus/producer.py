@@ -191,7 +191,7 @@ class Producer:
         """Put a record that could not be taken where operators look, count it and log it."""
         key, value, headers = dead_letter(received, reason, detail)
         metrics.DEAD_LETTERS.add(
-            1, {names.MESSAGING_DESTINATION_NAME: received.topic.name, names.DEAD_LETTER_REASON: reason}
+            1, {names.MESSAGING_DESTINATION_TEMPLATE: received.topic.name, names.DEAD_LETTER_REASON: reason}
         )
         log.warning("dead letter from %s: %s: %s", received.place, reason, detail)
         return await self.send_raw(DEAD_LETTERS, key, value, headers=headers)

@@ -3,9 +3,17 @@
 There are no consumer groups and so no rebalances: a reader names its partitions, and its owner keeps its positions (in
 a transaction, in a checkpoint, or nowhere). One fetch is always left pending and only waited for with a limit;
 cancelling :meth:`Reader.batch` at any point loses nothing, the next call goes on from there.
+
+One kind of record stops the client library itself: one with a header whose name is not UTF-8. The client then drops
+what it had unpacked before it and stumbles over it again at each fetch, also when it only wants what follows in the
+same batch. A reader goes back and takes records singly until it knows which one it is, passes over it, and returns it
+as undecodable; so are those after it that its sender put into the same batch::
+
+    NORMAL --the client stumbles: seek to what was returned last--> CAREFUL --found and passed over--> NORMAL
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
@@ -16,10 +24,9 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import make_consumer, stop_consumer
-from trinity_bus.bus.received import Received, receive_all
+from trinity_bus.bus.received import Received, receive_all, unreadable
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
-from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
 
 type Start = Literal["beginning", "end"] | Mapping[tuple[str, int], int]
@@ -32,6 +39,7 @@ MAX_FETCH_BYTES = 32 << 20
 FETCH_WAIT_MS = 100
 """A partition with no room in the fetch under way waits at most this long for the next."""
 _REPLAY_WAIT_S = 0.2
+_CAREFUL_POLL_S = 0.005
 
 
 class Reader:
@@ -63,6 +71,7 @@ class Reader:
         self._raw: deque[tuple[Topic, ConsumerRecord]] = deque()
         self._ready: list[Received[Any]] = []
         self._next: dict[tuple[str, int], int] = {}
+        self._careful = False
 
     async def start(self) -> None:
         """Connect and fix the start positions: a record written after this returns is read, wherever the start is.
@@ -130,7 +139,7 @@ class Reader:
             self._next[record.topic.name, record.partition] = record.offset + 1
             counts[record.topic.name] = counts.get(record.topic.name, 0) + 1
         for name, count in counts.items():
-            metrics.CONSUMED_MESSAGES.add(count, {names.MESSAGING_DESTINATION_NAME: name})
+            metrics.CONSUMED_MESSAGES.add(count, metrics.messaging("poll", name))
         return records
 
     async def replay(self) -> AsyncIterator[Received[Any]]:
@@ -174,6 +183,9 @@ class Reader:
 
     async def _fetch(self, timeout_s: float) -> None:
         client = self._connected()
+        if self._careful:
+            await self._fetch_carefully(client, timeout_s)
+            return
         if self._pending is None:
             # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
             self._pending = asyncio.create_task(client.getmany(timeout_ms=60_000, max_records=self._max_records))
@@ -187,10 +199,43 @@ class Reader:
         if self._pending is None or not self._pending.done():
             return
         task, self._pending = self._pending, None
-        with kafka_errors(f"read {', '.join(self._topics)}"):
-            for position, records in task.result().items():
-                topic = self._topics[position.topic]
-                self._raw.extend((topic, record) for record in records)
+        try:
+            with kafka_errors(self._doing):
+                found = task.result()
+        except UnicodeDecodeError:
+            # While a fetch is pending nothing else is queued here, so all that was read has been returned.
+            self._careful = True
+            for position in self._assigned:
+                self._connected().seek(position, self._next[self._place(position)])
+            return
+        self._queue(found)
+
+    def _queue(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
+        for position, records in found.items():
+            topic = self._topics[position.topic]
+            self._raw.extend((topic, record) for record in records)
+
+    async def _fetch_carefully(self, client: AIOKafkaConsumer, timeout_s: float) -> None:
+        """Take single records until one turns up that the client cannot unpack; queue that as undecodable."""
+        until = time.monotonic() + timeout_s
+        while not self._raw:
+            for position in self._assigned:
+                try:
+                    with kafka_errors(self._doing):
+                        # With no time to wait it does not suspend, so a cancellation cannot lose its result.
+                        self._queue(await client.getmany(position, timeout_ms=0, max_records=1))
+                except UnicodeDecodeError as error:
+                    at = await client.position(position)
+                    client.seek(position, at + 1)
+                    topic = self._topics[position.topic]
+                    self._ready.append(
+                        unreadable(topic, position.partition, at, f"a header's name is not text: {error}")
+                    )
+                    self._careful = False
+                    return
+            if time.monotonic() >= until:
+                return
+            await asyncio.sleep(_CAREFUL_POLL_S)
 
     async def _start_offsets(self, client: AIOKafkaConsumer) -> dict[TopicPartition, int]:
         if self._start == "end":
@@ -200,6 +245,10 @@ class Reader:
             if not isinstance(self._start, str):
                 offsets |= {p: self._start[self._place(p)] for p in self._assigned if self._place(p) in self._start}
         return dict(offsets)
+
+    @property
+    def _doing(self) -> str:
+        return f"read {', '.join(self._topics)}"
 
     def _place(self, position: TopicPartition) -> tuple[str, int]:
         return self._topics[position.topic].name, position.partition

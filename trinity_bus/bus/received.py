@@ -49,7 +49,7 @@ class Received[R]:
     headers: Headers
     traceparent: str | None
     timestamp_ms: int
-    """When the producer, or the broker, says it was written: milliseconds since the Unix epoch."""
+    """When the producer, or the broker, says it was written: milliseconds since the Unix epoch; 0 if unknown."""
     raw_key: bytes | None = None
     is_null: bool = False
     """The value is null, not merely empty."""
@@ -75,6 +75,21 @@ def receive(topic: Topic, record: ConsumerRecord, expect: tuple[type, ...]) -> R
         timestamp_ms=record.timestamp,
         raw_key=record.key,
         is_null=record.value is None,
+    )
+
+
+def unreadable(topic: Topic, partition: int, offset: int, detail: str) -> Received[Any]:
+    """A record that not even the client library can unpack: all that is known of it is its place."""
+    return Received(
+        record=Undecodable(b"", "bad_header", detail),
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        key=None,
+        raw=b"",
+        headers=(),
+        traceparent=None,
+        timestamp_ms=0,
     )
 
 

@@ -4,7 +4,11 @@ They are OpenTelemetry instruments: without a configured meter provider, adding 
 follow OpenTelemetry's conventions; ``rl.`` and ``trinity.`` names are this project's own.
 """
 
+from functools import cache
+
 from opentelemetry import metrics
+
+from trinity_bus.telemetry import conventions as names
 
 _METER = metrics.get_meter("trinity_bus")
 
@@ -15,7 +19,10 @@ CONSUMED_MESSAGES = _METER.create_counter(
     "messaging.client.consumed.messages", unit="{message}", description="Records read."
 )
 SEND_DURATION = _METER.create_histogram(
-    "messaging.client.operation.duration", unit="s", description="From send to durable."
+    "messaging.client.operation.duration",
+    unit="s",
+    description="From send to durable.",
+    explicit_bucket_boundaries_advisory=(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
 )
 DEAD_LETTERS = _METER.create_counter(
     "trinity.dead_letters", unit="{message}", description="Records that could not be taken, by reason."
@@ -28,3 +35,18 @@ TRAIN_STEP_DURATION = _METER.create_histogram("rl.train.step.duration", unit="s"
 WEIGHT_SYNC_DURATION = _METER.create_histogram(
     "rl.weight_sync.duration", unit="s", description="From announcement to serving the version."
 )
+
+
+@cache
+def messaging(operation: str, topic: str) -> dict[str, str]:
+    """The attributes of a messaging metric.
+
+    Args:
+        operation: ``"send"`` or ``"poll"``.
+        topic: The topic's name without its namespace, so that runs can be compared.
+    """
+    return {
+        names.MESSAGING_SYSTEM: "kafka",
+        names.MESSAGING_OPERATION_NAME: operation,
+        names.MESSAGING_DESTINATION_TEMPLATE: topic,
+    }

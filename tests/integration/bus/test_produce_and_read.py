@@ -1,11 +1,15 @@
 """Records through a real broker: there and back, readable or not, small and large, with their trace."""
 
 import asyncio
+import struct
 import time
 
 import numpy as np
 import pytest
 import uvloop
+from aiokafka import AIOKafkaProducer
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.record.util import calc_crc32c
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -17,7 +21,7 @@ from schemas.topics import BATCHES, DEAD_LETTERS, EVENTS, EXPERIENCES, ROLLOUTS,
 from trinity_bus.bus import Bus, Received, Undecodable, lane_partition, partition_of
 from trinity_bus.bus.headers import header
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import RecordGoneError, RecordTooLargeError
+from trinity_bus.errors import BusError, RecordGoneError, RecordTooLargeError
 from trinity_bus.telemetry import parent_context, span_context, traceparent
 
 pytestmark = pytest.mark.integration
@@ -169,6 +173,52 @@ def test_undecodable_records_do_not_stop_a_reader_and_become_dead_letters(settin
                 assert header(letter.headers, "dlq.topic") == "tasks"
                 assert header(letter.headers, "dlq.partition") == "0"
                 assert header(letter.headers, "dlq.offset") == str(record.offset)
+
+    asyncio.run(scenario())
+
+
+def poisoned(batch: BatchBuilder) -> BatchBuilder:
+    """The batch with the header ``POISON`` renamed to bytes that are no text, as a client in C can send it."""
+    build = batch._build
+
+    def rebuild() -> bytes:
+        raw = bytearray(build()).replace(b"POISON", b"\xff\xfe\xff\xfe\xff\xfe")
+        raw[17:21] = struct.pack(">I", calc_crc32c(bytes(raw[21:])))
+        return bytes(raw)
+
+    batch._build = rebuild
+    return batch
+
+
+def test_a_record_that_stops_the_client_library_does_not_stop_a_reader(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, start="beginning", expect=()) as reader,
+            AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers) as outsider,
+        ):
+            sends = [await producer.send_raw(TASKS, "a", b"before", partition=n % 3) for n in range(30)]
+            for send in sends:
+                await send
+            batch = outsider.create_batch()
+            for value, headers in ((b"good", []), (b"bad", [("POISON", b"")]), (b"behind it", [])):
+                batch.append(key=b"k", value=value, timestamp=None, headers=headers)
+            sent = await outsider.send_batch(poisoned(batch), TASKS.full_name(settings.namespace), partition=1)
+            base = (await sent).offset
+            for number in range(30):
+                await producer.send_raw(TASKS, "a", b"after", partition=number % 3)
+            found = await read(reader, 63)
+            lane = [record for record in found if record.partition == 1]
+            assert [record.offset for record in lane] == list(range(23)), "in order, none twice"
+            assert [record.raw for record in lane[:11]] == [b"before"] * 10 + [b"good"]
+            assert [record.raw for record in lane[13:]] == [b"after"] * 10
+            for record in lane[11:13]:
+                assert isinstance(record.record, Undecodable)
+                assert record.record.reason == "bad_header"
+                await (await producer.send_dead_letter(record, record.record.reason, record.record.detail))
+            with pytest.raises(BusError, match="a record in between has a header whose name is not text"):
+                await bus.fetch(TASKS, [Position(partition=1, offset=base + 2)])
 
     asyncio.run(scenario())
 

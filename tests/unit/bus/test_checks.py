@@ -123,6 +123,23 @@ def test_no_broker_is_one_line_that_says_where() -> None:
     )
 
 
+def test_what_cannot_connect_leaves_nothing_open() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}")
+
+        async def scenario() -> None:
+            bus = Bus(settings, client_id="test")
+            for attempt in (bus.producer().start, bus.reader(TASKS).start, bus.ensure_topics):
+                with pytest.raises(BrokerUnreachableError, match=r"is the broker running\?"):
+                    await attempt()
+            with pytest.raises(BrokerUnreachableError):
+                await bus.end_offsets(TASKS)
+            await bus.stop()
+
+        asyncio.run(scenario())
+
+
 def test_no_address_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS is not set"):
         asyncio.run(Bus(KafkaSettings(), client_id="test").start())
