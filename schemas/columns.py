@@ -233,6 +233,8 @@ def _reason(error: Exception, text: str) -> str:
             reason = "bad_buffer"
         case msgspec.ValidationError() if "$[0]" not in text or text.endswith("`$[0]`"):
             reason = "bad_framing"
+        case msgspec.ValidationError() if "Invalid enum value" in text or ">=" in text:
+            reason = "bad_value"
         case msgspec.ValidationError():
             reason = "too_large" if "length <=" in text else "wrong_type"
         case _ if "truncated" in text:

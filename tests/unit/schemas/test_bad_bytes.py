@@ -192,11 +192,11 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
         (with_header(lambda h: h | {"schema_version": 2}), "unsupported_version"),
         (with_header(lambda h: {"schema": "experience", "schema_version": 2, "all": "else"}), "unsupported_version"),
         (with_header(lambda h: h | {"attempt": "1"}), "wrong_type"),
-        (with_header(lambda h: h | {"attempt": 0}), "wrong_type"),
+        (with_header(lambda h: h | {"attempt": 0}), "bad_value"),
         (with_header(lambda h: h | {"task_id": "two\nlines"}), "bad_value"),
         (with_header(lambda h: h | {"task_id": ""}), "bad_value"),
         (with_header(lambda h: h | {"task_id": "t" * 201}), "bad_value"),
-        (with_header(lambda h: h | {"batch_type": "test"}), "wrong_type"),
+        (with_header(lambda h: h | {"batch_type": "test"}), "bad_value"),
         (with_header(lambda h: h | {"metrics": [{}] * 3}), "bad_value"),
         (with_header(lambda h: h | {"metrics": [{"a": "b"}] * 2}), "wrong_type"),
         (with_header(lambda h: h | {"metrics": [{}] * 20_000}), "too_large"),
@@ -228,6 +228,11 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
 )
 def test_reasons_of_groups(value: bytes, reason: str) -> None:
     assert reason_of(value, ExperienceGroup) == reason
+
+
+def test_the_detail_names_the_buffer_and_the_room_there_is() -> None:
+    with pytest.raises(DecodeError, match=r"buffers.tokens = \['<i4', \(16,\), 800, 64\] .* within the \d+ bytes"):
+        decode(with_buffer("tokens", ["<i4", [16], 800, 64]), ExperienceGroup)
 
 
 @pytest.mark.parametrize(
