@@ -20,6 +20,12 @@ _CHUNK_ELEMENTS: Final = 1 << 24
 """Logits handled at once: 64 MiB of float32 a temporary."""
 
 
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """In float32, divided by the temperature; a view where there is nothing to do."""
+    scaled = logits.float()
+    return scaled if temperature == 1.0 else scaled / temperature
+
+
 class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
     @staticmethod
     def forward(  # noqa: PLR0917 - torch calls it by position
@@ -39,11 +45,11 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         logprobs, entropies, log_sums = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
         for start in range(0, len(logits), rows):
             chunk = slice(start, start + rows)
-            z = logits[chunk, :columns].float() / temperature
+            z = _scaled(logits[chunk, :columns], temperature)
             highest = z.amax(1)
             if group is not None:
                 dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-            z -= highest[:, None]
+            z = z - highest[:, None]
             chosen = torch.where(mine[chunk], z.gather(1, local[chunk, None])[:, 0], 0.0)
             p = z.exp()
             sums = torch.stack([p.sum(1), p.mul_(z).sum(1), chosen])
@@ -63,21 +69,25 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         for_logprobs, for_entropies = gradients
         logits, local, mine, entropies, log_sums = ctx.saved_tensors
-        result = torch.zeros_like(logits)
+        result = torch.empty_like(logits)
+        result[:, ctx.columns :] = 0
         for start in range(0, len(logits), ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            logp = logits[chunk, : ctx.columns].float().div_(ctx.temperature).sub_(log_sums[chunk, None])
+            logp = _scaled(logits[chunk, : ctx.columns], ctx.temperature) - log_sums[chunk, None]
             p = logp.exp()
-            gradient = torch.zeros_like(p)
-            if for_logprobs is not None:
-                gradient.addcmul_(p, for_logprobs[chunk, None], value=-1.0)
-                own = torch.where(mine[chunk], for_logprobs[chunk], 0.0)
-                gradient.scatter_add_(1, local[chunk, None], own[:, None])
+            # Both gradients are p times something, but for the target's own: it is added last.
+            factor = torch.zeros_like(log_sums[chunk, None]) if for_logprobs is None else -for_logprobs[chunk, None]
             if for_entropies is not None:
                 # p log p is 0 where p is, though log p may be -inf.
-                surprise = torch.where(p > 0, logp + entropies[chunk, None], 0.0)
-                gradient.addcmul_(p * surprise, for_entropies[chunk, None], value=-1.0)
-            result[chunk, : ctx.columns] = gradient.div_(ctx.temperature).to(logits.dtype)
+                surprise = logp.add_(entropies[chunk, None]).masked_fill_(p == 0, 0.0)
+                factor = surprise.mul_(-for_entropies[chunk, None]).add_(factor)
+            gradient = p.mul_(factor)
+            if for_logprobs is not None:
+                own = torch.where(mine[chunk], for_logprobs[chunk], 0.0)
+                gradient.scatter_add_(1, local[chunk, None], own[:, None])
+            if ctx.temperature != 1.0:
+                gradient.div_(ctx.temperature)
+            result[chunk, : ctx.columns] = gradient
         return result, None, None, None, None
 
 

@@ -13,13 +13,13 @@ step, because a wire or a memory that changes bytes wants an operator.
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from opentelemetry import metrics
 
 from schemas import ModelVersion, WeightsSynced
-from trinity_bus.bus import Reader, Received
+from trinity_bus.bus import Reader
 from trinity_bus.telemetry import conventions as names
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,13 @@ class Publication:
         """Serves what is announced, as long as it runs."""
         async with asyncio.TaskGroup() as serving:
             while True:
-                for version, traceparent in newest_for_each_member(await announcements.batch(_POLL_S)):
-                    if version.model == self._model and version.trainer_incarnation == self._incarnation:
-                        serving.create_task(self._serve_one(version, traceparent))
+                ours = [
+                    (received.record, received.traceparent)
+                    for received in await announcements.batch(_POLL_S)
+                    if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
+                ]
+                for version, traceparent in newest_for_each_member(ours):
+                    serving.create_task(self._serve_one(version, traceparent))
 
     async def check(self, events: Reader) -> None:
         """Compares what explorers say they received, as long as it runs."""
@@ -99,6 +103,9 @@ class Publication:
         )
         return False
 
+    def _is_ours(self, version: ModelVersion) -> bool:
+        return version.model == self._model and version.trainer_incarnation == self._incarnation
+
     async def _serve_one(self, version: ModelVersion, traceparent: str | None) -> None:
         outcome = await asyncio.to_thread(self._server.serve, version, traceparent)
         for explorer, error in outcome.items():
@@ -106,21 +113,20 @@ class Publication:
                 log.warning("version %d, epoch %d: not sent to %s: %s", version.version, version.epoch, explorer, error)
 
 
-def newest_for_each_member(received: Iterable[Received[Any]]) -> list[tuple[ModelVersion, str | None]]:
-    """Announcements read together, without those whose every member is named again in a later one.
+type Announced = tuple[ModelVersion, str | None]
+"""An announcement and the trace context that it came with."""
+
+
+def newest_for_each_member(announced: Sequence[Announced]) -> list[Announced]:
+    """Announcements read together, in order, without those whose every member is named again in a later one.
 
     To begin an older transfer at the same moment as the newer one would let the older one win by chance.
-
-    Returns:
-        The announcements in order, each with the trace context that it came with.
     """
-    kept: list[tuple[ModelVersion, str | None]] = []
+    kept: list[Announced] = []
     named: set[tuple[str, str]] = set()
-    for one in reversed(list(received)):
-        if not isinstance(one.record, ModelVersion):
-            continue
-        members = {(member.explorer, member.incarnation) for member in one.record.members}
+    for version, traceparent in reversed(announced):
+        members = {(member.explorer, member.incarnation) for member in version.members}
         if not members <= named:
-            kept.append((one.record, one.traceparent))
+            kept.append((version, traceparent))
         named |= members
     return kept[::-1]

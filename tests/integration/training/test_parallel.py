@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from schemas.codec import encode
-from tests.support.training import make_group, write_model
+from tests.support.experiences import make_group
+from tests.support.training import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine

@@ -26,7 +26,8 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
-from tests.support.training import make_group, write_model
+from tests.support.experiences import make_group
+from tests.support.training import write_model
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans

@@ -1,0 +1,100 @@
+from typing import Any
+
+import pytest
+
+from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Task
+from schemas.event import Position
+from schemas.topics import BATCHES, EXPERIENCES, Topic
+from tests.support.experiences import make_group
+from trinity_bus.bus import Received, Undecodable
+from workers.trainer.errors import BatchError
+from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of
+
+
+def received(record: Any, topic: Topic = BATCHES, offset: int = 7) -> Received[Any]:
+    return Received(
+        record=record,
+        topic=topic,
+        partition=0,
+        offset=offset,
+        key=None,
+        raw=b"",
+        headers=(),
+        traceparent=None,
+        timestamp_ms=0,
+    )
+
+
+def batch(**changes: Any) -> BatchRecord:
+    values: dict[str, Any] = {
+        "batch_id": "batch-3",
+        "batch_type": "train",
+        "state": BatchLifecycleState.FINALIZED,
+        "sequence": 3,
+        "expected_task_count": 2,
+        "manifest": [
+            ManifestEntry(task_id="task-a", attempt=1, samples=4, position=Position(partition=0, offset=1)),
+            ManifestEntry(task_id="task-b", attempt=3, samples=0, error="TimeoutError"),
+        ],
+    }
+    return BatchRecord(**{**values, **changes})
+
+
+def test_a_finalized_train_batch_is_trained() -> None:
+    assert batch_to_train(received(batch()), trained_sequence=2) == batch()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(batch(batch_type="eval", sequence=0), id="eval"),
+        *(
+            pytest.param(batch(state=state), id=state.value)
+            for state in BatchLifecycleState
+            if state is not BatchLifecycleState.FINALIZED
+        ),
+        pytest.param(None, id="tombstone"),
+        pytest.param(Task(task_id="t", workflow="w", prompt="p"), id="another record"),
+    ],
+)
+def test_what_asks_for_nothing(record: Any) -> None:
+    assert batch_to_train(received(record), trained_sequence=2) is None
+
+
+@pytest.mark.parametrize("trained", [3, 50])
+def test_another_history_is_an_error_and_not_skipped(trained: int) -> None:
+    with pytest.raises(
+        BatchError, match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} .*another run"
+    ):
+        batch_to_train(received(batch()), trained_sequence=trained)
+
+
+def test_what_cannot_be_read_might_have_been_a_batch() -> None:
+    with pytest.raises(BatchError, match=r"batches/0@7 cannot be read .unsupported_version: version 9"):
+        batch_to_train(received(Undecodable(b"", "unsupported_version", "version 9")), trained_sequence=0)
+
+
+def test_failed_tasks_have_no_experiences() -> None:
+    assert [entry.task_id for entry in entries_to_train(batch())] == ["task-a"]
+
+
+def test_groups_come_in_the_order_of_the_manifest() -> None:
+    group = make_group(task_id="task-a")
+    entries = entries_to_train(batch())
+    assert groups_of(batch(), entries, [received(group, EXPERIENCES)]) == [group]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        pytest.param(
+            make_group(task_id="task-x"), r"\('task-x', 1, 4\), the manifest says \('task-a', 1, 4\)", id="task"
+        ),
+        pytest.param(make_group(task_id="task-a", rewards=[0.0, 1.0]), r"\('task-a', 1, 2\)", id="samples"),
+        pytest.param(Undecodable(b"", "bad_buffer", "tokens"), "cannot be read .bad_buffer: tokens", id="broken"),
+        pytest.param(batch(), "is no experience but BatchRecord", id="another record"),
+    ],
+)
+def test_an_experience_that_is_not_what_the_manifest_says(record: ExperienceGroup | Undecodable, message: str) -> None:
+    with pytest.raises(BatchError, match=rf"batch batch-3: the experience at experiences/0@1 .*{message}"):
+        groups_of(batch(), entries_to_train(batch()), [received(record, EXPERIENCES, offset=1)])
