@@ -21,7 +21,7 @@ BATCH_SIZE: Final = 64
 GROUP_SIZE: Final = 16
 """Samples a task."""
 MAX_STEPS: Final = 45
-LEARNING_RATE: Final = 1e-3
+LEARNING_RATE: Final = 7e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
