@@ -1,5 +1,6 @@
 """``trinity-bus trace``: what became of a task, as a tree of spans."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from trinity_bus.config import Settings
 from trinity_bus.telemetry import load_spans, tree_of_task
 from trinity_bus.telemetry.spans import TRACES
 from workers.runs import newest_run
+
+WIDTH = 240
 
 app = typer.Typer(add_completion=False, help="Print a task's way from its send to the gradient as a tree.")
 
@@ -23,4 +26,6 @@ def trace(
 ) -> None:
     """Print a task's way from its send to the gradient, and of the model version that came of it."""
     folder = run_dir or Settings().telemetry.run_dir or newest_run(TRACES)
-    Console(soft_wrap=True).print(tree_of_task(load_spans(folder), task_id))
+    # A terminal wraps; a file or a pipe has no width.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console.print(tree_of_task(load_spans(folder), task_id))
