@@ -15,6 +15,8 @@ module                 what it does
 ``losses``             the GRPO loss
 ``optimizer``          Megatron's AdamW and its state as named tensors
 ``checkpoint``         folders that are either whole or absent
+``runner``             a model in memory, and passes over it
+``samples``            experience groups to samples with advantages
 ``engine``             all of it together: ``TrainingEngine``
 =====================  ===============================================================================================
 

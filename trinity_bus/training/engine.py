@@ -37,13 +37,11 @@ Metrics of a step (means over trained tokens and then over mini-batches, where n
 ==============================  ======================================================================================
 """
 
-import functools
 import math
 import shutil
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,27 +51,19 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from schemas.experience import ExperienceGroup, Float32
+from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, model, packing
+from trinity_bus.training import checkpoint, model
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.cpu_platform import on_cpu
-from trinity_bus.training.errors import CheckpointError, TrainingError, TrainingInterruptedError
-from trinity_bus.training.logprobs import vocab_parallel_logprobs
+from trinity_bus.training.errors import CheckpointError, TrainingError
 from trinity_bus.training.losses import METRICS, LossConfig, Tokens, grpo_loss
-from trinity_bus.training.megatron import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    Float16Module,
-    PackedSeqParams,
-    finalize_model_grads,
-    get_forward_backward_func,
-)
 from trinity_bus.training.optimizer import AdamW
 from trinity_bus.training.packing import MicroBatchPlan, PackedArrays, TrainSample
 from trinity_bus.training.parallel import Layout, initialize
 from trinity_bus.training.qwen3 import Qwen3Shape
+from trinity_bus.training.runner import ModelRunner
 from trinity_bus.training.samples import prepare
 
 __all__ = ["TrainingEngine", "TrainingProgress"]
@@ -101,13 +91,16 @@ class TrainingEngine:
         self.layout = layout or initialize(settings.tensor_parallel, seed=settings.seed)
         self.dtype = _dtype(settings)
         self.progress = TrainingProgress()
-        self._model = model.build(self.shape, self.layout, self.dtype)
-        model.load(self._model, self.shape, self.layout, self.source)
-        self._ddp = self._wrap()
-        self._optimizer = AdamW(self._ddp, settings, self.dtype)
-        self._reference = self._copy_weights() if settings.kl_coef > 0 else None
-        self._run_schedule = get_forward_backward_func()
-        self._interrupted = threading.Event()
+        self._runner = ModelRunner(
+            self.source,
+            self.shape,
+            self.layout,
+            dtype=self.dtype,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            temperature=settings.temperature,
+        )
+        self._optimizer = AdamW(self._runner.wrapped, settings, self.dtype)
+        self._reference = self._runner.copy_weights() if settings.kl_coef > 0 else None
         self._loss = LossConfig(
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
@@ -166,41 +159,13 @@ class TrainingEngine:
 
     def interrupt(self) -> None:
         """Makes a running step, or the next, stop between two micro-batches. May be called from any thread."""
-        self._interrupted.set()
-
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Log-probabilities of each sample's response tokens under the present weights.
-
-        Every rank gets those of its own samples and, where there are several data-parallel ranks, of all others.
-        """
-        found: dict[int, Float32] = {}
-
-        def collect(
-            plan: MicroBatchPlan, arrays: PackedArrays, logits: torch.Tensor, *, non_loss_data: bool
-        ) -> tuple[MicroBatchPlan, PackedArrays, torch.Tensor]:
-            del non_loss_data  # Megatron says so to functions that may also be asked for a loss
-            return plan, arrays, self._token_logprobs(logits, arrays)[0]
-
-        with torch.no_grad():
-            outputs = self._forward_backward(samples, collect, token_weight=0.0, forward_only=True)
-        for plan, arrays, values in outputs:
-            mine = [samples[i] for i in plan.samples]
-            if plan.counted:
-                found |= dict(zip(plan.samples, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
-        if self.layout.data_group is not None:
-            # Plain arrays of known lengths, one collective: what a rank does not have is zero.
-            sizes = [len(sample.rollout_logprobs) for sample in samples]
-            flat = np.concatenate([found.get(i, np.zeros(n, np.float32)) for i, n in enumerate(sizes)])
-            summed = torch.from_numpy(flat).to(self.layout.device)
-            dist.all_reduce(summed, group=self.layout.data_group)
-            return np.split(summed.cpu().numpy(), np.cumsum(sizes)[:-1])
-        return [found[i] for i in range(len(samples))]
+        self._runner.interrupt()
 
     # ------------------------------------------------------------------------------------------------- weights
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights under their Hugging Face names, in a fixed order. All ranks must iterate to the end."""
-        yield from model.hf_tensors(self._model, self.shape, self.layout)
+        return self._runner.hf_tensors()
 
     def export_hf(self, path: Path) -> None:
         """Writes the model as a Hugging Face folder, replacing what is there only when the new one is whole."""
@@ -276,7 +241,7 @@ class TrainingEngine:
             state = load_file(folder / self._state_file())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / self._state_file()} cannot be read: {error}") from error
-        model.load(self._model, self.shape, self.layout, folder)
+        self._runner.load(folder)
         torch.set_rng_state(state.pop("rng.torch"))
         if not on_cpu():
             torch.cuda.set_rng_state(state.pop("rng.cuda"))
@@ -285,28 +250,6 @@ class TrainingEngine:
         return progress
 
     # ------------------------------------------------------------------------------------------------ internals
-
-    def _wrap(self) -> DistributedDataParallel:
-        """The model with buffers for its gradients, float32, summed over data-parallel ranks."""
-        config = self._model.config
-        distributed = self.dtype is torch.bfloat16
-        wrapped = Float16Module(config, self._model) if distributed else self._model
-        ddp = DistributedDataParallel(
-            config,
-            DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                use_distributed_optimizer=distributed,
-                overlap_grad_reduce=distributed,
-                overlap_param_gather=distributed,
-            ),
-            wrapped,
-        )
-        # The token count that Megatron would divide by is left out: the loss carries its own normalisation.
-        config.finalize_model_grads_func = lambda chunks, _tokens=None, **kwargs: finalize_model_grads(
-            chunks, None, **kwargs
-        )
-        config.no_sync_func = ddp.no_sync
-        return ddp
 
     def _learning_rate(self) -> float:
         settings = self.settings
@@ -317,46 +260,49 @@ class TrainingEngine:
     def _with_logprobs(self, samples: list[TrainSample]) -> list[TrainSample]:
         """Adds reference and old log-probabilities where the settings want them computed here."""
         if self._reference is not None:
-            own = self._copy_weights()
-            self._set_weights(self._reference)
-            references = self.logprobs(samples)
-            self._set_weights(own)
+            own = self._runner.copy_weights()
+            self._runner.set_weights(self._reference)
+            references = self._runner.logprobs(samples)
+            self._runner.set_weights(own)
             samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
         # With one update the old policy is the one whose gradient is taken; the loss sees to that.
         if self.settings.old_logprobs == "recompute" and self.settings.mini_batches > 1:
-            old = self.logprobs(samples)
+            old = self._runner.logprobs(samples)
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
         return samples
 
     def _update(self, samples: list[TrainSample], learning_rate: float) -> Metrics:
         """One update of the weights."""
+        runner = self._runner
         own_policy_is_old = self.settings.old_logprobs == "recompute" and self.settings.mini_batches == 1
 
         def loss(_: MicroBatchPlan, arrays: PackedArrays, logits: torch.Tensor) -> Any:
-            logprobs, entropy = self._token_logprobs(logits, arrays)
+            logprobs, entropy = runner.token_logprobs(logits, arrays)
             tokens = Tokens(
                 logprobs=logprobs,
                 entropy=entropy,
-                old_logprobs=logprobs.detach() if own_policy_is_old else self._tensor(arrays.old_logprobs),
-                rollout_logprobs=self._tensor(arrays.rollout_logprobs),
-                ref_logprobs=None if arrays.ref_logprobs is None else self._tensor(arrays.ref_logprobs),
-                advantages=self._tensor(arrays.advantages),
-                weight=self._tensor(arrays.weight),
+                old_logprobs=logprobs.detach() if own_policy_is_old else runner.tensor(arrays.old_logprobs),
+                rollout_logprobs=runner.tensor(arrays.rollout_logprobs),
+                ref_logprobs=None if arrays.ref_logprobs is None else runner.tensor(arrays.ref_logprobs),
+                advantages=runner.tensor(arrays.advantages),
+                weight=runner.tensor(arrays.weight),
             )
             value, metrics = grpo_loss(tokens, self._loss)
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 
         trained_tokens = sum(sample.trained_tokens for sample in samples)
-        self._ddp.zero_grad_buffer()
+        runner.wrapped.zero_grad_buffer()
         self._optimizer.zero_grad()
-        outputs = self._forward_backward(samples, loss, token_weight=1.0 / trained_tokens, forward_only=False)
+        outputs = runner.run(samples, loss, token_weight=1.0 / trained_tokens, forward_only=False)
         sums = torch.stack(outputs).sum(0)
         if self.layout.data_group is not None:
             dist.all_reduce(sums, group=self.layout.data_group)
         metrics: Metrics = dict(zip(METRICS, sums.tolist(), strict=True))
         if not math.isfinite(metrics["loss"]):
-            raise TrainingError(f"the loss of step {self.progress.step + 1} is {metrics['loss']}: nothing was updated")
+            raise TrainingError(
+                f"the loss of step {self.progress.step + 1} is {metrics['loss']}: the update was not made"
+            )
         norm = self._optimizer.step(learning_rate)
         if not math.isfinite(norm):
             raise TrainingError(
@@ -364,70 +310,6 @@ class TrainingEngine:
                 "checkpoints are not; lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken logprobs"
             )
         return {**metrics, "grad_norm": norm, "micro_batches": float(len(outputs))}
-
-    def _forward_backward(
-        self,
-        samples: Sequence[TrainSample],
-        function: Callable[..., Any],
-        *,
-        token_weight: float,
-        forward_only: bool,
-    ) -> list[Any]:
-        """Runs this rank's micro-batches; gives what ``function(plan, arrays, logits)`` gave for each."""
-        lengths = [len(sample.tokens) for sample in samples]
-        budget, ranks = self.settings.micro_batch_tokens, self.layout.data_parallel
-        plans = packing.plan(lengths, budget, ranks=ranks)[self.layout.data_rank]
-
-        def step(iterator: Iterator[MicroBatchPlan], wrapped: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            if self._interrupted.is_set():
-                raise TrainingInterruptedError(f"step {self.progress.step + 1} was abandoned on request")
-            plan = next(iterator)
-            arrays = packing.pack(
-                [samples[i] for i in plan.samples], token_weight=token_weight if plan.counted else 0.0
-            )
-            bounds = self._tensor(arrays.bounds)
-            packed = PackedSeqParams(
-                qkv_format="thd",
-                cu_seqlens_q=bounds,
-                cu_seqlens_kv=bounds,
-                max_seqlen_q=arrays.longest,
-                max_seqlen_kv=arrays.longest,
-            )
-            tokens, positions = self._tensor(arrays.tokens)[None], self._tensor(arrays.positions)[None]
-            logits = wrapped(tokens, positions, None, packed_seq_params=packed)
-            return logits, functools.partial(function, plan, arrays)
-
-        result: list[Any] = self._run_schedule(
-            forward_step_func=step,
-            data_iterator=iter(plans),
-            model=[self._ddp],
-            num_microbatches=len(plans),
-            seq_length=max(budget, *lengths),
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
-        )
-        return result
-
-    def _token_logprobs(self, logits: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
-        return vocab_parallel_logprobs(
-            logits[0],
-            self._tensor(arrays.targets),
-            vocabulary=self.shape.vocabulary,
-            temperature=self.settings.temperature,
-            group=self.layout.tensor_group,
-        )
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.layout.device)
-
-    def _copy_weights(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self._model.parameters()]
-
-    def _set_weights(self, weights: list[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for parameter, weight in zip(self._model.parameters(), weights, strict=True):
-                parameter.copy_(weight)
 
     def _state_file(self) -> str:
         return f"optimizer-{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"

@@ -36,7 +36,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, vocabulary: int,
     samples: list[TrainSample] = []
     rewards: list[float] = []
     staleness: list[int] = []
-    skipped = tokens = 0
+    skipped = tokens = count = 0
     for group in groups:
         tokens += len(group.tokens)
         try:
@@ -47,7 +47,9 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, vocabulary: int,
         skipped += advantages is None
         for index, sample in enumerate(group.samples()):
             _check(group, index, sample, vocabulary)
-            staleness.append(version - sample.version_min)
+            count += 1
+            if sample.version_min >= 0:
+                staleness.append(version - sample.version_min)
             if advantages is None or np.isnan(advantages[index]) or not sample.mask.any():
                 continue
             samples.append(
@@ -63,7 +65,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, vocabulary: int,
     metrics: Metrics = {
         "groups": float(len(groups)),
         "groups_skipped": float(skipped),
-        "samples": float(len(staleness)),
+        "samples": float(count),
         "samples_trained": float(len(samples)),
         "tokens": float(tokens),
         "trained_tokens": float(sum(sample.trained_tokens for sample in samples)),

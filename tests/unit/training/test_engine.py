@@ -178,7 +178,7 @@ def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup,
 
     network = Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     samples = prepare([group(seed=i) for i in range(3)], version=0, vocabulary=32, normalize_std=True).samples
-    for sample, found in zip(samples, engine(micro_batch_tokens=20).logprobs(samples), strict=True):
+    for sample, found in zip(samples, engine(micro_batch_tokens=20)._runner.logprobs(samples), strict=True):
         tokens = torch.from_numpy(sample.tokens.astype(np.int64))
         with torch.no_grad():
             logp = network(tokens[None]).logits[0].log_softmax(-1)
@@ -218,7 +218,7 @@ def test_an_interrupted_step_stops_between_micro_batches(
 ) -> None:
     trained = engine()
     trained.interrupt()
-    with pytest.raises(TrainingInterruptedError, match="step 1 was abandoned"):
+    with pytest.raises(TrainingInterruptedError, match="abandoned on request"):
         trained.train_step(batches[0])
     assert trained.progress.step == 0
 
@@ -228,7 +228,7 @@ def test_gradients_that_are_not_finite_stop_the_trainer(
 ) -> None:
     trained = engine()
     with torch.no_grad():
-        next(iter(trained._model.parameters())).fill_(torch.nan)
+        next(iter(trained._runner._model.parameters())).fill_(torch.nan)
     with pytest.raises(TrainingError, match="step 1 is nan"):
         trained.train_step(batches[0])
     assert trained.progress.step == 0
