@@ -20,8 +20,9 @@ from schemas import headers
 from schemas.codec import RECORDS
 from schemas.columns import GroupHeader
 from schemas.experience import COLUMNS, ExperienceGroup
+from schemas.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
 from schemas.group_rules import IDENTIFIERS
-from schemas.record import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS, Record
+from schemas.record import Record
 from schemas.task import Task
 from schemas.topics import COORDINATOR_STATE, DEAD_LETTERS, TASKS, TOPICS, Topic
 

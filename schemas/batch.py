@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 
 from schemas.event import Position
-from schemas.record import MAX_ITEMS, BatchType, Identifier, Metrics, Record
+from schemas.free_form import MAX_ITEMS
+from schemas.record import BatchType, Identifier, Metrics, Record
 
 
 class BatchLifecycleState(StrEnum):

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
-from schemas.record import MAX_CONTAINERS, MAX_ITEMS, Record
+from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS
+from schemas.record import Record
 
 _MAP_STARTS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 _JSON_STARTS = frozenset(b"{ \t\r\n")

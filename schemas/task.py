@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from schemas.record import MAX_ITEMS, BatchType, Identifier, PlainMap, Record
+from schemas.free_form import MAX_ITEMS
+from schemas.record import BatchType, Identifier, PlainMap, Record
 
 MAX_PROMPT_CHARS = 1 << 20
 MAX_REPEAT_TIMES = 1024
@@ -24,7 +25,7 @@ class Sampling(Record):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: list[str] | None = None
+    stop: Annotated[list[str], Field(max_length=MAX_ITEMS)] | None = None
 
 
 class Message(Record):
@@ -46,7 +47,7 @@ class Task(Record):
     workflow: Identifier
     """The name of a workflow in the explorers' registry, such as ``math``."""
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(max_length=MAX_ITEMS)] | None = None
     answer: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
     """The reference answer, where the workflow's reward needs one."""
     data: PlainMap = Field(default_factory=dict)

@@ -13,7 +13,7 @@ from record_strategies import groups, records, small_group
 from schemas import BatchRecord, ExperienceGroup, ExplorerLeft, ModelVersion, Record, SampleInput, Task
 from schemas.codec import RECORDS, DecodeError, EncodeError, UnsupportedVersion, decode, encode
 from schemas.errors import MAX_DETAIL_CHARS
-from schemas.record import MAX_CONTAINERS, MAX_ITEMS
+from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS
 
 TASK: dict[str, Any] = {"schema": "task", "schema_version": 1, "task_id": "t", "workflow": "math", "prompt": "1+1"}
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from record_strategies import tasks
 
-from schemas import ExperienceGroup, Task
+from schemas import Dispatch, ExperienceGroup, Task
 from schemas.codec import DecodeError, decode, encode
 from schemas.event import ExplorerLeft
+from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS
 
 
 def line(**fields: Any) -> bytes:
@@ -65,3 +66,36 @@ def test_nothing_else_may_be_json() -> None:
         decode(value, ExplorerLeft, ExperienceGroup)
     with pytest.raises(DecodeError, match="unexpected_schema"):
         decode(value, ExplorerLeft, Task)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data": {"a": [0] * (MAX_ITEMS + 1)}},
+        {"data": {"a": [[[]] * (MAX_ITEMS // 2)] * 5}},
+        {"sampling": {"stop": [""] * (MAX_ITEMS + 1)}},
+        {"messages": [{"role": "user", "content": ""}] * (MAX_ITEMS + 1)},
+    ],
+    ids=["entries", "containers", "stop", "messages"],
+)
+def test_a_task_that_no_reader_of_its_dispatch_would_take_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(line(**fields), Task)
+    assert caught.value.reason in ("too_large", "bad_value")
+
+
+def test_the_largest_task_can_be_sent_on() -> None:
+    half = MAX_CONTAINERS // 2 - 6
+    data = {"a": [[[]] * (half // 4)] * 4, "b": [0] * MAX_ITEMS}
+    task = decode(line(data=data), Task)
+    dispatch = Dispatch(
+        explorer="e",
+        incarnation="i",
+        task=task,
+        attempt=1,
+        batch_id="b",
+        batch_type="train",
+        repeat_times=1,
+        timeout_s=1.0,
+    )
+    assert decode(encode(dispatch), Dispatch) == dispatch

@@ -10,7 +10,7 @@ from record_strategies import groups, records, small_group
 from schemas import BatchRecord, ExperienceGroup, Record, RolloutFinished, SampleInput, Task
 from schemas.codec import RECORDS, EncodeError, decode, encode
 from schemas.experience import COLUMNS
-from schemas.record import MAX_DEPTH
+from schemas.free_form import MAX_DEPTH
 
 
 @given(records)
