@@ -54,7 +54,8 @@ class BatchRecord(Record):
     batch_type: BatchType
     state: Annotated[BatchLifecycleState, BeforeValidator(_state)]
     sequence: Annotated[int, Field(ge=0)]
-    """Train batches: 1, 2, 3 ... in the order in which they are trained. Eval batches: 0."""
+    """Train batches: 1, 2, 3 ... in the order in which they are trained, given when all tasks of the batch are there; 0
+    before. Eval batches: 0."""
     expected_task_count: int
     accepted_task_count: int = 0
     completed_task_count: int = 0
