@@ -13,7 +13,7 @@ from trinity_bus.runtime.service import run_service
 from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
-from workers.demo.settings import MAX_STEPS, DemoOptions
+from workers.demo.settings import LIMIT_S, MAX_STEPS, DemoOptions
 from workers.runs import RUNS, SUMMARY
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
@@ -38,7 +38,7 @@ def demo(
     early_stop: Annotated[
         bool, typer.Option("--early-stop/--all-steps", help="End when the reward stays all but perfect.")
     ] = True,
-    limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = 900.0,
+    limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = LIMIT_S,
 ) -> None:
     """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model to copy what it is told.
 

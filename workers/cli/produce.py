@@ -106,7 +106,9 @@ def produce(
     settings = settings.model_copy(update={"kafka": resolve_bootstrap(settings.kafka, settings.broker)})
     asyncio.run(_produce(settings, tasks))
     name = TASKS.full_name(settings.kafka.namespace)
-    console.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]. Follow one: trinity-bus trace {tasks[0].task_id}")
+    console.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]")
+    if (run_dir := settings.telemetry.run_dir) is not None:
+        console.print(f"Follow one: trinity-bus trace {tasks[0].task_id} --run-dir {run_dir}", soft_wrap=True)
     if bad:
         raise typer.Exit(1)
 

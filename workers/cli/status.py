@@ -1,6 +1,7 @@
 """``trinity-bus status``: batches, explorers, versions and lag, as they are now."""
 
 import asyncio
+import time
 from typing import Annotated, Final
 
 import typer
@@ -42,10 +43,12 @@ def status(
 async def _show(bus: Bus, *, live: bool) -> None:
     async with follow(bus) as follower:
         if not live:
+            follower.view.tick(time.time())
             console.print(mesh(follower.view, await lag(bus)))
             return
         with Live(console=console, auto_refresh=False, screen=True) as screen:
             while True:
+                follower.view.tick(time.time())
                 screen.update(mesh(follower.view, await lag(bus)), refresh=True)
                 await asyncio.sleep(_REFRESH_S)
                 for _ in range(_BATCHES_A_FRAME):

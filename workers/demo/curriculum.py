@@ -22,7 +22,7 @@ def load_tasks(name: Literal["train", "held_out"]) -> list[Task]:
     Raises:
         DecodeError: A line is no task.
     """
-    text = resources.files("workers.demo").joinpath("tasks", f"{name}.jsonl").read_text(encoding="utf-8")
+    text = resources.files("workers.demo.tasks").joinpath(f"{name}.jsonl").read_text(encoding="utf-8")
     return [decode(line.encode(), Task) for line in text.splitlines()]
 
 

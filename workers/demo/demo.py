@@ -268,6 +268,7 @@ class _Lesson:
         """Look at the services, take what is new on the topics, show it."""
         self._supervisor.check()
         await self._follower.update(_UPDATE_S)
+        self._view.tick(time.time())
         self._clock.saw(self._view)
         self._display.update(self._view)
 

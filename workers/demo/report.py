@@ -50,7 +50,7 @@ class Summary:
     held_out_tasks: int
     train_seconds: float
     time_to_first_reward_s: float
-    """From the command to the first reward of any batch."""
+    """From the start of the run to the first reward of any batch."""
     total_seconds: float
     """Without stopping the services."""
     tokens: int

@@ -21,6 +21,8 @@ BATCH_SIZE: Final = 64
 GROUP_SIZE: Final = 16
 """Samples a task."""
 MAX_STEPS: Final = 45
+LIMIT_S: Final = 300.0
+"""What the whole may take, on two cores."""
 LEARNING_RATE: Final = 7e-4
 
 
@@ -37,7 +39,7 @@ class DemoOptions:
     """0: strictly on-policy; 1: one step off."""
     early_stop: bool = True
     """End when the reward has been all but perfect for some steps."""
-    limit_s: float = 900.0
+    limit_s: float = LIMIT_S
     """Give up after this many seconds."""
 
     @property

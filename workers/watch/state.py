@@ -127,7 +127,11 @@ class MeshView:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=5))
     """The newest failures of rollouts and of transfers, for people."""
     now: float = 0.0
-    """Time of the newest record."""
+    """Time of the newest record, or of the last ``tick``."""
+
+    def tick(self, now: float) -> None:
+        """Let time go on where no record comes: seconds since the epoch."""
+        self.now = max(self.now, now)
 
     def apply(self, record: object, at: float) -> None:
         """Take one record; those of other kinds change nothing.
@@ -136,7 +140,7 @@ class MeshView:
             record: As read.
             at: When it was written, in seconds since the epoch.
         """
-        self.now = max(self.now, at)
+        self.tick(at)
         match record:
             case BatchRecord():
                 self._batch(record, at)

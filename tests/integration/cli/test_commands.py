@@ -64,6 +64,7 @@ def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings
     done = trinity_bus(log, "produce", file, TRINITY_BUS_TELEMETRY__RUN_DIR=str(run_dir))
     assert done.returncode == 0, done.stderr
     assert "Sent 2500 tasks" in done.stderr
+    assert f"trinity-bus trace t0 --run-dir {run_dir}" in done.stderr
     assert asyncio.run(tasks_in(log)) == sorted(f"t{i}" for i in range(2500))
     assert {span.name for span in load_spans(run_dir)} == {"send tasks"}
 

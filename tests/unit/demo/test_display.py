@@ -1,0 +1,91 @@
+"""What the demo shows, with and without a terminal."""
+
+import io
+
+from rich.console import Console
+
+from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, StepTrained
+from workers.demo.display import LiveDisplay, PlainDisplay, make_display
+from workers.watch import MeshView
+
+
+def terminal(width: int = 120) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=60)
+
+
+def pipe() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=80)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def trained(step: int) -> StepTrained:
+    return StepTrained(
+        trainer="trainer-0",
+        incarnation="t",
+        model="policy",
+        step=step,
+        version=step,
+        publish=True,
+        batch_id=f"b{step}",
+        metrics={"loss": 0.125, "staleness_mean": 1.0},
+        checksum="c",
+        master_address="127.0.0.1",
+        master_port=1,
+    )
+
+
+def finalized(step: int) -> BatchRecord:
+    return BatchRecord(
+        batch_id=f"b{step}",
+        batch_type="train",
+        state=BatchLifecycleState.FINALIZED,
+        sequence=step,
+        expected_task_count=64,
+        completed_task_count=64,
+        metrics={"rollout/reward/mean": 0.625},
+    )
+
+
+def heartbeat() -> ExplorerHeartbeat:
+    return ExplorerHeartbeat(explorer="explorer-0", incarnation="a", state="ready", slots=8, model_version=1)
+
+
+def test_a_pipe_gets_one_line_for_each_step_once_its_reward_is_known() -> None:
+    console = pipe()
+    display = make_display(console, 9)
+    assert isinstance(display, PlainDisplay)
+    view = MeshView()
+    view.apply(heartbeat(), 1.0)
+    view.apply(trained(1), 1.0)
+    with display.running():
+        display.stage("train")
+        display.update(view)
+        assert "step 1" not in text(console)
+        view.apply(finalized(1), 1.0)
+        display.update(view)
+        display.update(view)
+    assert text(console).count("step 1/9  reward 0.625  loss +0.1250  staleness 1.00") == 1
+    assert "explorer-0=v1" in text(console)
+    assert "\x1b" not in text(console)
+
+
+def test_a_terminal_gets_a_picture() -> None:
+    console = terminal()
+    display = make_display(console, 9)
+    assert isinstance(display, LiveDisplay)
+    view = MeshView()
+    for record in (heartbeat(), trained(1), finalized(1)):
+        view.apply(record, 1.0)
+    view.errors.append("[red]not markup")
+    with display.running():
+        display.stage("start")
+        display.note("a line that stays")
+        display.update(view)
+        display.stage("train")
+    shown = text(console)
+    for part in ("Trinity Bus", "train", "1/9", "explorer-0", "64/64", "0.625", "a line that stays", "[red]not markup"):
+        assert part in shown
