@@ -17,6 +17,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _ERROR = 2
+_WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
+EXTRAS = {
+    "matplotlib": _WHOLE_MESH,
+    "megatron": "trainer-cpu",
+    "safetensors": _WHOLE_MESH,
+    "tokenizers": _WHOLE_MESH,
+    "torch": _WHOLE_MESH,
+    "transformers": _WHOLE_MESH,
+    "vllm": "explorer-cpu",
+}
+"""Packages that a base installation does not have, and the extras that bring what is needed with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,15 @@ def _explained(error: Exception) -> str | None:
     from schemas.errors import SchemaError
     from trinity_bus.errors import TrinityError
 
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        return (
+            None
+            if package not in EXTRAS
+            else (
+                f"this needs the package {package}, which comes with an extra: pip install 'trinity-bus[{EXTRAS[package]}]'"
+            )
+        )
     return str(error) if isinstance(error, TrinityError | SchemaError) else None
 
 

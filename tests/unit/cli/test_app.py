@@ -55,10 +55,19 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     ("error", "explained"),
-    [(TrinityError("no broker: start one"), True), (KeyError("a defect"), False)],
+    [
+        (TrinityError("no broker: start one"), "no broker: start one\n"),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch.nn"),
+            "this needs the package torch, which comes with",
+        ),
+        (ModuleNotFoundError("No module named 'schemas.typo'", name="schemas.typo"), None),
+        (KeyError("a defect"), None),
+    ],
+    ids=["ours", "an extra is not installed", "a module that nobody has", "a defect"],
 )
 def test_errors_are_one_line_and_defects_are_not_hidden(
-    error: Exception, explained: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, explained: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = typer.Typer()
 
@@ -68,11 +77,13 @@ def test_errors_are_one_line_and_defects_are_not_hidden(
 
     monkeypatch.setattr(importlib.import_module("workers.cli.broker"), "app", broken)
     monkeypatch.setattr(sys, "argv", ["trinity-bus", "broker"])
-    if explained:
+    if explained is not None:
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert ended.value.code == 2
-        assert capsys.readouterr().err == "trinity-bus: no broker: start one\n"
+        said = capsys.readouterr().err
+        assert said.startswith(f"trinity-bus: {explained}")
+        assert said.count("\n") == 1
     else:
-        with pytest.raises(KeyError):
+        with pytest.raises(type(error)):
             cli.main()
