@@ -131,7 +131,7 @@ def _explained(error: Exception) -> str | None:
             None
             if package not in EXTRAS
             else (
-                f"this needs the package {package}, which comes with an extra: pip install 'trinity-bus[{EXTRAS[package]}]'"
+                f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{EXTRAS[package]}]'"
             )
         )
     return str(error) if isinstance(error, TrinityError | SchemaError) else None
