@@ -1,4 +1,4 @@
-"""Starts an engine, prints the process ids below this one, and waits to be killed.
+"""Starts an engine as a service does, prints the process ids below this one, and waits to be stopped or killed.
 
 ``python -m tests.support.lonely_engine MODEL``
 """
@@ -10,6 +10,7 @@ import psutil
 
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.runtime.service import run_service
 
 
 async def main() -> None:
@@ -19,8 +20,11 @@ async def main() -> None:
     sys.stdout.write(" ".join(["children:", *(str(child.pid) for child in psutil.Process().children(recursive=True))]))
     sys.stdout.write("\n")
     sys.stdout.flush()
-    await asyncio.Event().wait()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await engine.stop()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run_service(main)

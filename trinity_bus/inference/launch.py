@@ -48,6 +48,8 @@ def prepare_environment(settings: ExplorerSettings) -> None:
         # Otherwise vLLM takes all cores of a memory node for each engine; ``cpu_cores`` says which it may have.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.cpu_threads),
+        # An OTLP endpoint in the environment makes vLLM's processes export spans of their own; its default is gRPC.
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
         # The tokenizer's threads would not survive the fork, and it says so at length.
         "TOKENIZERS_PARALLELISM": "false",
     }

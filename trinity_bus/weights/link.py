@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 type Backend = Literal["gloo", "nccl"]
 
-_FIRST_POLL_S = 0.0001
-_LAST_POLL_S = 0.002
+_SLICE = timedelta(milliseconds=50)
+"""How long a wait may take to notice that it was cancelled."""
+_NCCL_POLL_S = 0.0005
 
 
 def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
@@ -143,19 +144,32 @@ class Link:
         Raises:
             LinkError: The link broke, the deadline passed, or the wait was cancelled.
         """
-        pause = _FIRST_POLL_S
-        while not work.is_completed():
+        while not self._done(work):
             if time.monotonic() > deadline:
                 raise LinkError("the deadline passed while the other side was silent")
-            # Also the pause between two looks.
-            if cancelled.wait(pause):
+            if cancelled.is_set():
                 raise LinkError("the transfer was cancelled")
-            pause = min(pause * 1.5, _LAST_POLL_S)
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise LinkError(f"the link broke: {_first_line(error)}") from error
         self._in_flight.popleft()
+
+    def _done(self, work: "Work") -> bool:
+        """Wait a little; True once the broadcast is done, False while it is not.
+
+        Raises:
+            LinkError: It failed.
+        """
+        if self._backend == "nccl":
+            # Its ``wait`` orders streams and returns at once.
+            time.sleep(_NCCL_POLL_S)
+            if not work.is_completed():
+                return False
+        try:
+            work.wait(_SLICE)
+        except RuntimeError as error:
+            # A wait that runs out leaves the broadcast as it is, and can be taken up again.
+            if work.is_completed():
+                raise LinkError(f"the link broke: {_first_line(error)}") from error
+            return False
+        return True
 
     def close(self) -> None:
         """Let go of the group without waiting for it."""

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
-DEFAULT_BUCKET_BYTES = 16 << 20
+DEFAULT_BUCKET_BYTES = 4 << 20
+"""Small enough that little is left to hash when the last one arrives."""
 
 
 @dataclass(slots=True)
@@ -61,8 +62,9 @@ class _Attempt:
 
     member: Member
     prefix: str
+    version: int
     cancelled: threading.Event = field(default_factory=threading.Event)
-    error: str | None = None
+    error: str | None = "the transfer ended before its time"
 
 
 @dataclass(slots=True)
@@ -178,7 +180,9 @@ class WeightPublisher:
             Explorer to None, or to why it did not get the version.
         """
         attempts = {
-            member.explorer: _Attempt(member, f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}")
+            member.explorer: _Attempt(
+                member, f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}", announced.version
+            )
             for member in announced.members
         }
         with self._lock:
@@ -190,22 +194,19 @@ class WeightPublisher:
                 reason = f"version {announced.version} has checksum {staged.checksum}, not {announced.checksum}"
                 return dict.fromkeys(attempts, reason)
             staged.leases += 1
-            for explorer, attempt in attempts.items():
-                if (earlier := self._attempts.get(explorer)) is not None:
-                    earlier.cancelled.set()
-                self._attempts[explorer] = attempt
+            begun = {explorer: attempt for explorer, attempt in attempts.items() if self._begin(explorer, attempt)}
         threads = [
             threading.Thread(
                 target=self._attempt, args=(attempt, staged, announced, traceparent), name=f"serve-{explorer}"
             )
-            for explorer, attempt in attempts.items()
+            for explorer, attempt in begun.items()
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         with self._lock:
-            for explorer, attempt in attempts.items():
+            for explorer, attempt in begun.items():
                 if self._attempts.get(explorer) is attempt:
                     del self._attempts[explorer]
             staged.leases -= 1
@@ -222,6 +223,17 @@ class WeightPublisher:
         for open_one in links:
             open_one.link.close()
 
+    def _begin(self, explorer: str, attempt: _Attempt) -> bool:
+        """With the lock held: let an attempt take the place of an earlier one; False where it merely repeats it."""
+        earlier = self._attempts.get(explorer)
+        if earlier is not None:
+            if (earlier.prefix, earlier.version) == (attempt.prefix, attempt.version):
+                attempt.error = f"version {attempt.version} is being sent already"
+                return False
+            earlier.cancelled.set()
+        self._attempts[explorer] = attempt
+        return True
+
     def _attempt(self, attempt: _Attempt, staged: _Staged, announced: ModelVersion, traceparent: str | None) -> None:
         """Body of a member's thread."""
         explorer = attempt.member.explorer
@@ -236,6 +248,7 @@ class WeightPublisher:
         ) as span:
             try:
                 self._send(attempt, staged)
+                attempt.error = None
             except (WeightTransferError, RuntimeError) as error:
                 attempt.error = f"{type(error).__name__}: {error}"
                 span.set_status(trace.StatusCode.ERROR, attempt.error)
@@ -268,6 +281,7 @@ class WeightPublisher:
                 peer.link.close()
                 raise
         finally:
+            # The other side has read it, or never will: neither backend moves a byte before it is asked for.
             store.delete_key(key)
         self._keep_link(attempt, peer)
 

@@ -24,7 +24,18 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "trinity_bus.weights.vllm_engine", "OverlappedWeightTransferEngine"
         )
+    leave_parents_signals()
     die_with_parent()
+
+
+def leave_parents_signals() -> None:
+    """Stop a forked process from telling its own signals to its parent's event loop.
+
+    The loop's wake-up file descriptor is inherited: without this, the SIGTERM that ends an engine would also seem to
+    arrive in the process that started it.
+    """
+    if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
 
 
 def die_with_parent() -> None:

@@ -1,7 +1,6 @@
 """One real vLLM engine with a tiny random Qwen3, and a real publisher: versions, logprobs, failures."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -281,7 +280,8 @@ def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:
         rig.generate()
 
 
-def test_the_engines_process_does_not_outlive_a_front_end_that_is_killed(rig: Rig) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)])
+def test_the_engines_process_does_not_outlive_its_front_end(rig: Rig, number: signal.Signals, code: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "tests.support.lonely_engine", str(rig.path)], stdout=subprocess.PIPE
     ) as front_end:
@@ -289,6 +289,6 @@ def test_the_engines_process_does_not_outlive_a_front_end_that_is_killed(rig: Ri
         line = next(line for line in front_end.stdout if line.startswith(b"children:"))
         children = [int(pid) for pid in line.split()[1:]]
         assert children
-        os.kill(front_end.pid, signal.SIGKILL)
-        front_end.wait()
+        front_end.send_signal(number)
+        assert front_end.wait() == code
         wait_until(lambda: not any(psutil.pid_exists(pid) for pid in children))

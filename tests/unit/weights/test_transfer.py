@@ -210,6 +210,19 @@ def test_a_newer_epoch_ends_an_attempt_for_the_same_member(receiver: WeightRecei
     publisher.close()
 
 
+def test_an_announcement_that_comes_twice_does_not_disturb_its_own_transfer(
+    publisher: WeightPublisher, receiver: WeightReceiver
+) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
+    thread, result = serve(publisher, announced)
+    wait_until(lambda: "a" in publisher._attempts)
+    assert publisher.serve(announced) == {"a": "version 0 is being sent already"}
+    receiver.start(source(announced, "a", 5))
+    assert settled(receiver).state == "ready"
+    thread.join()
+    assert result == {"a": None}
+
+
 def test_what_is_not_staged_or_announced_otherwise_is_refused(publisher: WeightPublisher) -> None:
     publisher.stage(4, model(0).items())
     unknown = publisher.serve(announcement(publisher, 5, "0" * 64, "a"))
