@@ -127,12 +127,9 @@ def _explained(error: Exception) -> str | None:
 
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
+        extras = EXTRAS.get(package)
         return (
-            None
-            if package not in EXTRAS
-            else (
-                f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{EXTRAS[package]}]'"
-            )
+            extras and f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{extras}]'"
         )
     return str(error) if isinstance(error, TrinityError | SchemaError) else None
 

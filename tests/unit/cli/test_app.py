@@ -59,7 +59,7 @@ def test_version() -> None:
         (TrinityError("no broker: start one"), "no broker: start one\n"),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch.nn"),
-            "this needs the package torch, which comes with",
+            "this needs the package torch, which an extra brings",
         ),
         (ModuleNotFoundError("No module named 'schemas.typo'", name="schemas.typo"), None),
         (KeyError("a defect"), None),
