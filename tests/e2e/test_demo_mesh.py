@@ -51,7 +51,7 @@ def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
 class Demo:
     """A demo as a user starts it, without a terminal."""
 
-    def __init__(self, kafka: KafkaSettings, run_dir: Path, *options: str) -> None:
+    def __init__(self, kafka: KafkaSettings, run_dir: Path, *options: str, embedded: bool = False) -> None:
         self.run_dir = run_dir
         self.mark = f"mark-{run_dir.name}-{os.getpid()}"
         self.kafka = kafka.model_copy(update={"namespace": f"{kafka.namespace}.{run_dir.name}"})
@@ -62,6 +62,8 @@ class Demo:
             "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
             MARK: self.mark,
         }
+        if embedded:
+            del environment["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.cli.app", "demo", "--run-dir", str(run_dir), *options],
@@ -107,8 +109,8 @@ def namespaced(kafka: KafkaSettings, request: pytest.FixtureRequest) -> KafkaSet
 def start(namespaced: KafkaSettings, tmp_path: Path) -> Iterator[Callable[..., Demo]]:
     started: list[Demo] = []
 
-    def run(*options: str) -> Demo:
-        started.append(Demo(namespaced, tmp_path / "run", *options))
+    def run(*options: str, embedded: bool = False) -> Demo:
+        started.append(Demo(namespaced, tmp_path / "run", *options, embedded=embedded))
         return started[-1]
 
     yield run
@@ -212,6 +214,16 @@ def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Dem
     trainer.kill()
     assert demo.ended(60) == 1
     assert f"The demo failed: trainer ended with status -9. Its log: {demo.log('trainer')}" in demo.said()
+
+
+@pytest.mark.timeout(180)
+def test_a_broker_that_dies_ends_the_demo_with_its_log(start: Callable[..., Demo]) -> None:
+    demo = start(embedded=True)
+    wait_for(lambda: demo.service("trainer") is not None, "trainer", 60)
+    (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
+    kafka.kill()
+    assert demo.ended(60) == 1
+    assert "The demo failed: kafka ended with status -9. Its log: " in demo.said()
 
 
 @pytest.mark.timeout(120)

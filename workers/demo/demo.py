@@ -26,7 +26,6 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.supervisor import Supervisor
 from trinity_bus.telemetry import setup_telemetry
 from workers.demo import mesh
 from workers.demo.curriculum import exam, exam_id, load_tasks, train_stream
@@ -111,9 +110,11 @@ async def run_demo(options: DemoOptions, display: Display) -> Summary:
     )
     clock = _Clock(display)
     try:
-        async with asyncio.timeout(options.limit_s):
+        async with asyncio.timeout(options.limit_s) as limit:
             return await _run(settings, options, display, clock)
     except TimeoutError as error:
+        if not limit.expired():
+            raise
         done = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in clock.stages.items())
         raise DemoTimeoutError(
             f"not done after {options.limit_s:g} s (--limit); so far: {done}. Logs: {options.run_dir / 'logs'}"
@@ -126,13 +127,14 @@ async def _run(settings: Settings, options: DemoOptions, display: Display, clock
     with clock.stage("make the model"):
         make_model(options.model_dir, options.seed)
     began = clock.begin("start Kafka")
-    async with mesh.broker(settings, options) as kafka:
+    async with mesh.broker(settings, options) as broker:
+        kafka = broker.kafka
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
         display.note(f"Look on from another terminal: {hint(service_environment(options, kafka))} trinity-bus status")
         async with mesh.services(options, kafka) as supervisor, _client(kafka) as (producer, follower):
-            lesson = _Lesson(options, display, clock, supervisor=supervisor, producer=producer, follower=follower)
-            return await lesson.run()
+            checks = (broker.check, supervisor.check)
+            return await _Lesson(options, display, clock, checks, producer=producer, follower=follower).run()
 
 
 @asynccontextmanager
@@ -151,15 +153,15 @@ class _Lesson:
         options: DemoOptions,
         display: Display,
         clock: _Clock,
+        checks: Sequence[Callable[[], None]],
         *,
-        supervisor: Supervisor,
         producer: Producer,
         follower: Follower,
     ) -> None:
         self._options = options
         self._display = display
         self._clock = clock
-        self._supervisor = supervisor
+        self._checks = checks
         self._producer = producer
         self._follower = follower
         self._view = follower.view
@@ -266,7 +268,8 @@ class _Lesson:
 
     async def _next(self) -> None:
         """Look at the services, take what is new on the topics, show it."""
-        self._supervisor.check()
+        for check in self._checks:
+            check()
         await self._follower.update(_UPDATE_S)
         self._view.tick(time.time())
         self._clock.saw(self._view)

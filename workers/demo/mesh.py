@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
+from trinity_bus.errors import BusError
+from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor
 from workers.demo.settings import (
     DemoOptions,
     available_cores,
@@ -20,15 +22,39 @@ from workers.demo.settings import (
 _GRACE_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where the log is, and whose it is."""
+
+    kafka: KafkaSettings
+    embedded: EmbeddedBroker | None = None
+    """Ours, where no cluster is configured."""
+
+    def check(self) -> None:
+        """Look whether our own broker lives.
+
+        Raises:
+            ServiceDiedError: It has ended.
+        """
+        if self.embedded is not None and (code := self.embedded.poll()) is not None:
+            raise ServiceDiedError("kafka", f"ended with status {code}", self.embedded.folder.server_log)
+
+
 @asynccontextmanager
-async def broker(settings: Settings, options: DemoOptions) -> AsyncIterator[KafkaSettings]:
+async def broker(settings: Settings, options: DemoOptions) -> AsyncIterator[Broker]:
     """The configured cluster, in a namespace of this run; else an embedded broker, its data in the run's folder."""
     if settings.kafka.bootstrap_servers is not None:
-        yield demo_namespace(settings.kafka, options.run_dir.name)
+        yield Broker(demo_namespace(settings.kafka, options.run_dir.name))
         return
     own = settings.broker.model_copy(update={"port": 0, "data_dir": options.run_dir / "broker"})
     async with EmbeddedBroker(own) as embedded:
-        yield embedded.kafka_settings(settings.kafka)
+        found = Broker(embedded.kafka_settings(settings.kafka), embedded)
+        try:
+            yield found
+        except BusError:
+            # A client that cannot connect may be the first to notice; what has ended says more.
+            found.check()
+            raise
 
 
 def specs(options: DemoOptions, kafka: KafkaSettings) -> list[ServiceSpec]:
