@@ -147,13 +147,15 @@ def test_export_replaces_the_folder(engine: MakeEngine, batches: list[list[Exper
 
 
 def test_seed_and_step_decide_the_shuffling(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
-    def run(seed: int) -> dict[str, torch.Tensor]:
+    def run(seed: int, step: int = 0) -> dict[str, torch.Tensor]:
         trained = engine(seed=seed, mini_batches=4)
+        trained.progress = TrainingProgress(step=step)
         trained.train_step(batches[0])
         return weights(trained)
 
     assert same(run(1), run(1))
     assert not same(run(1), run(2))
+    assert not same(run(1), run(1, step=1))
 
 
 def test_a_batch_that_teaches_nothing_is_a_step(engine: MakeEngine, group: MakeGroup) -> None:
