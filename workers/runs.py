@@ -1,5 +1,8 @@
-"""Where runs are kept, and how to find the newest."""
+"""Where runs are kept, how to find the newest, and how to call the program that looks at them."""
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +17,16 @@ SUMMARY: Final = "summary.json"
 
 class NoRunError(TrinityError, LookupError):
     """No run has what is asked for."""
+
+
+def program() -> str:
+    """What to type for ``trinity-bus`` in this shell: its name where it is found by it, else its path."""
+    script = Path(sys.executable).with_name("trinity-bus")
+    found = shutil.which("trinity-bus")
+    if found is not None and Path(found).absolute() == script.absolute():
+        return "trinity-bus"
+    near = os.path.relpath(script)
+    return str(script) if near.startswith("..") or os.sep not in near else near
 
 
 def newest_run(holding: str, runs: Path = RUNS) -> Path:

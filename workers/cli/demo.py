@@ -14,7 +14,7 @@ from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
 from workers.demo.settings import LIMIT_S, MAX_STEPS, DemoOptions
-from workers.runs import RUNS, SUMMARY
+from workers.runs import RUNS, SUMMARY, program
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
 console = Console()
@@ -83,8 +83,8 @@ def _report(summary: Summary, options: DemoOptions) -> None:
         ("Reward plot", folder / PLOT),
         ("Summary", folder / SUMMARY),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
-        ("Ask it", f'trinity-bus ask "copy 3 1 4 =" --model {summary.model}'),
-        ("A task's way", f"trinity-bus trace {summary.trace_task} --run-dir {folder}"),
+        ("Ask it", f'{program()} ask "copy 3 1 4 =" --model {summary.model}'),
+        ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
     ):
         console.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
 

@@ -20,6 +20,7 @@ from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import setup_telemetry
+from workers.runs import program
 
 app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON lines, or from standard input (-).")
 console = Console(stderr=True)
@@ -108,7 +109,7 @@ def produce(
     name = TASKS.full_name(settings.kafka.namespace)
     console.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]")
     if (run_dir := settings.telemetry.run_dir) is not None:
-        console.print(f"Follow one: trinity-bus trace {tasks[0].task_id} --run-dir {run_dir}", soft_wrap=True)
+        console.print(f"Follow one: {program()} trace {tasks[0].task_id} --run-dir {run_dir}", soft_wrap=True)
     if bad:
         raise typer.Exit(1)
 

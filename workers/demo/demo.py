@@ -33,7 +33,7 @@ from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, has_learned, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, service_environment
-from workers.runs import MODEL, SUMMARY
+from workers.runs import MODEL, SUMMARY, program
 from workers.watch import BatchView, MeshView, StepView
 from workers.watch.follow import Follower, follow
 
@@ -131,7 +131,7 @@ async def _run(settings: Settings, options: DemoOptions, display: Display, clock
         kafka = broker.kafka
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
-        display.note(f"Look on from another terminal: {hint(service_environment(options, kafka))} trinity-bus status")
+        display.note(f"Look on from another terminal: {hint(service_environment(options, kafka))} {program()} status")
         async with mesh.services(options, kafka) as supervisor, _client(kafka) as (producer, follower):
             checks = (broker.check, supervisor.check)
             return await _Lesson(options, display, clock, checks, producer=producer, follower=follower).run()

@@ -1,9 +1,27 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from workers.runs import NoRunError, newest_run
+from workers.runs import NoRunError, newest_run, program
+
+
+def test_the_program_is_called_as_this_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project" / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    script = folder / "trinity-bus"
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(tmp_path / "project")
+    assert program() == ".venv/bin/trinity-bus"
+    monkeypatch.chdir("/")
+    assert program().endswith("project/.venv/bin/trinity-bus")
+    monkeypatch.chdir(folder)
+    assert program() == str(script)
+    monkeypatch.setenv("PATH", str(folder))
+    assert program() == "trinity-bus"
 
 
 def test_the_newest_run_that_has_it(tmp_path: Path) -> None:
