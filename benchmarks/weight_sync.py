@@ -4,7 +4,8 @@ A real broker and a real coordinator; explorers in processes of their own, each 
 the trainer: it stages a version, says ``StepTrained``, serves who is named, and waits for every ``WeightsSynced``.
 
 ``staging``   packing the tensors into buckets and hashing them
-``transfer``  from readiness for the first byte until the last one is there and verified (the slowest explorer)
+``transfer``  from readiness for the first byte until the last one is there (the slowest explorer)
+``verify``    hashing what has arrived (the slowest explorer)
 ``pause``     generation stands still: the new weights are loaded (the slowest explorer)
 ``control``   everything else: records through the log, decisions, waking up
 
@@ -23,7 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -64,13 +65,14 @@ class Round:
     total: float
     staging: float
     transfer: float
+    verify: float
     pause: float
-    raw: float
+    raw: float = 0.0
 
     @property
     def control(self) -> float:
-        """What is neither staging, transfer nor pause."""
-        return self.total - self.staging - self.transfer - self.pause
+        """What is none of the others."""
+        return self.total - self.staging - self.transfer - self.verify - self.pause
 
 
 def raw_group(store: Any, prefix: str, rank: int, size: int) -> Any:
@@ -198,8 +200,8 @@ class Trainer:
             await self._producer.send(EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.5)
 
-    async def step(self, tensors: dict[str, torch.Tensor], explorers: int) -> tuple[float, float, float, float]:
-        """One version: seconds in all, of staging, of the slowest transfer and of the longest pause."""
+    async def step(self, tensors: dict[str, torch.Tensor], explorers: int) -> Round:
+        """One version; the slowest explorer counts."""
         self._version += 1
         began = time.perf_counter()
         checksum = await asyncio.to_thread(self._publisher.stage, self._version, tensors.items())
@@ -225,8 +227,8 @@ class Trainer:
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
         total = time.perf_counter() - began
-        transfer = max(answer.transfer_s for answer in answers.values())
-        return total, staged - began, transfer, max(answer.pause_s for answer in answers.values())
+        slowest = (max(getattr(a, name) for a in answers.values()) for name in ("transfer_s", "verify_s", "pause_s"))
+        return Round(total, staged - began, *slowest)
 
 
 async def measure(
@@ -256,12 +258,12 @@ async def measure(
         await asyncio.gather(*(side.tell("explore") for side in sides))
         # The first versions make links and memory; explorers may join one after the other.
         for number in range(rounds + 2):
-            total, staging, transfer, pause = await trainer.step(tensors, len(sides))
+            result = await trainer.step(tensors, len(sides))
             raws = asyncio.gather(*(side.tell("raw") for side in sides))
             await asyncio.to_thread(raw_broadcast, group, buffer)
             raw = max(await raws)
             if number >= 2:
-                results.append(Round(total, staging, transfer, pause, raw))
+                results.append(replace(result, raw=raw))
         await asyncio.gather(*(side.tell("rest") for side in sides))
         for service in services:
             service.cancel()
@@ -280,6 +282,7 @@ def rows_of(title: str, results: list[Round]) -> Iterator[Row]:
     yield Row(f"{title}: control", median("control"), "s", CONTROL_GOAL_S, better="lower")
     yield Row(f"{title}: staging", median("staging"), "s", better="lower")
     yield Row(f"{title}: transfer", median("transfer"), "s", better="lower")
+    yield Row(f"{title}: verify", median("verify"), "s", better="lower")
     yield Row(f"{title}: pause", median("pause"), "s", better="lower")
     yield Row(f"{title}: raw gloo broadcast", median("raw"), "s", better="lower")
     share = statistics.median(result.raw / result.transfer for result in results)

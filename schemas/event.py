@@ -153,5 +153,8 @@ class WeightsSynced(Record):
     control_s: float = 0.0
     """From reading the announcement to the first byte."""
     transfer_s: float = 0.0
+    """From then to the last byte."""
+    verify_s: float = 0.0
+    """From then until the bytes were known to be those that were sent."""
     pause_s: float = 0.0
     """How long generation stood still."""

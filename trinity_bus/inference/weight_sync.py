@@ -38,9 +38,11 @@ class SyncOutcome:
     control_s: float
     """From the call to readiness for the first byte."""
     transfer_s: float
-    """From then until the last byte was there and verified."""
+    """From then until the last byte was there."""
     pause_s: float
     """How long generation stood still."""
+    verify_s: float = 0.0
+    """From the last byte until its checksum was found right."""
     nbytes: int = 0
 
 
@@ -77,7 +79,8 @@ async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member,
     return SyncOutcome(
         checksum=progress["checksum"],
         control_s=max(progress["posted_at"] - began, 0.0),
-        transfer_s=progress["verified_at"] - progress["posted_at"],
+        transfer_s=progress["received_at"] - progress["posted_at"],
+        verify_s=progress["verified_at"] - progress["received_at"],
         pause_s=pause_s,
         nbytes=progress["nbytes"],
     )

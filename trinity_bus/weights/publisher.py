@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
-DEFAULT_BUCKET_BYTES = 4 << 20
-"""Small enough that little is left to hash when the last one arrives."""
+DEFAULT_BUCKET_BYTES = 64 << 20
+"""Large, because each bucket costs a round trip."""
 
 
 @dataclass(slots=True)
@@ -286,12 +286,8 @@ class WeightPublisher:
         self._keep_link(attempt, peer)
 
     def _broadcast(self, link: Link, buffers: "list[torch.Tensor]", attempt: _Attempt) -> None:
-        works = [link.broadcast(buffers[0])]
-        for i in range(len(buffers)):
-            # One bucket ahead keeps the wire busy while this thread wakes up.
-            if i + 1 < len(buffers):
-                works.append(link.broadcast(buffers[i + 1]))
-            link.wait(works[i], time.monotonic() + self._timeout_s, attempt.cancelled)
+        for work in [link.broadcast(buffer) for buffer in buffers]:
+            link.wait(work, time.monotonic() + self._timeout_s, attempt.cancelled)
 
     def _take_link(self, attempt: _Attempt) -> _OpenLink | None:
         """The open link of this very epoch; one of another epoch is closed."""

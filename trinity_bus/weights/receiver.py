@@ -7,20 +7,24 @@
                         +--broken, late, wrong: FAILED--cancel------>+--cancel--> IDLE
 
 The thread joins the trainer's store, reads the manifest, opens the link that it names (or keeps the open one), and
-receives into buffers that are kept from version to version, because fresh memory costs page faults. Each bucket is
-hashed while the next one arrives.
+receives into buffers that are kept from version to version, because fresh memory costs page faults. With cores to
+spare, another thread hashes each bucket while the next ones arrive; on one or two cores that would cost the wire what
+it saves, so the hashing waits for the last byte.
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. ``cancel``
 ends any state at once: what a thread still holds, it closes itself, and nothing of it is used again.
 """
 
+import contextlib
 import hashlib
+import os
+import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.errors import LinkError, ManifestError, WeightTransferError
@@ -30,6 +34,8 @@ from trinity_bus.weights.manifest import TransferManifest
 if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore
+
+_FEW_CORES = 2
 
 type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
@@ -61,7 +67,10 @@ class Progress:
     nbytes: int = 0
     posted_at: float = 0.0
     """When it was ready for the first byte."""
+    received_at: float = 0.0
+    """When the last byte was there."""
     verified_at: float = 0.0
+    """When its checksum was found right."""
 
 
 @dataclass(slots=True)
@@ -82,8 +91,9 @@ class _Resources:
 class _Transfer:
     """One version on its way. Its thread alone touches ``resources`` until it has ended."""
 
-    def __init__(self, source: Source, resources: _Resources) -> None:
+    def __init__(self, source: Source, resources: _Resources, *, overlap: bool) -> None:
         self.source = source
+        self.overlap = overlap
         self.resources = resources
         self.cancelled = threading.Event()
         self.progress = Progress(state="receiving")
@@ -118,7 +128,7 @@ class _Transfer:
         layout = manifest.buckets()
         self._fit_buffers(layout, resources.link.device)
         posted_at = time.monotonic()
-        digest = self._receive_buckets(resources.link)
+        digest, received_at = self._receive_buckets(resources.link)
         if digest != source.checksum:
             raise WeightTransferError(
                 f"the bytes of version {source.version} have checksum {digest}, announced was {source.checksum}"
@@ -129,6 +139,7 @@ class _Transfer:
             checksum=digest,
             nbytes=sum(bucket.nbytes for bucket in layout),
             posted_at=posted_at,
+            received_at=received_at,
             verified_at=time.monotonic(),
         )
 
@@ -168,22 +179,56 @@ class _Transfer:
         if [buffer.numel() for buffer in self.resources.buffers] != sizes:
             self.resources.buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
 
-    def _receive_buckets(self, link: Link) -> str:
+    def _receive_buckets(self, link: Link) -> tuple[str, float]:
+        """Receive all buckets; their checksum, and when the last byte was there."""
         buffers = self.resources.buffers
+        works = [link.broadcast(buffer) for buffer in buffers]
         digest = hashlib.sha256()
-        works = [link.broadcast(buffers[0])]
-        for i, buffer in enumerate(buffers):
-            if i + 1 < len(buffers):
-                works.append(link.broadcast(buffers[i + 1]))
-            link.wait(works[i], time.monotonic() + self.source.timeout_s, self.cancelled)
-            digest.update(buffer.cpu().numpy())
-        return digest.hexdigest()
+        with _Hasher(digest.update) if self.overlap else contextlib.nullcontext() as hasher:
+            for work, buffer in zip(works, buffers, strict=True):
+                link.wait(work, time.monotonic() + self.source.timeout_s, self.cancelled)
+                if hasher is not None:
+                    hasher.put(buffer)
+            received_at = time.monotonic()
+        if not self.overlap:
+            for buffer in buffers:
+                digest.update(buffer.cpu().numpy())
+        return digest.hexdigest(), received_at
+
+
+class _Hasher:
+    """A thread that hashes buckets while others arrive. Leaving the context waits until it has hashed all."""
+
+    def __init__(self, update: Callable[[Any], None]) -> None:
+        self._update = update
+        self._arrived: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hash-weights", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrived.put(None)
+        self._thread.join()
+
+    def put(self, buffer: "torch.Tensor") -> None:
+        self._arrived.put(buffer)
+
+    def _run(self) -> None:
+        while (buffer := self._arrived.get()) is not None:
+            self._update(buffer.cpu().numpy())
 
 
 class WeightReceiver:
-    """Receives one version at a time. Its methods are called from one thread."""
+    """Receives one version at a time. Its methods are called from one thread.
 
-    def __init__(self) -> None:
+    Args:
+        overlap: Whether to hash while receiving; by default, where there are cores for it.
+    """
+
+    def __init__(self, *, overlap: bool | None = None) -> None:
+        self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
         self._resources = _Resources()
         self._transfer: _Transfer | None = None
 
@@ -200,7 +245,7 @@ class WeightReceiver:
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
-        self._transfer = _Transfer(source, self._resources)
+        self._transfer = _Transfer(source, self._resources, overlap=self._overlap)
         self._resources = _Resources()
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 

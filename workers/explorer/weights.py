@@ -163,6 +163,7 @@ class WeightFollower:
                 "checksum": outcome.checksum,
                 "control_s": outcome.control_s,
                 "transfer_s": outcome.transfer_s,
+                "verify_s": outcome.verify_s,
                 "pause_s": outcome.pause_s,
             }
         )

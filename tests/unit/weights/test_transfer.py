@@ -31,9 +31,9 @@ def publisher() -> Iterator[WeightPublisher]:
     made.close()
 
 
-@pytest.fixture
-def receiver() -> Iterator[WeightReceiver]:
-    made = WeightReceiver()
+@pytest.fixture(params=[True, False], ids=["hash beside", "hash after"])
+def receiver(request: pytest.FixtureRequest) -> Iterator[WeightReceiver]:
+    made = WeightReceiver(overlap=request.param)
     yield made
     made.close()
 
