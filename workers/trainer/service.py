@@ -253,6 +253,9 @@ class _Trainer:
         """
         entries = entries_to_train(batch)
         positions = [entry.position for entry in entries if entry.position is not None]
+        if not positions:
+            log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
+            return []
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:

@@ -164,7 +164,8 @@ def test_a_batch_that_teaches_nothing_is_a_step(engine: MakeEngine, group: MakeG
     metrics = trained.train_step([group(rewards=[1.0, 1.0])])
     assert (metrics["updates"], metrics["groups_skipped"], metrics["reward_mean"]) == (0, 1, 1)
     assert "loss" not in metrics
-    assert (trained.progress.step, trained.progress.version) == (1, 1)
+    assert trained.train_step([])["samples"] == 0
+    assert (trained.progress.step, trained.progress.version) == (2, 2)
     assert same(weights(trained), before)
 
 
