@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -39,13 +39,6 @@ def processes(mark: str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} after {limit_s:g} s"
-        time.sleep(0.05)
 
 
 class Demo:
@@ -89,7 +82,7 @@ class Demo:
 
     def ended(self, limit_s: float) -> int:
         code = self.process.wait(limit_s)
-        wait_for(lambda: not processes(self.mark), "end of every process", 5.0)
+        wait_until(lambda: not processes(self.mark), "end of every process", 5.0)
         return code
 
     def clean_up(self) -> None:
@@ -198,9 +191,9 @@ def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
 def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> None:
     demo = start()
     if moment == "at once":
-        wait_for(demo.log("demo").exists, "log", 60)
+        wait_until(demo.log("demo").exists, "log", 60)
     else:
-        wait_for(lambda: demo.service("explorer") is not None, "explorer", 60)
+        wait_until(lambda: demo.service("explorer") is not None, "explorer", 60)
     demo.process.send_signal(signal.SIGINT)
     assert demo.ended(60) == 130, demo.said()
 
@@ -208,7 +201,7 @@ def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> No
 @pytest.mark.timeout(180)
 def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Demo]) -> None:
     demo = start()
-    wait_for(lambda: demo.service("trainer") is not None, "trainer", 60)
+    wait_until(lambda: demo.service("trainer") is not None, "trainer", 60)
     trainer = demo.service("trainer")
     assert trainer is not None
     trainer.kill()
@@ -219,7 +212,7 @@ def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Dem
 @pytest.mark.timeout(180)
 def test_a_broker_that_dies_ends_the_demo_with_its_log(start: Callable[..., Demo]) -> None:
     demo = start(embedded=True)
-    wait_for(lambda: demo.service("trainer") is not None, "trainer", 60)
+    wait_until(lambda: demo.service("trainer") is not None, "trainer", 60)
     (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
     kafka.kill()
     assert demo.ended(60) == 1

@@ -1,10 +1,9 @@
 """Announcements and threads for tests of weight transfers."""
 
 import sys
-import time
-from collections.abc import Callable
 
 from schemas import Member, ModelVersion
+from tests.support.waiting import wait_until
 from trinity_bus.weights.publisher import WeightPublisher
 from trinity_bus.weights.receiver import Progress, Source, WeightReceiver
 
@@ -45,17 +44,8 @@ def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
 
 def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> Progress:
     """The receiver's progress as soon as it is no longer receiving."""
-    wait_until(lambda: receiver.progress.state != "receiving", limit_s)
+    wait_until(lambda: receiver.progress.state != "receiving", "end of the transfer", limit_s)
     return receiver.progress
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Return as soon as a condition holds."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {limit_s:g} s")
-        time.sleep(0.002)
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from schemas import ModelVersion, Sampling
 from tests.support.tiny_model import make_tiny_qwen3
-from tests.support.transfers import announcement, wait_until
+from tests.support.transfers import announcement
+from tests.support.waiting import wait_until
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.engine import InferenceEngine

@@ -12,11 +12,12 @@ from pydantic import SecretStr
 
 from schemas.task import Task
 from schemas.topics import TASKS
+from tests.support.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker, layout, node
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.errors import BrokerUnreachableError, ConfigError
-from trinity_bus.runtime.ports import free_port
+from trinity_bus.runtime.ports import free_port, is_free
 
 pytestmark = [
     pytest.mark.integration,
@@ -98,6 +99,9 @@ def brokers(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setattr(layout, "server_properties", secure_properties)
         patch.setattr(node.java, "command", format_with_users)
         with EmbeddedBroker(settings):
+            # The broker opens its listeners one after the other, and is ready for others at the first.
+            for protocol, port in ports.items():
+                wait_until(lambda port=port: not is_free(port), f"listener for {protocol}")
             yield {protocol: f"127.0.0.1:{port}" for protocol, port in ports.items()}
 
 

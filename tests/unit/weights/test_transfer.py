@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from schemas import ModelVersion
-from tests.support.transfers import announcement, settled, source, wait_until
+from tests.support.transfers import announcement, settled, source
+from tests.support.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.publisher import WeightPublisher
 from trinity_bus.weights.receiver import WeightReceiver

@@ -1,0 +1,12 @@
+"""Waiting for what another process or thread does: on the condition itself, with a limit."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], bool], what: str = "what was waited for", limit_s: float = 20.0) -> None:
+    """Return as soon as a condition holds; fail where it does not within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} after {limit_s:g} s"
+        time.sleep(0.005)
