@@ -3,10 +3,10 @@
 Most of a start on a CPU is importing: vLLM and torch take about 13 s of a core, and vLLM's way on CPUs, ``spawn``, pays
 that in the front end, again in the engine core, and once more in a worker process. Here the worker lives in the engine
 core (one process less to talk through), and the engine core is *forked* from the front end, which has imported
-everything and computed nothing. That is safe as long as no OpenMP team exists in the parent, whose threads a child
-would wait for forever; ``OMP_NUM_THREADS`` is therefore set before torch is imported, and with more than one thread
-``auto`` leaves the choice to vLLM. Eager execution and a KV cache of a given size leave nothing to warm up, and without
-torch's compiler the first request does not wait for a helper of the sampler to be compiled (3 s).
+everything and computed nothing. That is safe as long as the child never waits for threads of an OpenMP team that only
+its parent has, so it computes with one thread; with more, ``auto`` leaves the choice to vLLM. Eager execution and a KV
+cache of a given size leave nothing to warm up, and without torch's compiler the first request does not wait for a
+helper of the sampler to be compiled (3 s).
 """
 
 import contextlib
@@ -180,8 +180,7 @@ def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | Non
     if settings.start_method != "auto":
         return settings.start_method
     on_cpu = config.device_config.device_type == "cpu"
-    one_thread = os.environ["OMP_NUM_THREADS"] == "1"
-    return "fork" if on_cpu and one_thread and sys.platform == "linux" else None
+    return "fork" if on_cpu and settings.cpu_threads == 1 and sys.platform == "linux" else None
 
 
 @contextlib.contextmanager
@@ -190,17 +189,25 @@ def _starting(method: str | None) -> Iterator[None]:
     if method is None:
         yield
         return
+    import torch
     import vllm.plugins
 
     # vLLM overwrites the variable when it makes a configuration for a CPU, and reads it when it starts processes.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
     # A forked process inherits "plugins are loaded", and ours has work to do in it.
     vllm.plugins.plugins_loaded = False
+    threads = torch.get_num_threads()
+    if method == "fork":
+        # Whoever has imported torch before ``OMP_NUM_THREADS`` was set has a thread for each core.
+        torch.set_num_threads(1)
     with warnings.catch_warnings():
         # Python warns of forking beside threads: a lock that one of them holds stays locked in the child. Those of
         # logging, imports and memory are reset by their owners, and the child uses nothing else that this process runs.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
-        yield
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager
