@@ -42,8 +42,9 @@ def demo(
 ) -> None:
     """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model to copy what it is told.
 
-    The model starts from random weights. Everything goes through the topics. Exit code 1 where something ended that
-    should not have; Ctrl-C stops everything.
+    The model starts from random weights, and everything goes through the topics. Ctrl-C stops all of it.
+
+    Exit code 1 where a service ended, or time was up.
     """
     options = DemoOptions(
         run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-seed{seed}")),

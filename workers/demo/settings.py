@@ -5,6 +5,7 @@ random weights. What matters: 16 samples a task (with 8 it takes half as many st
 second moment of Adam that forgets fast (0.99).
 """
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,14 +84,16 @@ def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int])
         index: Which explorer, from 0.
         cores: The cores that this process may use.
     """
+    # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
+    slots = math.ceil(BATCH_SIZE / options.explorers)
     return {
         "TRINITY_BUS_EXPLORER__NAME": options.explorer_names[index],
         "TRINITY_BUS_EXPLORER__MODEL_PATH": str(options.model_dir.resolve()),
         "TRINITY_BUS_EXPLORER__DTYPE": "float32",
         "TRINITY_BUS_EXPLORER__MAX_MODEL_LEN": str(MAX_LENGTH),
         "TRINITY_BUS_EXPLORER__MAX_TOKENS": str(MAX_TOKENS),
-        "TRINITY_BUS_EXPLORER__SLOTS": str(BATCH_SIZE),
-        "TRINITY_BUS_EXPLORER__MAX_NUM_SEQS": str(BATCH_SIZE * GROUP_SIZE // 2),
+        "TRINITY_BUS_EXPLORER__SLOTS": str(slots),
+        "TRINITY_BUS_EXPLORER__MAX_NUM_SEQS": str(slots * GROUP_SIZE),
         "TRINITY_BUS_EXPLORER__CPU_KVCACHE_GIB": "0.5",
         "TRINITY_BUS_EXPLORER__CPU_CORES": str(cores[index % len(cores)]),
     }
