@@ -177,8 +177,8 @@ class ExplorerSettings(Section):
     compilation: Literal["auto", "on", "off"] = "auto"
     """Whether the engine compiles the model: slower to start, faster to run. ``auto``: on GPUs."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
-    """How the engine's process starts. ``fork`` saves an import, and computes with one thread on a CPU. ``auto``: ``fork``
-    with one thread on a CPU."""
+    """How the engine's process starts. ``fork`` saves an import and computes with one thread. ``auto``: ``fork`` on
+    a CPU with one thread."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Of the engine's random numbers. Unset: another at each start. Give each of several explorers its own."""
     start_timeout_s: Seconds = 600.0
