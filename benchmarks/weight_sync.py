@@ -9,6 +9,9 @@ the trainer: it stages a version, says ``StepTrained``, serves who is named, and
 ``pause``     generation stands still: the new weights are loaded (the slowest explorer)
 ``control``   everything else: records through the log, decisions, waking up
 
+The end is when the last explorer has resumed, which is when it makes its ``WeightsSynced``: that record's time, to the
+millisecond, by the clock of this one machine.
+
 The baseline is a raw gloo broadcast of the same bytes, in the same processes at the same moment, into warm memory,
 verified by nobody: what the wire can do. Versions and raw broadcasts take turns.
 """
@@ -203,6 +206,7 @@ class Trainer:
     async def step(self, tensors: dict[str, torch.Tensor], explorers: int) -> Round:
         """One version; the slowest explorer counts."""
         self._version += 1
+        began_at = time.time()
         began = time.perf_counter()
         checksum = await asyncio.to_thread(self._publisher.stage, self._version, tensors.items())
         staged = time.perf_counter()
@@ -220,15 +224,16 @@ class Trainer:
         )
         await (await self._producer.send(EVENTS, "trainer-0", news))
         answers: dict[str, WeightsSynced] = {}
+        last_at = 0.0
         while len(answers) < explorers:
             for received in await self._events.batch(LIMIT_S):
                 if isinstance(received.record, WeightsSynced) and received.record.version == self._version:
                     assert received.record.ok, received.record.error
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
-        total = time.perf_counter() - began
+                    last_at = max(last_at, received.timestamp_ms / 1000)
         slowest = (max(getattr(a, name) for a in answers.values()) for name in ("transfer_s", "verify_s", "pause_s"))
-        return Round(total, staged - began, *slowest)
+        return Round(last_at - began_at, staged - began, *slowest)
 
 
 async def measure(
