@@ -15,6 +15,7 @@ destructor of a group blocks until its pending operations time out, so ``close``
 everything that those operations still write to.
 """
 
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -162,13 +163,15 @@ class Link:
             time.sleep(_NCCL_POLL_S)
             if not work.is_completed():
                 return False
-        try:
+        with contextlib.suppress(RuntimeError):
             work.wait(_SLICE)
-        except RuntimeError as error:
-            # A wait that runs out leaves the broadcast as it is, and can be taken up again.
-            if work.is_completed():
-                raise LinkError(f"the link broke: {_first_line(error)}") from error
+        # The wait raises when it runs out, too; the broadcast is then as it was, or has been completed just now.
+        if not work.is_completed():
             return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LinkError(f"the link broke: {_first_line(error)}") from error
         return True
 
     def close(self) -> None:
