@@ -61,7 +61,7 @@ def test_a_wait_that_runs_out_is_taken_up_again(script: tuple[str, ...]) -> None
 
 
 def test_a_broken_broadcast_a_deadline_and_a_cancellation_end_it() -> None:
-    with pytest.raises(LinkError, match="the link broke: Connection closed by peer$"):
+    with pytest.raises(LinkError, match=r"the link broke: Connection closed by peer$"):
         wait("silent", "broken")
     with pytest.raises(LinkError, match="deadline passed"):
         wait("silent", limit_s=-1)
