@@ -227,7 +227,8 @@ class TrainerSettings(Section):
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     mini_batches: Count = 1
-    """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
+    """Updates of the weights for each batch: its samples are shuffled and divided into so many parts, or fewer of the
+    same size where groups are skipped because they teach nothing."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
     weights at the start of the step, with importance weights between the two; one more forward pass where

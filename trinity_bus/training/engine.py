@@ -140,7 +140,10 @@ class TrainingEngine:
             samples = self._with_logprobs(batch.samples)
             rng = np.random.default_rng((self.settings.seed, self.progress.step))
             order = rng.permutation(len(samples))
-            parts = np.array_split(order, min(self.settings.mini_batches, len(samples)))
+            # Where groups are skipped there are fewer updates, not smaller ones: the mean over few samples is mostly
+            # noise, and Adam makes full steps of it.
+            share = len(samples) / batch.metrics["samples"]
+            parts = np.array_split(order, min(max(1, round(self.settings.mini_batches * share)), len(samples)))
             reports = [self._update([samples[i] for i in part], learning_rate) for part in parts]
         self.progress = self.progress.model_copy(
             update={

@@ -1,8 +1,9 @@
 """What the demo asks of each service: settings of one mesh on one small machine, as environment variables.
 
 The figures of training were chosen on three seeds by trying: held-out reward above 0.9 after 15 to 20 steps, from
-random weights. What matters: 16 samples a task (with 8 it takes half as many steps again), 8 updates a batch, and a
-second moment of Adam that forgets fast (0.99).
+random weights. What matters: 16 samples a task (with 8 it takes half as many steps again), 8 updates a batch, a second
+moment of Adam that forgets fast (0.99), and a little entropy: without, one run in six settles on nine digits out of ten
+before it has tried the tenth.
 """
 
 import math
@@ -21,10 +22,11 @@ BATCH_SIZE: Final = 64
 """Tasks a step."""
 GROUP_SIZE: Final = 16
 """Samples a task."""
-MAX_STEPS: Final = 45
+MAX_STEPS: Final = 60
 LIMIT_S: Final = 300.0
 """What the whole may take, on two cores."""
-LEARNING_RATE: Final = 7e-4
+LEARNING_RATE: Final = 1e-3
+ENTROPY_COEF: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ def trainer_environment(options: DemoOptions) -> dict[str, str]:
         "TRINITY_BUS_TRAINER__CHECKPOINT_DIR": str(options.checkpoint_dir.resolve()),
         "TRINITY_BUS_TRAINER__TOTAL_STEPS": str(options.steps),
         "TRINITY_BUS_TRAINER__LEARNING_RATE": str(LEARNING_RATE),
+        "TRINITY_BUS_TRAINER__ENTROPY_COEF": str(ENTROPY_COEF),
         "TRINITY_BUS_TRAINER__WARMUP_STEPS": "3",
         "TRINITY_BUS_TRAINER__MINI_BATCHES": "8",
         "TRINITY_BUS_TRAINER__ADAM_BETA2": "0.99",

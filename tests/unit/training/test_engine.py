@@ -176,6 +176,13 @@ def test_updates_and_learning_rate(engine: MakeEngine, batches: list[list[Experi
     assert trained.train_step(batches[0])["updates"] == 5
 
 
+def test_skipped_groups_cost_updates_and_leave_the_size_of_the_others(engine: MakeEngine, group: MakeGroup) -> None:
+    teaching = [group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
+    useless = [group(seed=i, rewards=[1.0, 1.0]) for i in range(10)]
+    assert engine(mini_batches=4).train_step(teaching + useless[:2])["updates"] == 2
+    assert engine(mini_batches=4).train_step(teaching + useless)["updates"] == 1
+
+
 def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup, model_folder: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
