@@ -39,6 +39,9 @@ def free_ports(count: int) -> list[str]:
         return [str(one.getsockname()[1]) for one in sockets]
 
 
+@pytest.mark.timeout(
+    300
+)  # two processes import Megatron: a quarter of a minute alone, minutes on a machine at its limit
 def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", vocabulary=31, tied=False)
     batches = [[make_group(seed=10 * step + i, vocabulary=31, version=step) for i in range(3)] for step in range(2)]
@@ -67,7 +70,7 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
         for rank in range(2)
     ]
     try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
