@@ -1,9 +1,9 @@
 """What the demo asks of each service: settings of one mesh on one small machine, as environment variables.
 
-The figures of training were chosen on three seeds by trying: held-out reward above 0.9 after 15 to 20 steps, from
-random weights. What matters: 16 samples a task (with 8 it takes half as many steps again), 8 updates a batch, a second
-moment of Adam that forgets fast (0.99), and a little entropy: without, one run in six settles on nine digits out of ten
-before it has tried the tenth.
+The figures of training were chosen by trying. Of ten seeds, all ten answer every held-out prompt after 26 to 30 steps.
+What matters: 16 samples a task (with 8 it takes half as many steps again), 8 updates a batch, a second moment of Adam
+that forgets fast (0.99), a little entropy, and no haste: without the entropy, or with a learning rate of 1e-3, one run in
+about eight settles on nine digits out of ten before it has tried the tenth.
 """
 
 import math
@@ -25,7 +25,7 @@ GROUP_SIZE: Final = 16
 MAX_STEPS: Final = 60
 LIMIT_S: Final = 300.0
 """What the whole may take, on two cores."""
-LEARNING_RATE: Final = 1e-3
+LEARNING_RATE: Final = 7e-4
 ENTROPY_COEF: Final = 0.005
 
 
