@@ -2,8 +2,8 @@
 
 The figures of training were chosen by trying. Of ten seeds, all ten answer every held-out prompt after 26 to 30 steps.
 What matters: 16 samples a task (with 8 it takes half as many steps again), 8 updates a batch, a second moment of Adam
-that forgets fast (0.99), a little entropy, and no haste: without the entropy, or with a learning rate of 1e-3, one run in
-about eight settles on nine digits out of ten before it has tried the tenth.
+that forgets fast (0.99), a little entropy, and no haste: without the entropy, or with a learning rate of 1e-3, one run
+in about eight settles on nine digits out of ten before it has tried the tenth.
 """
 
 import math
