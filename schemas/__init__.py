@@ -3,12 +3,24 @@
 Light on purpose: msgpack, msgspec, pydantic and numpy. A program that produces tasks needs this and a Kafka client.
 """
 
-from schemas.batch import BatchLifecycleState, BatchRecord, ManifestEntry
+from schemas.batch import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, TaskStatus
+from schemas.command import (
+    AbortBatch,
+    BatchResult,
+    CancelTasks,
+    CommandError,
+    CommandReply,
+    FinalizeBatch,
+    SubmitBatch,
+)
 from schemas.event import (
+    CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ExplorerLeft,
     Position,
     RolloutFinished,
+    RunnersReport,
+    RunnerState,
     RunningAttempt,
     StepTrained,
     TrainerHeartbeat,
@@ -17,30 +29,44 @@ from schemas.event import (
 from schemas.experience import ExperienceGroup, Sample, SampleInput, build_group
 from schemas.model_version import Member, ModelVersion
 from schemas.record import Record
+from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Message, Sampling, Task
 
 __all__ = [
+    "AbortBatch",
     "BatchLifecycleState",
     "BatchRecord",
+    "BatchResult",
     "Cancel",
+    "CancelTasks",
+    "CommandError",
+    "CommandReply",
+    "CoordinatorHeartbeat",
     "Dispatch",
     "ExperienceGroup",
     "ExplorerHeartbeat",
     "ExplorerLeft",
+    "FinalizeBatch",
     "ManifestEntry",
     "Member",
     "Message",
     "ModelVersion",
     "Position",
     "Record",
+    "ResultPart",
     "RolloutFinished",
+    "RunnerState",
+    "RunnersReport",
     "RunningAttempt",
     "Sample",
     "SampleInput",
     "Sampling",
     "StepTrained",
+    "SubmitBatch",
     "Task",
+    "TaskResult",
+    "TaskStatus",
     "TrainerHeartbeat",
     "WeightsSynced",
     "build_group",

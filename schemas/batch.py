@@ -2,10 +2,14 @@
 
 The record of a batch is written anew after each transition, keyed by batch id on a compacted topic. The FINALIZED
 record carries the *manifest*: the experiences, by position in the log, that count. Nothing else is ever trained on.
+
+An *open* batch is one that was submitted without a number of tasks. Its tasks are handed out as they come, with the
+newest weights; it takes no place in the order of training and is never FINALIZED: each task's result is on ``results``,
+and the batch ends when its client aborts it.
 """
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -29,17 +33,35 @@ def _state(value: object) -> object:
     return BatchLifecycleState(value) if type(value) is str else value
 
 
+type BatchState = Annotated[BatchLifecycleState, BeforeValidator(_state)]
+
+type TaskStatus = Literal["completed", "partial", "failed", "aborted"]
+"""How a task ended: all runs done; some done, and that was enough; none that count, after all attempts; cut off,
+because its batch was ended without it."""
+
+
+class ResultPart(Record):
+    """What one attempt gave to a task's result. A task that was not split has one."""
+
+    SCHEMA: ClassVar[str] = "result_part"
+
+    attempt: Annotated[int, Field(ge=1)]
+    samples: Annotated[int, Field(ge=0)]
+    position: Position | None = None
+    """Where its experiences lie; absent for eval batches."""
+
+
 class ManifestEntry(Record):
     """One accepted result."""
 
     SCHEMA: ClassVar[str] = "manifest_entry"
 
     task_id: Identifier
-    attempt: int
-    samples: int
-    position: Position | None = None
-    """Where its experiences lie; absent for eval batches and for failed tasks."""
+    status: TaskStatus
+    parts: list[ResultPart] = Field(default_factory=list)
+    """In the order of their run ids; none for failed and aborted tasks. Together they are one group."""
     error: str | None = None
+    """The first error, or why it was cut off."""
     version_min: int = -1
     version_max: int = -1
 
@@ -52,19 +74,25 @@ class BatchRecord(Record):
 
     batch_id: Identifier
     batch_type: BatchType
-    state: Annotated[BatchLifecycleState, BeforeValidator(_state)]
+    state: BatchState
     sequence: Annotated[int, Field(ge=0)]
     """Train batches: 1, 2, 3 ... in the order in which they are trained, given when all tasks of the batch are there; 0
-    before. Eval batches: 0."""
-    expected_task_count: int
+    before. Smaller by one for each earlier batch that is aborted; final when FINALIZED. Eval and open batches: 0."""
+    expected_task_count: int | None
+    """Absent: an open batch."""
     accepted_task_count: int = 0
     completed_task_count: int = 0
     """Tasks with a result, failed ones too."""
     failed_task_count: int = 0
+    aborted_task_count: int = 0
+    """Tasks that were cut off; not among the completed ones."""
+    min_wait_num: int | None = None
+    """Completed tasks with which it may end."""
     min_version: int = 0
     """What staleness control asked of the explorers."""
     manifest: Annotated[list[ManifestEntry], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
-    """Filled in FINALIZED, ordered by the order in which the tasks were accepted."""
+    """Filled in FINALIZED, and in ABORTED where partial results were to be kept; in the order in which the tasks were
+    accepted."""
     metrics: Metrics = Field(default_factory=dict)
     """Aggregated, filled in FINALIZED."""
     reason: str | None = None

@@ -1,8 +1,8 @@
 """Records to bytes and back: the one door between the log and the types.
 
 A plain record is one msgpack map (``schemas.plain``); an experience group is an array of a header and one binary
-(``schemas.columns``); a task may also be a JSON object. The first byte tells the three apart, so nothing depends on
-headers. Whatever the bytes, ``decode`` returns a valid record or raises ``DecodeError``.
+(``schemas.columns``); tasks and commands may also be JSON objects. The first byte tells the three apart, so nothing
+depends on headers. Whatever the bytes, ``decode`` returns a valid record or raises ``DecodeError``.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,14 @@ from functools import lru_cache
 
 from schemas.batch import BatchRecord
 from schemas.columns import decode_group, encode_group
+from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, SubmitBatch
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
 from schemas.event import (
+    CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,
+    RunnersReport,
     StepTrained,
     TrainerHeartbeat,
     WeightsSynced,
@@ -23,6 +26,7 @@ from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion
 from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
+from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
 
@@ -30,16 +34,24 @@ __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedV
 
 RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     Task,
+    SubmitBatch,
+    FinalizeBatch,
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
     Dispatch,
     Cancel,
     ExperienceGroup,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,
+    RunnersReport,
+    CoordinatorHeartbeat,
     TrainerHeartbeat,
     StepTrained,
     WeightsSynced,
     BatchRecord,
+    TaskResult,
     ModelVersion,
 )
 """Every type that travels on a topic by itself."""

@@ -9,10 +9,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
 
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
+type RunnerLifeState = Literal["starting", "idle", "busy", "stopping"]
 
 
 class Position(Record):
@@ -50,6 +51,56 @@ class ExplorerHeartbeat(Record):
     """The workflows that its registry knows."""
     tokens_generated: int = 0
     """Since the start of this incarnation."""
+    sent_at: float = 0.0
+
+
+class RunnerState(Record):
+    """One runner, a process that runs workflows, as seen by its explorer."""
+
+    SCHEMA: ClassVar[str] = "runner_state"
+
+    runner: Identifier
+    """``<explorer>/<number>``; a runner that replaces a dead one has its number."""
+    state: RunnerLifeState
+    pid: int
+    running: list[RunningAttempt] = Field(default_factory=list)
+    completed: int = 0
+    """Attempts that it has ended since it started."""
+    restarts: int = 0
+    """How many runners of this number were replaced."""
+    rss_mib: float = 0.0
+    values: Annotated[list[PlainMap], Field(max_length=1024)] = Field(default_factory=list)
+    """What is known of each attempt in ``running``: ``workflow_id`` (``batch/task/run``), ``model_version``,
+    ``begin_time``, ``running_time``, and whatever its workflow has set."""
+
+
+class RunnersReport(Record):
+    """The runners of one explorer. Sent now and then, for people to look at."""
+
+    SCHEMA: ClassVar[str] = "event.runners"
+
+    explorer: Identifier
+    incarnation: Identifier
+    runners: list[RunnerState]
+    sent_at: float = 0.0
+
+
+class CoordinatorHeartbeat(Record):
+    """A coordinator lives, and these are its figures. Nothing is decided by it."""
+
+    SCHEMA: ClassVar[str] = "event.coordinator_heartbeat"
+
+    coordinator: Identifier
+    incarnation: Identifier
+    open_batches: int
+    open_tasks: int
+    running_attempts: int
+    max_timeout_s: float
+    """Limit of one attempt at a task that names none."""
+    attempts_per_task: int
+    """Attempts at a task, or part of one, before it fails; times ``max_timeout_s`` it is the longest it may take."""
+    dynamic_timeout_s: float
+    """Limit of an attempt that starts now, see ``trinity_bus.coordination``."""
     sent_at: float = 0.0
 
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
@@ -224,6 +225,42 @@ def build_group(
         versions=np.array(spans, np.int32).reshape(-1, 3),
         metrics=[{name: float(value) for name, value in s.metrics.items()} for s in samples],
         finish_reasons=[s.finish_reason for s in samples],
+    )
+
+
+def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
+    """The group of a task that was split over several attempts, in the order of the parts.
+
+    What is one value for each group (attempt, explorer, incarnation) is that of the first part.
+
+    Args:
+        parts: At least one, all of one task. A single one is returned as it is.
+
+    Raises:
+        SchemaError: There is none, or they are of several tasks.
+    """
+    if len({part.task_id for part in parts}) != 1:
+        raise SchemaError(f"a group is of one task, got parts of {len({part.task_id for part in parts})}")
+    if len(parts) == 1:
+        return parts[0]
+    first_sample = np.cumsum([0, *(len(part) for part in parts[:-1])])
+    return msgspec.structs.replace(
+        parts[0],
+        tokens=np.concatenate([part.tokens for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        prompt_lengths=np.concatenate([part.prompt_lengths for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        mask_bits=np.packbits(np.concatenate([part.mask for part in parts])),
+        rewards=np.concatenate([part.rewards for part in parts]),
+        run_ids=np.concatenate([part.run_ids for part in parts]),
+        versions=np.concatenate(
+            [
+                part.versions + np.array([first, 0, 0], np.int32)
+                for first, part in zip(first_sample.tolist(), parts, strict=True)
+            ]
+        ),
+        metrics=[metrics for part in parts for metrics in part.metrics],
+        finish_reasons=[reason for part in parts for reason in part.finish_reasons],
     )
 
 

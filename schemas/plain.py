@@ -1,4 +1,4 @@
-"""Plain records: one msgpack map each, validated by their pydantic type. Tasks may also be JSON objects.
+"""Plain records: one msgpack map each, validated by their pydantic type. Some may be JSON objects (``Record.JSON``).
 
 Nothing is allocated on the word of the input. The map is first walked without building it, so that every declared
 length is known to be backed by bytes; then the number of containers is limited while it is built. What is built is
@@ -64,7 +64,8 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
     """The record in ``value``.
 
     Args:
-        value: A msgpack map, or a JSON object where ``types`` has the task.
+        value: A msgpack map, or a JSON object where ``types`` has such that may be one. Where it has one such, a JSON
+            object need not name its schema.
         types: The expected types by schema name.
         known: All types by schema name, to tell a stray record from an unknown one.
 
@@ -72,12 +73,14 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
         DecodeError: ``value`` is anything else.
     """
     if is_json(value):
-        if "task" not in types:
-            raise DecodeError("unexpected_json", f"JSON is accepted for tasks only, expected {_names(types)}")
-        types = {"task": types["task"]}
+        types = {schema: cls for schema, cls in types.items() if cls.JSON}
+        if not types:
+            raise DecodeError("unexpected_json", "JSON is accepted for tasks and commands only")
         data = _json_object(value)
-        data.setdefault("schema", "task")
-        data.setdefault("schema_version", types["task"].VERSION)
+        if len(types) == 1:
+            data.setdefault("schema", next(iter(types)))
+        if (cls := types.get(str(data.get("schema")))) is not None:
+            data.setdefault("schema_version", cls.VERSION)
     elif value[0] in _MAP_STARTS:
         data = _msgpack_map(value)
     else:
@@ -92,13 +95,13 @@ def _names(types: Mapping[str, type]) -> str:
 def _json_object(value: bytes) -> dict[str, Any]:
     # Counted in the text, before anything is built; brackets inside strings count too, which no real task feels.
     if value.count(b"{") + value.count(b"[") > MAX_CONTAINERS:
-        raise DecodeError("too_large", f"more than {MAX_CONTAINERS} objects and arrays in one task")
+        raise DecodeError("too_large", f"more than {MAX_CONTAINERS} objects and arrays in one record")
     try:
         data = from_json(value, allow_inf_nan=False)
     except ValueError as error:
         raise DecodeError("not_msgpack_or_json", f"not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise DecodeError("not_msgpack_or_json", f"a task is a JSON object, got {shown(data)}")
+        raise DecodeError("not_msgpack_or_json", f"a record is a JSON object, got {shown(data)}")
     return data
 
 

@@ -41,6 +41,8 @@ class Record(BaseModel):
     VERSION: ClassVar[int] = 1
     MAX_BYTES: ClassVar[int] = 1 << 20
     """Size limit of one encoded record."""
+    JSON: ClassVar[bool] = False
+    """Whether it is accepted as a JSON object too, because people and simple programs write it."""
 
     def to_wire(self) -> dict[str, Any]:
         """The record as a plain map, schema and version first, absent (``None``) fields left out."""

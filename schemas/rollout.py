@@ -22,10 +22,13 @@ class Dispatch(Record):
     incarnation: Identifier
     task: Task
     attempt: Annotated[int, Field(ge=1)]
+    """Numbers every order to run this task, also where it was split or is run twice at once: no two have the same."""
     batch_id: Identifier
     batch_type: BatchType
     repeat_times: Annotated[int, Field(ge=1, le=MAX_REPEAT_TIMES)]
+    """How many of the task's runs to do."""
     run_id_base: Annotated[int, Field(ge=0)] = 0
+    """The first of them; above 0 where the task was split."""
     min_version: Annotated[int, Field(ge=0)] = 0
     """The explorer must hold at least this model version when the rollout starts."""
     timeout_s: Annotated[float, Field(gt=0)]
@@ -41,3 +44,5 @@ class Cancel(Record):
     task_id: Identifier
     attempt: Annotated[int, Field(ge=1)]
     reason: str
+    restart_runner: bool = False
+    """Whether a runner that is at it is stopped at once, rather than given the time to let go."""

@@ -41,6 +41,7 @@ class Task(Record):
     """One task. Produced by anyone to ``tasks``, keyed by ``task_id``, as msgpack or JSON."""
 
     SCHEMA: ClassVar[str] = "task"
+    JSON: ClassVar[bool] = True
     MAX_BYTES: ClassVar[int] = 4 << 20
 
     task_id: Identifier

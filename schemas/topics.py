@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.batch import BatchRecord
+from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, SubmitBatch
 from schemas.event import (
+    CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,
+    RunnersReport,
     StepTrained,
     TrainerHeartbeat,
     WeightsSynced,
 )
 from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion
+from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
 
@@ -90,6 +94,29 @@ TASKS = Topic(
     writers=("anyone",),
     readers=("coordinator",),
 )
+COMMANDS = Topic(
+    name="commands",
+    key="batch id",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    description="What clients ask of the coordinator: submit, finalize or abort a batch. Anyone may write here, "
+    "msgpack or JSON. One partition, so that commands are carried out in the order in which they were sent.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks),
+    writers=("anyone",),
+    readers=("coordinator",),
+)
+REPLIES = Topic(
+    name="replies",
+    key="client",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=_HOUR_MS,
+    description="The answer to each command.",
+    records=(CommandReply,),
+    writers=("coordinator",),
+    readers=("anyone",),
+)
 ROLLOUTS = Topic(
     name="rollouts",
     key="explorer name (its lane)",
@@ -122,8 +149,17 @@ EVENTS = Topic(
     cleanup="delete",
     retention_ms=_DAY_MS,
     description="What workers say happened: heartbeats, rollouts finished, steps trained, weights synced.",
-    records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, TrainerHeartbeat, StepTrained, WeightsSynced),
-    writers=("explorer", "trainer"),
+    records=(
+        ExplorerHeartbeat,
+        ExplorerLeft,
+        RolloutFinished,
+        RunnersReport,
+        CoordinatorHeartbeat,
+        TrainerHeartbeat,
+        StepTrained,
+        WeightsSynced,
+    ),
+    writers=("explorer", "trainer", "coordinator"),
     readers=("coordinator", "trainer", "console"),
 )
 BATCHES = Topic(
@@ -140,6 +176,17 @@ BATCHES = Topic(
     records=(BatchRecord,),
     writers=("coordinator",),
     readers=("trainer", "anyone"),
+)
+RESULTS = Topic(
+    name="results",
+    key="task id",
+    partitions=8,
+    cleanup="delete",
+    retention_ms=7 * _DAY_MS,
+    description="The one accepted answer to each task, the moment it is accepted.",
+    records=(TaskResult,),
+    writers=("coordinator",),
+    readers=("anyone",),
 )
 MODEL_VERSIONS = Topic(
     name="model-versions",
@@ -182,5 +229,17 @@ COORDINATOR_STATE = Topic(
     readers=("coordinator",),
 )
 
-TOPICS = (TASKS, ROLLOUTS, EXPERIENCES, EVENTS, BATCHES, MODEL_VERSIONS, DEAD_LETTERS, COORDINATOR_STATE)
+TOPICS = (
+    TASKS,
+    COMMANDS,
+    REPLIES,
+    ROLLOUTS,
+    EXPERIENCES,
+    EVENTS,
+    RESULTS,
+    BATCHES,
+    MODEL_VERSIONS,
+    DEAD_LETTERS,
+    COORDINATOR_STATE,
+)
 """All of them, in the order of the way of the data."""

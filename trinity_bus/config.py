@@ -121,8 +121,26 @@ class CoordinatorSettings(Section):
     """Samples of each task that names no number of its own: the group size of GRPO."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many versions older than on-policy the weights may be that a train sample is drawn with."""
-    max_open_batches: Count = 2
+    max_inflight_batches: Count = 2
     """Train batches handed out and not yet finalized."""
+    over_rollout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a train batch's tasks that need not be waited for: it may end with the others. 0: wait for all."""
+    wait_after_min_s: Seconds = 30.0
+    """How long a batch that has as many tasks done as it needs still waits for the others."""
+    return_partial_tasks: bool = False
+    """Whether a task of which only some runs are done counts, with those, when an attempt at it breaks off or its
+    batch ends. Otherwise its runs are all done again, or not at all."""
+    max_repeat_times_per_runner: Count | None = None
+    """Runs of one task that one attempt does at most: larger groups are split, and may run on several explorers at
+    once. Unset: groups are not split."""
+    dynamic_timeout_ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Limit of an attempt, in multiples of what attempts at train tasks took on average so far; never above the
+    task's own. Unset: only the task's own."""
+    dynamic_timeout_warmup_steps: Count = 3
+    """Train batches that must have ended before the average counts."""
+    straggler_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """When nothing of a batch is left to hand out, an attempt that takes this many times the median of the batch gets
+    a second one on an idle explorer; the first to end counts. Unset: never."""
     explorer_timeout_s: Seconds = 10.0
     """An explorer that says nothing for this long is dead; its tasks go to others."""
     task_timeout_s: Seconds = 300.0
@@ -131,6 +149,12 @@ class CoordinatorSettings(Section):
     """Attempts at a task before its result is a failure."""
     tick_s: Seconds = 0.25
     """How often time-outs are looked at while nothing happens."""
+    name: Identifier = "coordinator-0"
+    """Of this process; several may run, one works and the others stand by."""
+    heartbeat_s: Seconds = 0.5
+    """How often the one that works says that it lives."""
+    takeover_s: Seconds = 1.5
+    """Silence after which one that stands by takes over."""
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
     sync_timeout_s: Seconds = 40.0
@@ -185,6 +209,18 @@ class ExplorerSettings(Section):
     """Limit of starting the engine."""
     drain_s: Seconds = 2.0
     """How long rollouts may still finish when the explorer is told to stop."""
+    runners: Count = 1
+    """Processes that run workflows. The slots are divided among them."""
+    runner_stuck_s: Seconds = 30.0
+    """A runner that answers nothing for this long, because a workflow blocks it, is stopped and replaced."""
+    cancel_grace_s: Seconds = 5.0
+    """How long a workflow that is cancelled may take to let go, before its runner is stopped and replaced."""
+    runner_max_attempts: Count | None = None
+    """Attempts after which a runner is replaced, against what workflows leave behind. Unset: never."""
+    runner_max_rss_mib: Count | None = None
+    """Memory above which a runner is replaced, MiB. Unset: any."""
+    runner_report_s: Seconds = 1.0
+    """How often the states of the runners are told."""
 
 
 class TrainerSettings(Section):

@@ -16,6 +16,7 @@ def make_group(
     longest: int = 9,
     version: int = 0,
     task_id: str = "task",
+    attempt: int = 1,
     batch_id: str = "batch",
 ) -> ExperienceGroup:
     """A group of random samples with plausible logprobs; the second response token is masked where there is one."""
@@ -29,7 +30,7 @@ def make_group(
     mask[[start + 1 for start, length in zip(starts, responses, strict=True) if length > 1]] = False
     return ExperienceGroup(
         task_id=task_id,
-        attempt=1,
+        attempt=attempt,
         batch_id=batch_id,
         batch_type="train",
         workflow="math",

@@ -126,7 +126,7 @@ class Ledger:
             batch.min_version = max(0, newest_version)
             admitted.append(self._admitted(batch))
         open_batches = self.counters.sequence - self.counters.finalized
-        for _ in range(min(len(self._waiting["train"]), self._settings.max_open_batches - open_batches)):
+        for _ in range(min(len(self._waiting["train"]), self._settings.max_inflight_batches - open_batches)):
             batch = self._waiting["train"].popleft()
             self.counters.sequence += 1
             batch.sequence = self.counters.sequence

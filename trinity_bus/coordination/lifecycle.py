@@ -11,7 +11,7 @@
 from        to                                          when
 ==========  ==========================================  ======================================================
 PENDING     RUNNING                                     all its tasks are accepted, and (train batches) fewer than
-                                                        ``max_open_batches`` are open; a train batch gets its
+                                                        ``max_inflight_batches`` are open; a train batch gets its
                                                         sequence number now
 RUNNING     FINALIZING                                  the last task got its result, completed or failed
 FINALIZING  FINALIZED                                   every train batch of a lower sequence is FINALIZED; an eval

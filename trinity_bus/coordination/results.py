@@ -1,6 +1,6 @@
 """What an attempt that ended is worth."""
 
-from schemas import ManifestEntry, RolloutFinished
+from schemas import ManifestEntry, ResultPart, RolloutFinished
 from schemas.record import BatchType
 from trinity_bus.coordination.limits import bounded, short_error
 from trinity_bus.coordination.tasks import OpenTask, Result
@@ -36,9 +36,14 @@ def answer(event: RolloutFinished, order: int, batch_type: BatchType, traceparen
         order=order,
         entry=ManifestEntry(
             task_id=event.task_id,
-            attempt=event.attempt,
-            samples=event.samples,
-            position=event.experience if batch_type == "train" else None,
+            status=event.status,
+            parts=[
+                ResultPart(
+                    attempt=event.attempt,
+                    samples=event.samples,
+                    position=event.experience if batch_type == "train" else None,
+                )
+            ],
             error=error,
             version_min=event.version_min,
             version_max=event.version_max,
@@ -51,5 +56,5 @@ def answer(event: RolloutFinished, order: int, batch_type: BatchType, traceparen
 
 def failure(task: OpenTask, error: str) -> Result:
     """The result of a task that will not be tried again. It has no metrics: a failure is not a reward of zero."""
-    entry = ManifestEntry(task_id=task.task.task_id, attempt=task.attempts, samples=0, error=error)
+    entry = ManifestEntry(task_id=task.task.task_id, status="failed", error=error)
     return Result(order=task.order, entry=entry, metrics={}, traceparent=None, failed=True)

@@ -7,7 +7,8 @@ that does not rise belongs to another history than the checkpoint, and is an err
 from collections.abc import Sequence
 from typing import Any
 
-from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry
+from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart
+from schemas.experience import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError
 
@@ -42,28 +43,53 @@ def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRe
 
 
 def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
-    """The entries whose experiences count: failed tasks have none."""
-    return [entry for entry in batch.manifest if entry.position is not None]
+    """The entries whose experiences count: failed and aborted tasks have none."""
+    return [entry for entry in batch.manifest if entry.parts]
+
+
+def positions_of(batch: BatchRecord, entries: Sequence[ManifestEntry]) -> list[Position]:
+    """Where the experiences of the entries lie, part after part.
+
+    Raises:
+        BatchError: A part has no place in the log.
+    """
+    positions = []
+    for entry in entries:
+        for part in entry.parts:
+            if part.position is None:
+                raise BatchError(
+                    f"batch {batch.batch_id}: attempt {part.attempt} at task {entry.task_id} counts, but the manifest "
+                    "does not say where its experiences lie"
+                )
+            positions.append(part.position)
+    return positions
 
 
 def groups_of(
     batch: BatchRecord, entries: Sequence[ManifestEntry], fetched: Sequence[Received[Any]]
 ) -> list[ExperienceGroup]:
-    """The experiences, each checked against the entry that names it.
+    """The groups of the entries, each part checked against what names it.
+
+    Args:
+        batch: That is trained on.
+        entries: Of its manifest.
+        fetched: What lies at their ``positions_of``.
 
     Raises:
-        BatchError: One cannot be read or is not what the manifest says.
+        BatchError: A part cannot be read or is not what the manifest says.
     """
-    groups = []
-    for entry, received in zip(entries, fetched, strict=True):
-        record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
-        if isinstance(record, Undecodable):
-            raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail})")
-        if not isinstance(record, ExperienceGroup):
-            raise BatchError(f"{where} is no experience but {type(record).__name__}")
-        found = (record.task_id, record.attempt, len(record))
-        named = (entry.task_id, entry.attempt, entry.samples)
-        if found != named:
-            raise BatchError(f"{where} has (task, attempt, samples) = {found}, the manifest says {named}")
-        groups.append(record)
-    return groups
+    records = iter(fetched)
+    return [join_groups([_part_of(batch, entry, part, next(records)) for part in entry.parts]) for entry in entries]
+
+
+def _part_of(batch: BatchRecord, entry: ManifestEntry, part: ResultPart, received: Received[Any]) -> ExperienceGroup:
+    record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
+    if isinstance(record, Undecodable):
+        raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail})")
+    if not isinstance(record, ExperienceGroup):
+        raise BatchError(f"{where} is no experience but {type(record).__name__}")
+    found = (record.task_id, record.attempt, len(record))
+    named = (entry.task_id, part.attempt, part.samples)
+    if found != named:
+        raise BatchError(f"{where} has (task, attempt, samples) = {found}, the manifest says {named}")
+    return record

@@ -54,7 +54,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import BatchError
-from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of
+from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
 from workers.trainer.publication import Publication
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class _Trainer:
             BatchError: One is gone, or is not what the manifest says.
         """
         entries = entries_to_train(batch)
-        positions = [entry.position for entry in entries if entry.position is not None]
+        positions = positions_of(batch, entries)
         if not positions:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
             return []

@@ -205,7 +205,7 @@ class MeshView:
             batch = BatchView(record.batch_id, record.batch_type, record.state)
             self.batches[record.batch_id] = batch
         batch.state, batch.sequence, batch.reason = record.state, record.sequence, record.reason
-        batch.expected, batch.min_version = record.expected_task_count, record.min_version
+        batch.expected, batch.min_version = record.expected_task_count or record.accepted_task_count, record.min_version
         batch.completed, batch.failed = record.completed_task_count, record.failed_task_count
         if record.state is BatchLifecycleState.RUNNING and batch.running_at is None:
             batch.running_at = at

@@ -112,7 +112,8 @@ def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_read(mes
                 assert batch.metrics["rollout/finished_task_count"] == 4.0
             evaluated = trainer.evaluated[0]
             assert evaluated.metrics["eval/held-out/reward/mean@1"] == 1.0
-            assert all(entry.position is None and entry.error is None for entry in evaluated.manifest)
+            assert all(part.position is None for entry in evaluated.manifest for part in entry.parts)
+            assert all(entry.status == "completed" for entry in evaluated.manifest)
 
     run(main())
 
@@ -252,7 +253,7 @@ def test_a_silent_explorer_loses_its_tasks_to_another(mesh: Mesh) -> None:
                         await until(lambda: len(stuck.orders) == 4)
                     async with helper.alive():
                         await trainer.until_trained(1)
-            assert {entry.attempt for entry in trainer.trained[0].manifest} == {2}
+            assert {part.attempt for entry in trainer.trained[0].manifest for part in entry.parts} == {2}
             assert "explorer lost: explorer-0" in mesh.log()
 
     run(main())

@@ -21,6 +21,8 @@ from schemas import (
     ManifestEntry,
     Member,
     ModelVersion,
+    Position,
+    ResultPart,
     StepTrained,
     TrainerHeartbeat,
     WeightsSynced,
@@ -89,6 +91,14 @@ class Trainer:
             assert process.wait(DEADLINE_S) == -signal.SIGKILL, self.log.read_text()
 
 
+def entry_of(task_id: str, attempt: int, samples: int, position: Position) -> ManifestEntry:
+    return ManifestEntry(
+        task_id=task_id,
+        status="completed",
+        parts=[ResultPart(attempt=attempt, samples=samples, position=position)],
+    )
+
+
 async def produce(bus: Bus, batches: Sequence[Sequence[ExperienceGroup]]) -> None:
     """Writes experiences and their batches as a coordinator would, with records between that ask for nothing."""
     await bus.ensure_topics()
@@ -96,10 +106,10 @@ async def produce(bus: Bus, batches: Sequence[Sequence[ExperienceGroup]]) -> Non
         for sequence, groups in enumerate(batches, 1):
             positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
             manifest = [
-                ManifestEntry(task_id=group.task_id, attempt=group.attempt, samples=len(group), position=position)
+                entry_of(group.task_id, group.attempt, len(group), position)
                 for group, position in zip(groups, positions, strict=True)
             ]
-            failed = ManifestEntry(task_id=f"failed-{sequence}", attempt=3, samples=0, error="TimeoutError: too slow")
+            failed = ManifestEntry(task_id=f"failed-{sequence}", status="failed", error="TimeoutError: too slow")
             batch = BatchRecord(
                 batch_id=f"batch-{sequence}",
                 batch_type="train",
@@ -327,7 +337,7 @@ def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
                     state=BatchLifecycleState.FINALIZED,
                     sequence=1,
                     expected_task_count=1,
-                    manifest=[ManifestEntry(task_id="task-1", attempt=2, samples=4, position=position)],
+                    manifest=[entry_of("task-1", 2, 4, position)],
                 )
                 await (await producer.send(BATCHES, "batch-1", batch))
                 with trainer.running() as process:

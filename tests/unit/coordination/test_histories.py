@@ -52,7 +52,7 @@ SETTINGS = CoordinatorSettings(
     batch_size=4,
     group_size=2,
     max_staleness=1,
-    max_open_batches=2,
+    max_inflight_batches=2,
     explorer_timeout_s=10,
     task_timeout_s=60,
     max_attempts=3,
@@ -252,6 +252,7 @@ class World:
         else:
             assert record.state in TRANSITIONS[before]
         self.states[record.batch_id] = record.state
+        assert record.expected_task_count is not None
         assert record.completed_task_count <= record.accepted_task_count <= record.expected_task_count
         if record.state is not BatchLifecycleState.FINALIZED:
             return
@@ -262,14 +263,16 @@ class World:
         assert len({entry.task_id for entry in record.manifest}) == len(record.manifest)
         if self.is_eval(record):
             return
-        assert record.failed_task_count == sum(entry.position is None for entry in record.manifest)
+        assert record.failed_task_count == sum(entry.status == "failed" for entry in record.manifest)
         for entry in record.manifest:
-            if entry.position is None:
+            if entry.status == "failed":
                 assert entry.error
-                assert entry.samples == 0
+                assert not entry.parts
             else:
-                where = (entry.task_id, entry.attempt, entry.position.partition, entry.position.offset)
-                assert where in self.produced, "a manifest names what nobody produced"
+                for part in entry.parts:
+                    assert part.position is not None
+                    where = (entry.task_id, part.attempt, part.position.partition, part.position.offset)
+                    assert where in self.produced, "a manifest names what nobody produced"
                 assert staleness(record.sequence, entry.version_min) <= self.settings.max_staleness
         assert record.sequence == 1 + sum(1 for r in self.finalized if not self.is_eval(r))
         self.finalized.append(record)
@@ -298,7 +301,7 @@ class World:
             if batch.batch_type == "train"
             and batch.state in (BatchLifecycleState.RUNNING, BatchLifecycleState.FINALIZING)
         )
-        assert open_train <= self.settings.max_open_batches
+        assert open_train <= self.settings.max_inflight_batches
         ended = len(self.accepted) - len(self.machine.ledger.tasks)
         assert ended >= len(self.answered)
 

@@ -205,7 +205,7 @@ def test_batches_are_finalized_in_the_order_of_training() -> None:
 
 
 def test_no_more_train_batches_are_open_than_allowed_and_evaluation_does_not_count() -> None:
-    story = Story(batch_size=1, max_open_batches=1, max_staleness=5)
+    story = Story(batch_size=1, max_inflight_batches=1, max_staleness=5)
     story.beat()
     assert dispatches(story.task("a"))
     assert not dispatches(story.task("b"))
@@ -219,7 +219,7 @@ def test_an_eval_batch_needs_no_experience_and_gets_eval_metrics() -> None:
     story.task("a", batch_id="7/held-out", batch_type="eval", batch_size=1)
     (_, ended) = batches(story.finished("a", batch_type="eval", experience=None, samples=0))
     assert ended.sequence == 0
-    assert ended.manifest[0].position is None
+    assert ended.manifest[0].parts[0].position is None
     assert ended.metrics["eval/held-out/reward/mean@2"] == 0.5
     assert ended.metrics["eval/held-out/finished_task_count"] == 1.0
 
@@ -311,7 +311,7 @@ def test_a_failed_attempt_goes_elsewhere_and_the_first_error_is_told_in_the_end(
     assert first.explorer == "e0"
     ended = story.finished("a", name="e1", attempt=2, status="failed", completed_runs=0, error="KeyError: second")
     (entry,) = batches(ended)[-1].manifest
-    assert (entry.error, entry.samples, entry.position) == ("ValueError: first", 0, None)
+    assert (entry.error, entry.status, entry.parts) == ("ValueError: first", "failed", [])
     final = batches(ended)[-1]
     assert final.failed_task_count == 1
     assert "rollout/reward/mean" not in final.metrics, "a failure is not a reward of zero"
@@ -323,7 +323,7 @@ def test_a_partial_result_counts_with_its_error() -> None:
     story.beat()
     story.task("a")
     ended = batches(story.finished("a", status="partial", completed_runs=1, error="boom"))[-1]
-    assert (ended.manifest[0].error, ended.manifest[0].samples, ended.failed_task_count) == ("boom", 2, 0)
+    assert (ended.manifest[0].error, ended.manifest[0].parts[0].samples, ended.failed_task_count) == ("boom", 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_an_attempt_out_of_time_is_cancelled_and_its_late_result_ignored() -> No
     orders = [c.record for c in late if isinstance(c, Order)]
     assert isinstance(orders[0], Cancel), "the lane's order frees the slot before it is taken again"
     assert facts(story.finished("a", attempt=1)) == [Fact.LATE_RESULT]
-    assert batches(story.finished("a", attempt=2))[-1].manifest[0].attempt == 2
+    assert batches(story.finished("a", attempt=2))[-1].manifest[0].parts[0].attempt == 2
     assert facts(story.finished("a", attempt=2)) == [Fact.LATE_RESULT]
 
 

@@ -6,24 +6,35 @@ import numpy as np
 from hypothesis import strategies as st
 
 from schemas import (
+    AbortBatch,
     BatchLifecycleState,
     BatchRecord,
+    BatchResult,
     Cancel,
+    CancelTasks,
+    CommandReply,
+    CoordinatorHeartbeat,
     Dispatch,
     ExperienceGroup,
     ExplorerHeartbeat,
     ExplorerLeft,
+    FinalizeBatch,
     ManifestEntry,
     Member,
     Message,
     ModelVersion,
     Position,
+    ResultPart,
     RolloutFinished,
+    RunnersReport,
+    RunnerState,
     RunningAttempt,
     SampleInput,
     Sampling,
     StepTrained,
+    SubmitBatch,
     Task,
+    TaskResult,
     TrainerHeartbeat,
     WeightsSynced,
     build_group,
@@ -42,6 +53,8 @@ plain_data = st.recursive(
     max_leaves=8,
 )
 positions = st.builds(Position, partition=counts, offset=counts)
+result_parts = st.builds(ResultPart, attempt=positive, samples=counts, position=st.none() | positions)
+statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
 samplings = st.builds(
     Sampling,
     temperature=st.none() | st.floats(0, 10),
@@ -67,7 +80,68 @@ tasks = st.builds(
 )
 senders: dict[str, Any] = {"explorer": identifiers, "incarnation": identifiers}
 trainers: dict[str, Any] = {"trainer": identifiers, "incarnation": identifiers, "model": identifiers}
+commands: dict[str, Any] = {"client": identifiers, "command_id": identifiers, "batch_id": identifiers}
+reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 records = st.one_of(
+    st.builds(SubmitBatch, **commands, batch_type=batch_types, expected_task_count=st.none() | st.integers(0, 65_536)),
+    st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
+    st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
+    st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
+    st.builds(
+        CommandReply,
+        **commands,
+        error=st.none() | st.just("timeout"),
+        detail=text,
+        result=st.none()
+        | st.builds(
+            BatchResult,
+            batch_id=identifiers,
+            batch_type=batch_types,
+            state=st.sampled_from(BatchLifecycleState),
+            finished_task_count=counts,
+            metrics=metrics,
+        ),
+    ),
+    st.builds(
+        TaskResult,
+        task_id=identifiers,
+        batch_id=identifiers,
+        batch_type=batch_types,
+        status=statuses,
+        completed_runs=counts,
+        total_runs=positive,
+        parts=st.lists(result_parts, max_size=3),
+        metrics=metrics,
+        attempts=counts,
+        error=st.none() | text,
+    ),
+    st.builds(
+        RunnersReport,
+        **senders,
+        runners=st.lists(
+            st.builds(
+                RunnerState,
+                runner=identifiers,
+                state=st.sampled_from(["starting", "idle", "busy", "stopping"]),
+                pid=counts,
+                running=st.lists(st.builds(RunningAttempt, task_id=identifiers, attempt=positive), max_size=2),
+                values=st.lists(st.dictionaries(text, plain_data, max_size=3), max_size=2),
+            ),
+            max_size=2,
+        ),
+    ),
+    st.builds(
+        CoordinatorHeartbeat,
+        coordinator=identifiers,
+        incarnation=identifiers,
+        open_batches=counts,
+        open_tasks=counts,
+        running_attempts=counts,
+        max_timeout_s=finite,
+        attempts_per_task=counts,
+        dynamic_timeout_s=finite,
+        sent_at=finite,
+    ),
     tasks,
     st.builds(
         Dispatch,
@@ -148,9 +222,7 @@ records = st.one_of(
         sequence=counts,
         expected_task_count=counts,
         manifest=st.lists(
-            st.builds(
-                ManifestEntry, task_id=identifiers, attempt=positive, samples=counts, position=st.none() | positions
-            ),
+            st.builds(ManifestEntry, task_id=identifiers, status=statuses, parts=st.lists(result_parts, max_size=3)),
             max_size=3,
         ),
         metrics=metrics,

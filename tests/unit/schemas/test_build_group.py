@@ -7,6 +7,7 @@ import pytest
 
 from schemas import ExperienceGroup, SampleInput, build_group
 from schemas.codec import SchemaError, decode, encode
+from schemas.experience import join_groups
 
 IDENTIFIERS: dict[str, Any] = {
     "task_id": "t",
@@ -44,6 +45,27 @@ def test_lists_tuples_and_arrays_of_other_types_are_taken() -> None:
     assert (first.version_min, first.version_max) == (3, 4)
     assert second.logprobs.tolist() == [0, 0, 0]
     assert group.metrics == [{"accuracy": 1.0}] * 2
+
+
+def test_joined_parts_have_the_samples_of_all_in_order() -> None:
+    first = build_group([sample(run_id=0, mask=[True, False, True]), sample(run_id=1)], **IDENTIFIERS)
+    second = build_group([sample(run_id=2, versions=[(0, 7)], reward=2.0)], **IDENTIFIERS | {"attempt": 2})
+    joined = decode(encode(join_groups([first, second])), ExperienceGroup)
+    found = list(joined.samples())
+    expected = [*first.samples(), *second.samples()]
+    assert [(s.run_id, s.reward, s.version_min, s.version_max) for s in found] == [
+        (s.run_id, s.reward, s.version_min, s.version_max) for s in expected
+    ]
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.mask.tolist() == other.mask.tolist()
+    assert (joined.attempt, len(joined.metrics), len(joined.finish_reasons)) == (1, 3, 3)
+
+
+def test_parts_of_several_tasks_are_no_group() -> None:
+    parts = [build_group([sample()], **IDENTIFIERS | {"task_id": task_id}) for task_id in ("a", "b")]
+    with pytest.raises(SchemaError, match="one task, got parts of 2"):
+        join_groups(parts)
 
 
 def test_a_sample_without_a_response_is_one() -> None:

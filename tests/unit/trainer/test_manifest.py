@@ -2,13 +2,20 @@ from typing import Any
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Task
-from schemas.event import Position
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExperienceGroup,
+    ManifestEntry,
+    Position,
+    ResultPart,
+    Task,
+)
 from schemas.topics import BATCHES, EXPERIENCES, Topic
 from tests.support.experiences import make_group
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError
-from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of
+from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
 
 
 def received(record: Any, topic: Topic = BATCHES, offset: int = 7) -> Received[Any]:
@@ -33,8 +40,12 @@ def batch(**changes: Any) -> BatchRecord:
         "sequence": 3,
         "expected_task_count": 2,
         "manifest": [
-            ManifestEntry(task_id="task-a", attempt=1, samples=4, position=Position(partition=0, offset=1)),
-            ManifestEntry(task_id="task-b", attempt=3, samples=0, error="TimeoutError"),
+            ManifestEntry(
+                task_id="task-a",
+                status="completed",
+                parts=[ResultPart(attempt=1, samples=4, position=Position(partition=0, offset=1))],
+            ),
+            ManifestEntry(task_id="task-b", status="failed", error="TimeoutError"),
         ],
     }
     return BatchRecord(**{**values, **changes})
@@ -82,6 +93,27 @@ def test_groups_come_in_the_order_of_the_manifest() -> None:
     group = make_group(task_id="task-a")
     entries = entries_to_train(batch())
     assert groups_of(batch(), entries, [received(group, EXPERIENCES)]) == [group]
+
+
+def test_the_parts_of_a_split_task_are_one_group() -> None:
+    first, second = make_group(task_id="task-a"), make_group(task_id="task-a", attempt=2, rewards=[0.0, 1.0])
+    parts = [
+        ResultPart(attempt=1, samples=4, position=Position(partition=0, offset=1)),
+        ResultPart(attempt=2, samples=2, position=Position(partition=0, offset=9)),
+    ]
+    split = batch(manifest=[ManifestEntry(task_id="task-a", status="completed", parts=parts)])
+    entries = entries_to_train(split)
+    assert positions_of(split, entries) == [Position(partition=0, offset=1), Position(partition=0, offset=9)]
+    [group] = groups_of(split, entries, [received(first, EXPERIENCES), received(second, EXPERIENCES)])
+    assert group.rewards.tolist() == [*first.rewards.tolist(), 0.0, 1.0]
+
+
+def test_a_part_without_a_place_cannot_be_trained_on() -> None:
+    nowhere = batch(
+        manifest=[ManifestEntry(task_id="task-a", status="completed", parts=[ResultPart(attempt=1, samples=4)])]
+    )
+    with pytest.raises(BatchError, match="attempt 1 at task task-a counts, but the manifest does not say where"):
+        positions_of(nowhere, entries_to_train(nowhere))
 
 
 @pytest.mark.parametrize(

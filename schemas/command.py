@@ -1,0 +1,128 @@
+"""Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
+
+Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
+by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
+when the command has been carried out, or cannot be: at once, for all but ``FinalizeBatch``, which may wait for the
+batch.
+
+::
+
+    client                     coordinator
+      |--SubmitBatch "b", 2 tasks-->|            batches: b PENDING
+      |<------------reply: ok-------|
+      |--Task 1, Task 2, for "b"--->|            batches: b RUNNING
+      |--FinalizeBatch "b", 60 s--->|
+      |                             |            batches: b FINALIZING, FINALIZED
+      |<---reply: ok, with result---|
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.batch import BatchState
+from schemas.free_form import MAX_ITEMS
+from schemas.record import BatchType, Identifier, Metrics, Record
+
+MAX_REASON_CHARS = 500
+MAX_WAIT_S = 7 * 86_400.0
+
+
+class Command(Record):
+    """What every command has."""
+
+    SCHEMA: ClassVar[str] = "command"
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    """Who asks; the key of the reply."""
+    command_id: Identifier
+    """Chosen by the client, another one for each command."""
+    batch_id: Identifier
+
+
+class SubmitBatch(Command):
+    """Register a batch. Its tasks follow on ``tasks``, each naming the batch, after the reply."""
+
+    SCHEMA: ClassVar[str] = "command.submit_batch"
+
+    batch_type: BatchType = "train"
+    expected_task_count: Annotated[int, Field(ge=0, le=MAX_ITEMS)] | None = None
+    """How many tasks it will have. Absent: it is *open*, see ``schemas.batch``."""
+    min_wait_num: Annotated[int, Field(ge=1)] | None = None
+    """Finished tasks with which it may end, once the configured time for the others has passed too. Absent: the
+    configured over-rollout decides for train batches; eval batches wait for all."""
+
+
+class FinalizeBatch(Command):
+    """Tell me when the batch is FINALIZED, or end it with what it has when my time is up."""
+
+    SCHEMA: ClassVar[str] = "command.finalize_batch"
+
+    batch_type: BatchType = "train"
+    timeout_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = None
+    """How long to wait. Absent: what all attempts at one task may take together."""
+
+
+class AbortBatch(Command):
+    """Give the batch up. Nothing happens, and that is a success, where it has ended or was never known."""
+
+    SCHEMA: ClassVar[str] = "command.abort_batch"
+
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+    keep_partial_results: bool = False
+    """Whether its ABORTED record names the results that it has, those of unfinished tasks too. They are never trained
+    on."""
+
+
+class CancelTasks(Command):
+    """End the unfinished tasks of a batch; the batch itself goes on with the results that it then has."""
+
+    SCHEMA: ClassVar[str] = "command.cancel_tasks"
+
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+    return_partial_tasks: bool = False
+    """Whether a task of which some runs are done ends as ``partial`` rather than ``aborted``."""
+    restart_runners: bool = False
+    """Whether runners that are at it are stopped at once, rather than given the time to let go."""
+
+
+class BatchResult(Record):
+    """What a finished batch came to."""
+
+    SCHEMA: ClassVar[str] = "batch_result"
+
+    batch_id: Identifier
+    batch_type: BatchType
+    state: BatchState
+    finished_task_count: int
+    """Tasks with a result, failed ones too; not those that were cut off."""
+    metrics: Metrics = Field(default_factory=dict)
+
+
+type CommandError = Literal[
+    "unknown_batch",
+    "already_active",
+    "batch_closed",
+    "batch_too_large",
+    "wrong_type",
+    "open_batch",
+    "timeout",
+    "invalid",
+]
+
+
+class CommandReply(Record):
+    """The answer to one command."""
+
+    SCHEMA: ClassVar[str] = "command_reply"
+
+    client: Identifier
+    command_id: Identifier
+    batch_id: Identifier
+    error: CommandError | None = None
+    """Absent: it was carried out."""
+    detail: str = ""
+    """The error in words."""
+    result: BatchResult | None = None
+    """Of a batch that has ended, in the answer to ``FinalizeBatch``."""

@@ -1,0 +1,36 @@
+"""Results: the one accepted answer to each task, keyed by task id, for whoever asked.
+
+Written by the coordinator, in the transaction that accepts it: a result on this topic counts, and will never be taken
+back or said twice. The experiences of a train task are durable before; ``parts`` tells where.
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from schemas.batch import ResultPart, TaskStatus
+from schemas.record import BatchType, Identifier, Metrics, Record
+
+
+class TaskResult(Record):
+    """How a task ended."""
+
+    SCHEMA: ClassVar[str] = "task_result"
+
+    task_id: Identifier
+    batch_id: Identifier
+    batch_type: BatchType
+    status: TaskStatus
+    completed_runs: Annotated[int, Field(ge=0)]
+    total_runs: Annotated[int, Field(ge=1)]
+    parts: list[ResultPart] = Field(default_factory=list)
+    metrics: Metrics = Field(default_factory=dict)
+    """Of the task, reduced over its runs; empty for failed and aborted ones."""
+    version_min: int = -1
+    version_max: int = -1
+    seconds: float = 0.0
+    """That its counted attempts took, together."""
+    attempts: Annotated[int, Field(ge=0)]
+    """How many were started."""
+    error: str | None = None
+    """The first error, or why it was cut off."""
