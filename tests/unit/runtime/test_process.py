@@ -15,8 +15,8 @@ import pytest
 from tests.support.processes import assert_all_gone, family_of
 from trinity_bus.runtime.process import Child, start_time, tail
 
-FAMILY = "setsid sleep 600 & sh -c 'sleep 600 & echo ready; wait' & wait"
-"""A command with children, one of them in a session of its own. It prints a line when they are all there."""
+FAMILY = "setsid sh -c 'echo apart; exec sleep 600' & sh -c 'sleep 600 & echo ready; wait' & wait"
+"""A command with children, one of them in a session of its own, which has left the others' when it says so."""
 
 OWNER = f"""
 import sys, time
@@ -44,7 +44,7 @@ def child(tmp_path: Path) -> Iterator[Child]:
     with Child(["sh", "-c", FAMILY], output=write_end) as child:
         os.close(write_end)
         with os.fdopen(read_end) as lines:
-            assert lines.readline() == "ready\n"
+            assert {lines.readline(), lines.readline()} == {"ready\n", "apart\n"}
             yield child
 
 
@@ -115,7 +115,7 @@ def test_the_family_does_not_outlive_the_command(child: Child) -> None:
 def test_the_family_does_not_outlive_a_killed_owner() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
+        assert {owner.stdout.readline(), owner.stdout.readline()} == {"ready\n", "apart\n"}
         family = family_of(owner.pid)
         # The owner, the guard, the command and its three descendants.
         assert len(family) >= 6
