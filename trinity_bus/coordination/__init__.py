@@ -3,8 +3,28 @@
 :class:`CoordinatorMachine` is the whole of it; the other modules are its parts. ``workers.coordinator`` runs it.
 """
 
-from trinity_bus.coordination.commands import Announce, BatchMoved, Command, Fact, Observe, Order, Refusal, Refuse
-from trinity_bus.coordination.inputs import Event, EventArrived, Input, Origin, TaskArrived, Tick
+from trinity_bus.coordination.commands import (
+    Announce,
+    Answered,
+    BatchMoved,
+    Command,
+    Fact,
+    Observe,
+    Order,
+    Refusal,
+    Refuse,
+    Reply,
+)
+from trinity_bus.coordination.inputs import (
+    CommandArrived,
+    Event,
+    EventArrived,
+    Input,
+    Origin,
+    Request,
+    TaskArrived,
+    Tick,
+)
 from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
 from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.staleness import required_version, staleness
@@ -13,8 +33,10 @@ from trinity_bus.coordination.state_codec import StateError
 __all__ = [
     "TRANSITIONS",
     "Announce",
+    "Answered",
     "BatchMoved",
     "Command",
+    "CommandArrived",
     "CoordinatorMachine",
     "Event",
     "EventArrived",
@@ -26,6 +48,8 @@ __all__ = [
     "Origin",
     "Refusal",
     "Refuse",
+    "Reply",
+    "Request",
     "StateError",
     "TaskArrived",
     "Tick",

@@ -4,10 +4,10 @@ A running attempt is in three places: in its task, in the ledger's ``running``, 
 All changes to them are made here.
 """
 
-from schemas import Cancel, Dispatch
+from schemas import Cancel, Dispatch, RolloutFinished
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import results
-from trinity_bus.coordination.commands import BatchMoved, Fact, Order, Outbox
+from trinity_bus.coordination.commands import Answered, BatchMoved, Fact, Order, Outbox
 from trinity_bus.coordination.dispatch import Room
 from trinity_bus.coordination.fleet import Explorer, Fleet
 from trinity_bus.coordination.ledger import Ledger
@@ -73,9 +73,12 @@ class Attempts:
         self._out.observe(Fact.TASK_FAILED, task.task.task_id, first)
         self.settle(task, results.failure(task, first))
 
-    def settle(self, task: OpenTask, result: Result) -> None:
-        """The task has its result."""
+    def settle(self, task: OpenTask, result: Result, event: RolloutFinished | None = None) -> None:
+        """The task has its result; ``event`` is what its attempt said."""
         self._free(task)
+        runs = task.task.repeat_times or self._settings.group_size
+        record = results.told(task, task.task.batch_type, result, event, runs)
+        self._out.add(Answered(record, result.traceparent or task.traceparent))
         complete = self._ledger.settle(task, result)
         if complete is not None:
             self._out.add(BatchMoved(complete))

@@ -7,7 +7,7 @@ all.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, Task
+from schemas import BatchRecord, Cancel, CommandReply, Dispatch, ModelVersion, Task, TaskResult
 from trinity_bus.coordination.inputs import Origin
 
 
@@ -34,6 +34,24 @@ class Announce:
     record: ModelVersion
     traceparent: str | None
     """Context of the trainer's publication."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """To ``replies``: the answer to a client's command."""
+
+    record: CommandReply
+    traceparent: str | None
+    """Context of the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """To ``results``: how a task ended. Exactly one for each accepted task."""
+
+    record: TaskResult
+    traceparent: str | None
+    """Context of the rollout that counts, else of the task."""
 
 
 class Refusal(StrEnum):
@@ -90,7 +108,7 @@ class Observe:
     detail: str = ""
 
 
-type Command = Order | BatchMoved | Announce | Refuse | Observe
+type Command = Order | BatchMoved | Answered | Reply | Announce | Refuse | Observe
 
 
 class Outbox:

@@ -2,7 +2,19 @@
 
 from dataclasses import dataclass
 
-from schemas import ExplorerHeartbeat, ExplorerLeft, RolloutFinished, StepTrained, Task, TrainerHeartbeat, WeightsSynced
+from schemas import (
+    AbortBatch,
+    CancelTasks,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    FinalizeBatch,
+    RolloutFinished,
+    StepTrained,
+    SubmitBatch,
+    Task,
+    TrainerHeartbeat,
+    WeightsSynced,
+)
 
 type Event = ExplorerHeartbeat | ExplorerLeft | RolloutFinished | TrainerHeartbeat | StepTrained | WeightsSynced
 
@@ -38,4 +50,16 @@ class Tick:
     """Nothing came for a while; time-outs are due."""
 
 
-type Input = TaskArrived | EventArrived | Tick
+type Request = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
+
+
+@dataclass(frozen=True, slots=True)
+class CommandArrived:
+    """A client asks for something."""
+
+    command: Request
+    traceparent: str | None = None
+    """W3C context of the client; the answer carries it."""
+
+
+type Input = TaskArrived | EventArrived | CommandArrived | Tick

@@ -36,6 +36,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from schemas import (
+    CommandReply,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,
@@ -47,9 +48,9 @@ from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import results
 from trinity_bus.coordination.attempts import Attempts
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.commands import Announce, BatchMoved, Command, Fact, Outbox, Refusal, Refuse
+from trinity_bus.coordination.commands import Announce, BatchMoved, Command, Fact, Outbox, Refusal, Refuse, Reply
 from trinity_bus.coordination.fleet import Fleet, News
-from trinity_bus.coordination.inputs import Event, EventArrived, Input, TaskArrived, Tick
+from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.ledger import Ledger
 from trinity_bus.coordination.state_store import StateStore
@@ -105,6 +106,8 @@ class CoordinatorMachine:
                     self._task(given)
                 case EventArrived():
                     self._event(given.event, given.traceparent)
+                case CommandArrived():
+                    self._command(given)
                 case Tick():
                     self._time_passed()
                 case _:
@@ -145,6 +148,17 @@ class CoordinatorMachine:
         new_batch = self.ledger.accept(arrived)
         if new_batch is not None:
             self._out.add(BatchMoved(new_batch))
+
+    def _command(self, arrived: CommandArrived) -> None:
+        command = arrived.command
+        reply = CommandReply(
+            client=command.client,
+            command_id=command.command_id,
+            batch_id=command.batch_id,
+            error="invalid",
+            detail=f"this coordinator does not carry out {command.SCHEMA}",
+        )
+        self._out.add(Reply(reply, arrived.traceparent))
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:
@@ -195,7 +209,7 @@ class CoordinatorMachine:
             return
         self._out.observe(Fact.TASK_COMPLETED, event.task_id, event.status)
         result = results.answer(event, task.order, task.task.batch_type, traceparent or task.traceparent)
-        self._attempts.settle(task, result)
+        self._attempts.settle(task, result, event)
 
     def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
         release = self.sync.state.release

@@ -1,6 +1,6 @@
 """What an attempt that ended is worth."""
 
-from schemas import ManifestEntry, ResultPart, RolloutFinished
+from schemas import ManifestEntry, ResultPart, RolloutFinished, TaskResult
 from schemas.record import BatchType
 from trinity_bus.coordination.limits import bounded, short_error
 from trinity_bus.coordination.tasks import OpenTask, Result
@@ -58,3 +58,31 @@ def failure(task: OpenTask, error: str) -> Result:
     """The result of a task that will not be tried again. It has no metrics: a failure is not a reward of zero."""
     entry = ManifestEntry(task_id=task.task.task_id, status="failed", error=error)
     return Result(order=task.order, entry=entry, metrics={}, traceparent=None, failed=True)
+
+
+def told(task: OpenTask, batch_type: BatchType, result: Result, event: RolloutFinished | None, runs: int) -> TaskResult:
+    """The result as its record on ``results``.
+
+    Args:
+        task: The task that has ended.
+        batch_type: Of its batch.
+        result: How it ended.
+        event: What its attempt said, where one counts.
+        runs: How many runs the task was to have.
+    """
+    entry = result.entry
+    return TaskResult(
+        task_id=entry.task_id,
+        batch_id=task.batch_id,
+        batch_type=batch_type,
+        status=entry.status,
+        completed_runs=0 if event is None else event.completed_runs,
+        total_runs=runs,
+        parts=entry.parts,
+        metrics=result.metrics,
+        version_min=entry.version_min,
+        version_max=entry.version_max,
+        seconds=0.0 if event is None else event.seconds,
+        attempts=task.attempts,
+        error=entry.error,
+    )

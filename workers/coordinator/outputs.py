@@ -7,9 +7,9 @@ from opentelemetry.trace import Span
 
 from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
-from schemas.topics import BATCHES, COORDINATOR_STATE, MODEL_VERSIONS, ROLLOUTS, TASKS
+from schemas.topics import BATCHES, COORDINATOR_STATE, MODEL_VERSIONS, REPLIES, RESULTS, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
-from trinity_bus.coordination import Announce, BatchMoved, Command, Observe, Order, Origin, Refuse
+from trinity_bus.coordination import Announce, Answered, BatchMoved, Command, Observe, Order, Origin, Refuse, Reply
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, Positions, pack_positions
@@ -41,6 +41,10 @@ class Outputs:
                 case BatchMoved(record=moved):
                     await self._producer.send(BATCHES, moved.batch_id, moved)
                     observations.batch_moved(moved)
+                case Answered(record=result, traceparent=parent):
+                    await self._producer.send(RESULTS, result.task_id, result, traceparent=parent)
+                case Reply(record=reply, traceparent=parent):
+                    await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
                 case Announce(record=version, traceparent=parent):
                     span = spans.announce(version, parent)
                     await self._producer.send(

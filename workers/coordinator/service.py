@@ -3,8 +3,8 @@
 ::
 
     start:  topics --> fence predecessors --> read the changelog to its end --> read on from where it says
-    loop:   tasks, events --> CoordinatorMachine --> ONE transaction: rollouts, batches, model-versions, dead-letters,
-                                                     changelog, input positions
+    loop:   tasks, commands, events --> CoordinatorMachine --> ONE transaction: rollouts, batches, results, replies,
+                                                     model-versions, dead-letters, changelog, input positions
 
 Every loop either commits all of it or nothing. Killed at any point, a successor repeats exactly what was not committed.
 There may be several coordinators by accident: starting one fences the others by the transactional id
@@ -26,11 +26,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from schemas import Task
-from schemas.topics import EVENTS, TASKS
+from schemas import (
+    AbortBatch,
+    CancelTasks,
+    CoordinatorHeartbeat,
+    FinalizeBatch,
+    RunnersReport,
+    SubmitBatch,
+    Task,
+)
+from schemas.topics import COMMANDS, EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable
 from trinity_bus.config import Settings
-from trinity_bus.coordination import CoordinatorMachine, EventArrived, Input, Origin, TaskArrived, Tick
+from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, Input, Origin, TaskArrived, Tick
 from trinity_bus.errors import ProducerFencedError
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, observations
@@ -40,6 +48,10 @@ from workers.coordinator.spans import Spans, sound
 log = logging.getLogger("workers.coordinator")
 
 TRANSACTIONAL_ID = "coordinator"
+INPUTS = (TASKS, COMMANDS, EVENTS)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks)
+FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat)
+"""Events that are for people to look at."""
 MAX_RECORDS = 1000
 """Most records of one transaction."""
 POSITIONS_EVERY_S = 1.0
@@ -97,7 +109,7 @@ class Coordinator:
             async with self._bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
                 await self._restore()
                 observations.watch(self.machine)
-                async with self._bus.reader(TASKS, EVENTS, start=self._positions, max_records=MAX_RECORDS) as reader:
+                async with self._bus.reader(*INPUTS, start=self._positions, max_records=MAX_RECORDS) as reader:
                     log.info("ready")
                     while True:
                         await self._step(producer, reader)
@@ -109,9 +121,9 @@ class Coordinator:
     async def _restore(self) -> None:
         started = self._clock()
         committed, count = await changelog.restore(self._bus, self.machine)
-        self._positions, lost = await changelog.readable(self._bus, (TASKS, EVENTS), committed)
+        self._positions, lost = await changelog.readable(self._bus, INPUTS, committed)
         if lost:
-            log.error("%d tasks and events were deleted by retention before they were read", lost)
+            log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         log.info("restored from %d changelog records in %.3f s", count, self._clock() - started)
 
     async def _step(self, producer: Producer, reader: Reader) -> None:
@@ -149,7 +161,9 @@ class Coordinator:
                 span = spans.process(item, item.record)
                 context = sound(item.traceparent) or traceparent(span)
                 inputs.append(TaskArrived(item.record, Origin(item.partition, item.offset), context))
-            else:
+            elif isinstance(item.record, REQUESTS):
+                inputs.append(CommandArrived(item.record, sound(item.traceparent)))
+            elif not isinstance(item.record, FOR_OTHERS):
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
         if now >= self._ticked_at + self._tick_s:
             self._ticked_at = now
