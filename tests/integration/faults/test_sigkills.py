@@ -1,0 +1,207 @@
+"""A mesh of real processes under SIGKILLs at random moments, and what its log says afterwards.
+
+A seed decides which process is killed after how many results; it is printed, and ``FAULT_SEED`` in the environment
+gives it. Every process that ends is started anew. A client goes on producing tasks all the while. At the end the laws
+are read off the log (``tests.support.mesh_log``), and the same tasks are run once more by a mesh that nobody disturbs:
+batch by batch both must come to the same tasks, samples and metrics.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from schemas import BatchLifecycleState, BatchRecord, RolloutFinished, Task
+from schemas.topics import BATCHES, EVENTS, TASKS
+from tests.support.fault_mesh import FaultMesh
+from tests.support.mesh_log import MeshLog
+from tests.support.zero_cost_explorer import WORDS
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus
+from trinity_bus.runtime.process import tail
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+KILLS = {"coordinator": 16, "explorer": 28, "trainer": 4, "broker": 4}
+TASKS_IN_BATCH = 4
+BATCHES_SENT = 90
+AHEAD = 8
+"""Batches that the client sends before those before them have ended."""
+MAX_STALENESS = 1
+MAX_INFLIGHT = 3
+STALLED_S = 120.0
+"""Without a result for so long, something waits that should not."""
+
+COORDINATOR = {
+    "max_staleness": MAX_STALENESS,
+    "max_inflight_batches": MAX_INFLIGHT,
+    "tick_s": 0.05,
+    "explorer_timeout_s": 4,
+    # A task may be unlucky many times here, and must not fail for it.
+    "max_attempts": 1000,
+    "group_size": 2,
+}
+EXPLORER = {"slots": 4, "heartbeat_s": 0.3}
+
+
+def batch_of(number: int) -> list[Task]:
+    """The tasks of the batch of this number: every fifth is an evaluation."""
+    eval_batch = number % 5 == 4
+    return [
+        Task(
+            task_id=f"task-{number}-{i}",
+            workflow="sequence",
+            prompt=f"{number} {i} {number + i}",
+            answer=" ".join(WORDS),
+            batch_id=f"{number}/held-out" if eval_batch else f"batch-{number}",
+            batch_type="eval" if eval_batch else "train",
+            batch_size=TASKS_IN_BATCH,
+        )
+        for i in range(TASKS_IN_BATCH)
+    ]
+
+
+class Watch:
+    """What the test itself sees on the log while the mesh works."""
+
+    def __init__(self) -> None:
+        self.results = 0
+        self.ended: set[str] = set()
+        self.progress_at = time.monotonic()
+
+    async def look(self, bus: Bus) -> None:
+        """Looks until cancelled."""
+        async with bus.reader(EVENTS, BATCHES, start="beginning") as reader:
+            while True:
+                for received in await reader.batch(1.0):
+                    record = received.record
+                    if isinstance(record, RolloutFinished):
+                        self.results += 1
+                        self.progress_at = time.monotonic()
+                    elif isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED:
+                        self.ended.add(record.batch_id)
+                        self.progress_at = time.monotonic()
+
+
+class Run:
+    """One run of all tasks through a mesh."""
+
+    def __init__(self, mesh: FaultMesh, bus: Bus) -> None:
+        self.mesh = mesh
+        self.watch = Watch()
+        self._bus = bus
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for a condition, as long as anything goes on."""
+        while not condition():
+            self.mesh.check()
+            stalled_s = time.monotonic() - self.watch.progress_at
+            assert stalled_s < STALLED_S, f"no result for {stalled_s:.0f} s, wanted: {what}\n{self._ends_of_logs()}"
+            await asyncio.sleep(0.01)
+
+    async def produce(self) -> None:
+        """The client: sends all batches, some ahead of those that have ended."""
+        async with self._bus.producer() as producer:
+            for number in range(BATCHES_SENT):
+                await self.until(lambda n=number: n < len(self.watch.ended) + AHEAD, f"batch {number} to be sent")  # type: ignore[misc]
+                for task in batch_of(number):
+                    await (await producer.send(TASKS, task.task_id, task))
+        await self.until(lambda: len(self.watch.ended) == BATCHES_SENT, "the last batches")
+
+    async def kill(self, plan: list[tuple[int, str]], rng: random.Random) -> None:
+        """Kills as planned: (after so many results, a process of this role)."""
+        for after, role in plan:
+            await self.until(lambda n=after: self.watch.results >= n, f"result {after}")  # type: ignore[misc]
+            await self.until(lambda r=role: self._kill_one(r, rng), f"a {role} to kill")  # type: ignore[misc]
+
+    def _kill_one(self, role: str, rng: random.Random) -> bool:
+        if role == "broker":
+            return self.mesh.kill_broker()
+        services = self.mesh.of_role(role)
+        return rng.choice(services).kill()
+
+    def _ends_of_logs(self) -> str:
+        return "\n".join(f"-- {s.name}, life {s.lives}\n{tail(s.log, 8)}" for s in self.mesh.services.values())
+
+
+@contextlib.asynccontextmanager
+async def running(mesh: FaultMesh) -> AsyncIterator[Run]:
+    """A mesh with an eye on it."""
+    async with mesh, Bus(mesh.kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        run = Run(mesh, bus)
+        looking = asyncio.create_task(run.watch.look(bus))
+        try:
+            yield run
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+
+
+def mesh_in(folder: Path, broker: EmbeddedBroker | None = None, **changes: object) -> FaultMesh:
+    """A mesh of three explorers in a namespace of its own."""
+    return FaultMesh(
+        folder,
+        f"faults-{uuid.uuid4().hex[:8]}",
+        coordinators=1,
+        explorers=3,
+        coordinator=COORDINATOR,
+        explorer=EXPLORER,
+        broker=broker,
+        **{"engine_delay_s": 0.1, **changes},  # type: ignore[arg-type]
+    )
+
+
+def make_plan(rng: random.Random) -> list[tuple[int, str]]:
+    """Kills spread over the work: none after its last quarter, so that each has something to spoil."""
+    roles = [role for role, count in KILLS.items() for _ in range(count)]
+    rng.shuffle(roles)
+    last = BATCHES_SENT * TASKS_IN_BATCH * 3 // 4
+    moments = sorted(rng.randrange(1, last) for _ in roles)
+    return list(zip(moments, roles, strict=True))
+
+
+def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path) -> None:
+    seed = int(os.environ.get("FAULT_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"FAULT_SEED={seed}")
+    rng = random.Random(seed)  # noqa: S311 - a schedule of kills
+    plan = make_plan(rng)
+
+    async def main() -> tuple[MeshLog, MeshLog, Counter[str]]:
+        began = time.monotonic()
+        disturbed = mesh_in(tmp_path / "disturbed")
+        async with running(disturbed) as run:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(run.produce())
+                group.create_task(run.kill(plan, rng))
+            disturbed_s = time.monotonic() - began
+            async with Bus(disturbed.kafka, client_id="test") as bus:
+                log = await MeshLog.read(bus)
+            calm = mesh_in(tmp_path / "calm", disturbed.broker, engine_delay_s=0.0)
+            async with running(calm) as calm_run:
+                await calm_run.produce()
+                async with Bus(calm.kafka, client_id="test") as bus:
+                    expected = await MeshLog.read(bus)
+        lives = {service.name: service.lives for service in disturbed.services.values()}
+        print(f"{disturbed_s:.0f} s disturbed, {time.monotonic() - began - disturbed_s:.0f} s calm; lives: {lives}")
+        return log, expected, disturbed.kills
+
+    log, expected, kills = asyncio.run(main())
+    print(f"SIGKILLs: {dict(kills)}, together {kills.total()}")
+    accounting = log.accounting()
+    print(accounting)
+    assert kills.total() >= 50
+    for found in (log, expected):
+        found.check(max_staleness=MAX_STALENESS, max_inflight_batches=MAX_INFLIGHT)
+    assert log.contents() == expected.contents()
+    assert accounting.announced_and_repeated_s == 0
+    assert accounting.announced_and_repeated == 0
+    for output in sorted(tmp_path.glob("*/*.log")):
+        assert "Traceback" not in output.read_text(), output.read_text()[-4000:]
