@@ -17,6 +17,8 @@ _FIELD = "traceparent"
 
 def traceparent(span: Span | None = None) -> str | None:
     """The ``traceparent`` of a span, by default the current one; ``None`` where there is none."""
+    if not (trace.get_current_span() if span is None else span).get_span_context().is_valid:
+        return None
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, None if span is None else trace.set_span_in_context(span, Context()))
     return carrier.get(_FIELD)
@@ -24,7 +26,7 @@ def traceparent(span: Span | None = None) -> str | None:
 
 def parent_context(parent: str | None) -> Context:
     """A context to start spans in whose parent is ``parent``; a root where that is absent or malformed."""
-    return _PROPAGATOR.extract({} if parent is None else {_FIELD: parent}, Context())
+    return Context() if parent is None else _PROPAGATOR.extract({_FIELD: parent}, Context())
 
 
 def span_context(parent: str | None) -> SpanContext | None:

@@ -1,9 +1,10 @@
 """OpenTelemetry's SDK for this process: where spans and metrics go, and that they get there.
 
 With an OTLP endpoint in the standard variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, or that of one signal), they are sent
-there as http/protobuf; else to files of the run's folder, if there is one. The providers are process-wide and may be
-set once, so this comes before any library that would set its own, such as an inference engine: whatever is traced
-through the global provider then lands in the same place.
+there as http/protobuf; else to files of the run's folder, if there is one; else nothing is measured at all, and trace
+contexts are passed on as they came. The providers are process-wide and may be set once, so this comes before any
+library that would set its own, such as an inference engine: whatever is traced through the global provider then lands
+in the same place.
 """
 
 import logging
@@ -12,15 +13,18 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import Meter, NoOpMeter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import NoOpTracer, Tracer
 
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
@@ -38,6 +42,20 @@ FLUSH_TIMEOUT_MS = 5_000
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP = "http/protobuf"
+
+
+class _NoTraces(TracerProvider):
+    """Makes no spans: building one costs as much as handling a record, and nobody would see it."""
+
+    def get_tracer(self, *_args: Any, **_more: Any) -> Tracer:
+        return NoOpTracer()
+
+
+class _NoMetrics(MeterProvider):
+    """Counts nothing, for the same reason."""
+
+    def get_meter(self, name: str, *_args: Any, **_more: Any) -> Meter:
+        return NoOpMeter(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +149,18 @@ def _exporter[E: SpanExporter | MetricExporter](
 
 def _tracer_provider(resource: Resource, exporter: SpanExporter | None) -> TracerProvider:
     # Shut down by its owner, who knows when the last span has ended.
+    if exporter is None:
+        return _NoTraces(shutdown_on_exit=False)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if isinstance(exporter, JsonLinesSpanExporter):
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FILE_DELAY_MS))
-    elif exporter is not None:
+    else:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 
 def _meter_provider(resource: Resource, exporter: MetricExporter | None, interval_s: float) -> MeterProvider:
-    readers = (
-        [] if exporter is None else [PeriodicExportingMetricReader(exporter, export_interval_millis=interval_s * 1000)]
-    )
-    return MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    if exporter is None:
+        return _NoMetrics(shutdown_on_exit=False)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=interval_s * 1000)
+    return MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)

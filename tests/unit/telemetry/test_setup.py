@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.telemetry import load_spans
+from trinity_bus.telemetry import load_spans, parent_context, traceparent
 from trinity_bus.telemetry.setup import build_telemetry
 from trinity_bus.telemetry.spans import SpanRecord
 
@@ -100,8 +100,18 @@ def test_metrics_go_to_a_file(tmp_path: Path) -> None:
 def test_without_a_place_nothing_is_kept() -> None:
     telemetry = build_telemetry("explorer", TelemetrySettings())
     telemetry.tracer_provider.get_tracer("test").start_span("x").end()
+    telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
     telemetry.shutdown()
     assert telemetry.destination == "nowhere"
+
+
+def test_without_a_place_a_context_is_passed_on_as_it_came() -> None:
+    tracer = build_telemetry("explorer", TelemetrySettings()).tracer_provider.get_tracer("test")
+    parent = f"00-{7:032x}-{9:016x}-01"
+    span = tracer.start_span("x", context=parent_context(parent), attributes={"a": 1})
+    assert not span.is_recording()
+    assert traceparent(span) == parent
+    assert traceparent(tracer.start_span("x", context=parent_context(None))) is None
 
 
 class _Collector(BaseHTTPRequestHandler):
