@@ -33,9 +33,9 @@ class Delivery:
         self._span = span
         self._started = time.perf_counter()
 
-    def accepted(self, sending: asyncio.Future[RecordMetadata]) -> None:
-        """The client has queued it."""
-        metrics.SENT_MESSAGES.add(1, self._attributes)
+    def accepted(self, sending: asyncio.Future[RecordMetadata], records: int = 1) -> None:
+        """The client has queued it; or so many, whose first position stands for all."""
+        metrics.SENT_MESSAGES.add(records, self._attributes)
         sending.add_done_callback(self._settle)
 
     def refused(self, error: BaseException) -> None:

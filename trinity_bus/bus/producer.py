@@ -14,13 +14,14 @@ States of a transaction::
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError
+from aiokafka.producer.message_accumulator import BatchBuilder
 from opentelemetry.trace import Span
 
 from schemas.codec import encode
@@ -187,6 +188,32 @@ class Producer:
             topic, raw_key, value, partition=partition, traceparent=traceparent, headers=list(headers), span=None
         )
 
+    async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], *, partition: int) -> None:
+        """Send many keys with their values to one partition, as part of the open transaction.
+
+        The same as :meth:`send_raw` of each, at a tenth of its price: they are written into batches here, so that
+        nothing has to be kept for each of them. They carry no headers, and their positions are not told.
+
+        Raises:
+            RecordTooLargeError: One is over the topic's limit. Those before it may be part of the transaction.
+            BusError: No transaction is open, or the broker does not take records.
+        """
+        if self._in_transaction is None:
+            raise BusError(f"send to {topic.name}: many records at once need an open transaction")
+        client = self._connected()
+        batch = client.create_batch()
+        for key, value in entries:
+            await self._let_others_run()
+            raw_key = key.encode()
+            check(topic, raw_key, value, partition, [])
+            if batch.append(timestamp=None, key=raw_key, value=value) is None:
+                await self._send_batch(client, batch, topic, partition)
+                batch = client.create_batch()
+                # The first record of a batch is always taken.
+                batch.append(timestamp=None, key=raw_key, value=value)
+        if batch.record_count():
+            await self._send_batch(client, batch, topic, partition)
+
     async def send_dead_letter(self, received: Received[Any], reason: str, detail: str) -> Awaitable[Position]:
         """Put a record that could not be taken where operators look, count it and log it."""
         key, value, headers = dead_letter(received, reason, detail)
@@ -290,6 +317,16 @@ class Producer:
         if self._in_transaction is not None:
             self._in_transaction.append(delivery.position)
         return delivery.position
+
+    async def _send_batch(self, client: AIOKafkaProducer, batch: BatchBuilder, topic: Topic, partition: int) -> None:
+        name = topic.full_name(self._settings.namespace)
+        delivery = Delivery(topic, f"send to {name}", None)
+        batch.close()
+        with kafka_errors(f"send to {name}"):
+            sending = await client.send_batch(batch, name, partition=partition)
+        delivery.accepted(sending, batch.record_count())
+        if self._in_transaction is not None:
+            self._in_transaction.append(delivery.position)
 
     async def _give_up(self, client: AIOKafkaProducer) -> None:
         """Fail what is not durable and disconnect: an idempotent client by itself tries for ever."""

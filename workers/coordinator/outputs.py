@@ -65,9 +65,8 @@ class Outputs:
 
     async def record_changes(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
         """Writes to the changelog: what changed, and up to which inputs that is."""
-        # The topic has one partition, and hashing the keys would take longer than encoding the values.
-        for key, value in (*changes, (INPUTS_KEY, pack_positions(positions))):
-            await self._producer.send_raw(COORDINATOR_STATE, key, value, partition=0)
+        entries = (*changes, (INPUTS_KEY, pack_positions(positions)))
+        await self._producer.send_all(COORDINATOR_STATE, entries, partition=0)
 
     async def show_progress(self, positions: Positions, group: str) -> None:
         """Commits how far the inputs were read, for monitoring."""

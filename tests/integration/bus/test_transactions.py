@@ -11,7 +11,7 @@ import uvloop
 
 from schemas.event import Position
 from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, ROLLOUTS
-from trinity_bus.bus import Bus
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError
 
@@ -188,7 +188,7 @@ def test_a_zombie_is_fenced(settings: KafkaSettings) -> None:
 KILLED = """
 import asyncio, sys
 from schemas.topics import BATCHES, COORDINATOR_STATE
-from trinity_bus.bus import Bus
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 
 async def main():
@@ -226,3 +226,32 @@ def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None
             assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed", b"next"]
 
     asyncio.run(scenario())
+
+
+def test_many_entries_of_a_changelog_are_part_of_the_transaction(settings: KafkaSettings) -> None:
+    # More than one batch of the client.
+    entries: list[tuple[str, bytes | None]] = [(f"key-{i}", bytes([i % 256]) * 4000) for i in range(500)]
+    too_large = bytes(COORDINATOR_STATE.max_message_bytes)
+
+    async def send_too_much(producer: Producer) -> None:
+        async with producer.transaction():
+            await producer.send_all(COORDINATOR_STATE, [("a", b"aborted"), ("b", too_large)], partition=0)
+
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer(transactional_id="coordinator") as producer,
+        ):
+            with pytest.raises(BusError, match="need an open transaction"):
+                await producer.send_all(COORDINATOR_STATE, entries, partition=0)
+            async with producer.transaction():
+                await producer.send_raw(BATCHES, "b", b"one")
+                await producer.send_all(COORDINATOR_STATE, [*entries, ("gone", None)], partition=0)
+                await producer.send_all(COORDINATOR_STATE, [], partition=0)
+            with pytest.raises(RecordTooLargeError):
+                await send_too_much(producer)
+            async with bus.reader(COORDINATOR_STATE, start="beginning", expect=()) as reader:
+                found = [(record.key, None if record.is_null else record.raw) async for record in reader.replay()]
+            assert found == [*entries, ("gone", None)]
+
+    uvloop.run(scenario())
