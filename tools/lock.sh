@@ -13,9 +13,25 @@ lock() {
   local output="$1"
   shift
   "$UV" pip compile --quiet --python-version 3.12 --no-header --no-emit-index-url --no-annotate --generate-hashes \
-    "$@" --extra broker --extra demo --group dev --output-file "$output" pyproject.toml >/dev/null
+    "$@" --output-file "$output" >/dev/null
   say "$output: $(grep -c '==' "$output") packages"
 }
 
-lock requirements/cpu.lock --extra explorer-cpu --extra trainer-cpu --override requirements/overrides.txt "$@"
-lock requirements/gpu.lock --extra explorer-gpu --extra trainer-gpu "$@"
+EVERYTHING=(pyproject.toml --extra broker --extra demo --group dev)
+lock requirements/cpu.lock "${EVERYTHING[@]}" --extra explorer-cpu --extra trainer-cpu \
+  --override requirements/overrides.txt "$@"
+lock requirements/gpu.lock "${EVERYTHING[@]}" --extra explorer-gpu --extra trainer-gpu "$@"
+
+# What each image has, layer upon layer: the same versions, and nothing that only development needs.
+PINNED="$(mktemp -d)"
+trap 'rm -rf "$PINNED"' EXIT
+for name in torch setuptools; do grep -o "^$name==[^ ]*" requirements/cpu.lock >"$PINNED/$name.in"; done
+for device in cpu gpu; do
+  image=(--constraint "requirements/$device.lock")
+  if [ "$device" = cpu ]; then image+=(--override requirements/overrides.txt); fi
+  lock "requirements/images/torch-$device.lock" "$PINNED/torch.in" "${image[@]}"
+  lock "requirements/images/explorer-$device.lock" pyproject.toml --extra "explorer-$device" "${image[@]}"
+  lock "requirements/images/trainer-$device.lock" pyproject.toml --extra "trainer-$device" --extra demo "${image[@]}"
+done
+lock requirements/images/base.lock pyproject.toml --constraint requirements/cpu.lock
+lock requirements/images/build.lock "$PINNED/setuptools.in"

@@ -1,0 +1,84 @@
+# The mesh's images, one target each:
+#
+#   base       coordinator, taskset, command line: no torch
+#   explorer   base and vLLM
+#   trainer    base and Megatron-core
+#
+#   docker build --target explorer --build-arg DEVICE=gpu -t trinity-bus/explorer .
+#
+# Packages are layers below the code, so that a change of the code rebuilds in seconds; explorer and trainer share the
+# layer of torch, by far the largest. Everything is pinned by requirements/images/*.lock, with hashes.
+
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+ARG DEVICE=cpu
+
+FROM ${PYTHON_IMAGE} AS python
+ENV PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
+RUN useradd --uid 10001 --create-home --home-dir /home/trinity --shell /usr/sbin/nologin trinity \
+    && install -d -o trinity -g trinity /data
+
+# ---------------------------------------------------------------------------------------------------------- packages
+
+FROM python AS base-packages
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=requirements/images/base.lock,target=/tmp/base.lock \
+    pip install --no-deps --require-hashes -r /tmp/base.lock
+
+FROM base-packages AS torch-packages
+ARG DEVICE
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=requirements/images,target=/tmp/locks \
+    pip install --no-deps --require-hashes -r /tmp/locks/torch-${DEVICE}.lock
+
+FROM torch-packages AS explorer-packages
+ARG DEVICE
+# The CPU build of vLLM binds threads and memory through libnuma; a compiler is what it asks for at run time.
+RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=requirements/images,target=/tmp/locks \
+    pip install --no-deps --require-hashes -r /tmp/locks/explorer-${DEVICE}.lock
+
+FROM torch-packages AS trainer-packages
+ARG DEVICE
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=requirements/images,target=/tmp/locks \
+    pip install --no-deps --require-hashes -r /tmp/locks/trainer-${DEVICE}.lock
+
+# -------------------------------------------------------------------------------------------------------------- code
+
+FROM python AS wheel
+WORKDIR /source
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=requirements/images/build.lock,target=/tmp/build.lock \
+    pip install --no-deps --require-hashes -r /tmp/build.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY schemas schemas
+COPY trinity_bus trinity_bus
+COPY workers workers
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
+
+# ------------------------------------------------------------------------------------------------------------ images
+
+FROM base-packages AS base
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+USER 10001:10001
+WORKDIR /home/trinity
+ENTRYPOINT ["trinity-bus"]
+CMD ["--help"]
+
+FROM explorer-packages AS explorer
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+USER 10001:10001
+WORKDIR /home/trinity
+ENTRYPOINT ["trinity-bus"]
+CMD ["run", "explorer"]
+
+FROM trainer-packages AS trainer
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+USER 10001:10001
+WORKDIR /home/trinity
+ENTRYPOINT ["trinity-bus"]
+CMD ["run", "trainer"]
