@@ -32,6 +32,7 @@ from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Message, Sampling, Task
+from schemas.taskset import TasksetPosition
 
 __all__ = [
     "AbortBatch",
@@ -67,6 +68,7 @@ __all__ = [
     "Task",
     "TaskResult",
     "TaskStatus",
+    "TasksetPosition",
     "TrainerHeartbeat",
     "WeightsSynced",
     "build_group",

@@ -29,6 +29,7 @@ from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
+from schemas.taskset import TasksetPosition
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
@@ -53,6 +54,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     BatchRecord,
     TaskResult,
     ModelVersion,
+    TasksetPosition,
 )
 """Every type that travels on a topic by itself."""
 

@@ -28,6 +28,7 @@ from schemas.model_version import ModelVersion
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
+from schemas.taskset import TasksetPosition
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
@@ -201,6 +202,18 @@ MODEL_VERSIONS = Topic(
     writers=("coordinator",),
     readers=("explorer", "trainer", "anyone"),
 )
+TASKSETS = Topic(
+    name="tasksets",
+    key="taskset name",
+    partitions=1,
+    cleanup="compact",
+    segment_ms=_DAY_MS,
+    segment_bytes=16 * _MIB,
+    description="How far each dataset has been turned into tasks.",
+    records=(TasksetPosition,),
+    writers=("taskset",),
+    readers=("taskset",),
+)
 DEAD_LETTERS = Topic(
     name="dead-letters",
     key="as it came",
@@ -239,6 +252,7 @@ TOPICS = (
     RESULTS,
     BATCHES,
     MODEL_VERSIONS,
+    TASKSETS,
     DEAD_LETTERS,
     COORDINATOR_STATE,
 )

@@ -297,6 +297,27 @@ class TrainerSettings(Section):
     """Of the shuffling of samples; each step derives its own from it."""
 
 
+class TasksetSettings(Section):
+    """A dataset that is turned into tasks."""
+
+    name: Identifier = "taskset-0"
+    """Its identity over restarts, and the beginning of its task ids. Another dataset needs another name."""
+    path: ExistingFile | None = None
+    """Tasks to train on: a file of JSON lines."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the order in each epoch."""
+    epochs: Count | None = None
+    """How often each line is used. Unset: without end."""
+    ahead: Count = 256
+    """Tasks produced and not yet answered; at least two batches keep everybody busy."""
+    eval_path: ExistingFile | None = None
+    """Tasks to examine model versions with: a file of JSON lines. Unset: they are not examined."""
+    eval_name: Identifier = "held-out"
+    """What the exam is called in batch ids and metrics."""
+    eval_interval: Count = 10
+    """Versions from one exam to the next."""
+
+
 class TelemetrySettings(Section):
     """Where spans and metrics go without an OTLP endpoint."""
 
@@ -329,6 +350,7 @@ class Settings(BaseSettings):
     coordinator: CoordinatorSettings = Field(default_factory=CoordinatorSettings)
     explorer: ExplorerSettings = Field(default_factory=ExplorerSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    taskset: TasksetSettings = Field(default_factory=TasksetSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     def __init__(self, **values: Any) -> None:

@@ -1,5 +1,6 @@
 """Waiting for what another process or thread does: on the condition itself, with a limit."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -10,3 +11,10 @@ def wait_until(condition: Callable[[], bool], what: str = "what was waited for",
     while not condition():
         assert time.monotonic() < deadline, f"no {what} after {limit_s:g} s"
         time.sleep(0.005)
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Like :func:`wait_until`, while the event loop turns."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.02)

@@ -66,3 +66,11 @@ def trainer(log_level: LogLevel = "info") -> None:
     from workers.trainer.service import run
 
     _serve(run, _settings(), log_level)
+
+
+@app.command()
+def taskset(log_level: LogLevel = "info") -> None:
+    """Turn a dataset into tasks, at the pace at which they are answered."""
+    from workers.taskset.service import run
+
+    _serve(run, _settings(), log_level)

@@ -104,7 +104,7 @@ def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_read(mes
             for batch in trainer.trained:
                 # On-policy: every token of batch k is drawn by version k - 1.
                 assert {(e.version_min, e.version_max) for e in batch.manifest} == {(batch.sequence - 1,) * 2}
-                positions = [entry.position for entry in batch.manifest if entry.position is not None]
+                positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
                 groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
                 assert all(isinstance(group, ExperienceGroup) for group in groups)
                 assert [g.task_id for g in groups] == [entry.task_id for entry in batch.manifest]
@@ -144,7 +144,7 @@ def test_killed_at_random_points_every_task_has_exactly_one_result(mesh: Mesh) -
             assert [batch.sequence for batch in trainer.trained] == list(range(1, batches + 1))
             entries = [entry for batch in trainer.trained for entry in batch.manifest]
             assert not [entry for entry in entries if entry.error is not None]
-            positions = [entry.position for entry in entries if entry.position is not None]
+            positions = [p.position for e in entries for p in e.parts if p.position is not None]
             groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
             assert [(g.task_id, g.attempt) for g in groups] == [(e.task_id, e.attempt) for e in entries]
 

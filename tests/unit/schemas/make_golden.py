@@ -37,6 +37,7 @@ from schemas import (
     SubmitBatch,
     Task,
     TaskResult,
+    TasksetPosition,
     TrainerHeartbeat,
     WeightsSynced,
 )
@@ -182,6 +183,14 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         seconds=1.5,
         attempts=2,
         error="ValueError: no",
+    ),
+    TasksetPosition(
+        taskset="taskset-0",
+        fingerprint="00ff",
+        produced=100,
+        ended=90,
+        examined=3,
+        results=[Position(partition=0, offset=17)],
     ),
     RunnersReport(
         explorer="explorer-0",

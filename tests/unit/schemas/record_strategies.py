@@ -35,6 +35,7 @@ from schemas import (
     SubmitBatch,
     Task,
     TaskResult,
+    TasksetPosition,
     TrainerHeartbeat,
     WeightsSynced,
     build_group,
@@ -114,6 +115,15 @@ records = st.one_of(
         metrics=metrics,
         attempts=counts,
         error=st.none() | text,
+    ),
+    st.builds(
+        TasksetPosition,
+        taskset=identifiers,
+        fingerprint=st.text("0123456789abcdef", min_size=1, max_size=64),
+        produced=counts,
+        ended=counts,
+        examined=st.integers(-1, 100),
+        results=st.lists(positions, max_size=2),
     ),
     st.builds(
         RunnersReport,

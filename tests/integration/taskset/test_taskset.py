@@ -1,0 +1,143 @@
+"""The taskset's process on a real broker, killed again and again, with a real coordinator and fake workers."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas import Task
+from schemas.topics import TASKS
+from tests.support.fake_workers import FakeExplorer, FakeTrainer
+from tests.support.waiting import until
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.process import Child, tail
+
+pytestmark = pytest.mark.integration
+
+LINES = 40
+
+
+class Files:
+    """A namespace of its own, a dataset, and the services that work on it."""
+
+    def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
+        self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+        self.folder = folder
+        self.train, self.exam = folder / "train.jsonl", folder / "held-out.jsonl"
+        for path, count in ((self.train, LINES), (self.exam, 3)):
+            tasks = [
+                {"task_id": f"{path.stem}-{i}", "workflow": "math", "prompt": "1 + 1", "answer": "2"}
+                for i in range(count)
+            ]
+            path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+    @contextlib.contextmanager
+    def service(self, module: str, **settings: object) -> Iterator[Child]:
+        env = {
+            **os.environ,
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
+            "TRINITY_BUS_KAFKA__NAMESPACE": self.kafka.namespace,
+            **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+        command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]
+        with Child(command, env=env, output=self.folder / f"{module}.log") as child:
+            yield child
+
+    def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Child]:
+        return self.service(
+            "taskset",
+            taskset__path=self.train,
+            taskset__eval_path=self.exam,
+            taskset__eval_interval=4,
+            taskset__epochs=2,
+            taskset__ahead=12,
+            **settings,
+        )
+
+    def log(self) -> str:
+        return tail(self.folder / "taskset.log", 100)
+
+
+@pytest.fixture
+def files(kafka: KafkaSettings, tmp_path: Path) -> Files:
+    return Files(kafka, tmp_path)
+
+
+def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files) -> None:
+    async def main() -> None:
+        async with Bus(files.kafka, client_id="test") as bus:
+            await bus.ensure_topics()
+            with files.service("coordinator", coordinator__batch_size=4):
+                async with (
+                    FakeExplorer(bus, slots=8).alive(),
+                    FakeTrainer(bus).alive() as trainer,
+                    bus.reader(TASKS, start="beginning") as reader,
+                ):
+                    seen: list[Task] = []
+
+                    async def produced(count: int) -> None:
+                        while len(seen) < count:
+                            seen.extend(received.record for received in await reader.batch(10))
+
+                    for count in (1, 21, 47):
+                        with files.taskset() as child:
+                            await produced(count)
+                            child.kill()
+                    with files.taskset() as child:
+                        await until(lambda: child.poll() is not None)
+                        assert child.returncode == 0, files.log()
+                    await until(lambda: len(trainer.trained) == 2 * LINES // 4)
+                async with bus.reader(TASKS, start="beginning") as whole:
+                    seen = [received.record async for received in whole.replay()]
+            train = [task.task_id for task in seen if task.batch_type == "train"]
+            assert Counter(train) == Counter(f"taskset-0/{epoch}/train-{i}" for epoch in range(2) for i in range(LINES))
+            exams = Counter(task.batch_id for task in seen if task.batch_type == "eval")
+            assert exams
+            assert set(exams.values()) == {3}
+            assert {int(str(batch_id).partition("/")[0]) % 4 for batch_id in exams} == {0}
+
+    asyncio.run(main())
+
+
+def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None:
+    async def main() -> None:
+        async with Bus(files.kafka, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.reader(TASKS, start="beginning") as reader:
+                with files.taskset() as first:
+                    assert await reader.batch(30)
+                    with files.taskset() as second:
+                        await until(lambda: files.log().count("ready") == 2)
+                        async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
+                            with files.service("coordinator", coordinator__batch_size=4):
+                                await until(lambda: first.poll() is not None and second.poll() is not None)
+                        assert first.returncode == 1
+                        assert second.returncode == 0, files.log()
+        assert "another taskset 'taskset-0' has started; this one stops" in files.log()
+
+    asyncio.run(main())
+
+
+def test_a_dataset_that_was_changed_is_refused_with_what_to_do(files: Files) -> None:
+    async def main() -> None:
+        async with Bus(files.kafka, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.reader(TASKS, start="beginning") as reader:
+                with files.taskset():
+                    assert await reader.batch(30)
+            files.train.write_text(files.train.read_text().replace("1 + 1", "1 + 2"))
+            with files.taskset() as child:
+                await until(lambda: child.poll() is not None)
+                assert child.returncode == 1
+        assert "has produced 12 tasks of another dataset" in files.log()
+        assert "TRINITY_BUS_TASKSET__NAME" in files.log()
+
+    asyncio.run(main())

@@ -1,0 +1,96 @@
+"""What a taskset produces next, whenever it is killed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import Task, TasksetPosition
+from schemas.codec import decode, encode
+from workers.taskset.dataset import Dataset, DatasetError
+from workers.taskset.progress import Progress
+
+DATASET = Dataset(
+    tuple(Task(task_id=f"t-{i}", workflow="math", prompt="1 + 1") for i in range(5)), seed=0, fingerprint="00ff"
+)
+
+EVENTS = ["produce", "produce, not committed", "answer", "refuse", "restart"]
+
+
+def progress(last: TasksetPosition | None = None, *, ahead: int = 4, epochs: int | None = 3) -> Progress:
+    return Progress("set", DATASET, ahead=ahead, epochs=epochs, eval_interval=10, last=last)
+
+
+@given(
+    ahead=st.integers(1, 20),
+    events=st.lists(st.sampled_from(EVENTS), max_size=200),
+)
+def test_every_line_is_produced_once_and_never_too_far_ahead(ahead: int, events: list[str]) -> None:
+    state = progress(ahead=ahead)
+    committed: TasksetPosition | None = None
+    log: list[str] = []
+    answers: list[tuple[str, str]] = []
+    read = {"result": 0, "dead letter": 0}
+    for event in events:
+        match event:
+            case "produce" | "produce, not committed":
+                count = state.room
+                tasks = [DATASET.task("set", state.produced + i).task_id for i in range(count)]
+                state.produced += count
+                assert state.produced - state.ended <= ahead
+                if event == "produce":
+                    log += tasks
+                    committed = decode(encode(state.position()), TasksetPosition)
+                    continue
+            case "answer" | "refuse":
+                waiting = log[len(answers) :]
+                if waiting:
+                    answers.append(("result" if event == "answer" else "dead letter", waiting[0]))
+        # A restart: everything that was not committed is forgotten, answers are read again from where it says.
+        if event in {"restart", "produce, not committed"}:
+            state = progress(committed, ahead=ahead)
+            read = {"result": state.results.get(0, 0), "dead letter": state.dead_letters.get(0, 0)}
+        for kind in read:
+            of_kind = [task_id for what, task_id in answers if what == kind]
+            for offset in range(read[kind], len(of_kind)):
+                if kind == "result":
+                    state.read_result(of_kind[offset], 0, offset)
+                else:
+                    state.read_dead_letter(of_kind[offset], 0, offset)
+            read[kind] = len(of_kind)
+        assert state.ended == len(answers)
+    assert log == [DATASET.task("set", k).task_id for k in range(len(log))]
+    assert len(log) <= 15
+
+
+def test_it_is_done_when_every_task_of_all_epochs_has_ended() -> None:
+    state = progress(epochs=1, ahead=10)
+    assert state.room == 5
+    state.produced = 5
+    assert state.room == 0
+    for offset in range(5):
+        assert not state.done
+        state.read_result(DATASET.task("set", offset).task_id, 0, offset)
+    assert state.done
+
+
+def test_answers_to_others_and_to_exams_end_nothing() -> None:
+    state = progress()
+    for task_id in ["other/0/t-1", "set/exam/3/t-1", "set2/0/t-1", "set"]:
+        state.read_result(task_id, 0, 0)
+        state.read_dead_letter(task_id, 0, 0)
+    state.read_dead_letter(None, 0, 1)
+    assert state.ended == 0
+    assert (state.results, state.dead_letters) == ({0: 1}, {0: 2})
+
+
+def test_versions_are_examined_at_their_interval_and_once() -> None:
+    state = progress()
+    assert [version for version in range(25) if state.is_exam_due(version)] == [0, 10, 20]
+    state.examined = 10
+    assert [version for version in range(25) if state.is_exam_due(version)] == [20]
+
+
+def test_another_dataset_under_the_same_name_is_refused() -> None:
+    last = TasksetPosition(taskset="set", fingerprint="other", produced=3)
+    with pytest.raises(DatasetError, match=r"taskset 'set' has produced 3 tasks of another dataset"):
+        progress(last)

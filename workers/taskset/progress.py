@@ -1,0 +1,112 @@
+"""How far a taskset is, and what it is to produce next. Pure: no clock, no client, no task.
+
+::
+
+    produce while fewer than `ahead` train tasks have not ended, and epochs are left
+       |                                            ^
+       '--> task --> ... --> result, or dead letter-'   each ends its task, once
+
+Results are read from where the last committed position says, so each is counted once over all lives of the taskset.
+A task that is refused has no result but a dead letter; that ends it too, or a dataset with a wrong workflow name would
+wait for ever.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from schemas import Position, TasksetPosition
+from workers.taskset.dataset import Dataset, DatasetError
+
+type Offsets = dict[int, int]
+"""Partition to the offset to read next."""
+
+
+class Progress:
+    """The state of one taskset.
+
+    Args:
+        name: Of the taskset.
+        dataset: Train tasks.
+        ahead: Train tasks that may be unanswered.
+        epochs: How often each line is used; None: without end.
+        eval_interval: Versions from one exam to the next.
+        last: The position that was committed last, by this or an earlier life.
+
+    Raises:
+        DatasetError: That position counts the lines of another dataset.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: Dataset,
+        *,
+        ahead: int,
+        epochs: int | None,
+        eval_interval: int,
+        last: TasksetPosition | None,
+    ) -> None:
+        if last is not None and last.fingerprint != dataset.fingerprint:
+            raise DatasetError(
+                f"taskset {name!r} has produced {last.produced} tasks of another dataset or in another order; give "
+                "this one a name of its own (TRINITY_BUS_TASKSET__NAME)"
+            )
+        self.produced = 0 if last is None else last.produced
+        self.ended = 0 if last is None else last.ended
+        self.examined = -1 if last is None else last.examined
+        self.results = _offsets(() if last is None else last.results)
+        self.dead_letters = _offsets(() if last is None else last.dead_letters)
+        self._name = name
+        self._dataset = dataset
+        self._ahead = ahead
+        self._total = None if epochs is None else epochs * len(dataset.tasks)
+        self._eval_interval = eval_interval
+
+    @property
+    def room(self) -> int:
+        """How many train tasks to produce now."""
+        free = max(0, self._ahead - (self.produced - self.ended))
+        return free if self._total is None else min(free, self._total - self.produced)
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are produced and every task has ended."""
+        return self._total is not None and self.ended >= self._total
+
+    def is_ours(self, task_id: str | None) -> bool:
+        """Whether a train task of this taskset has this id."""
+        prefix = f"{self._name}/"
+        return task_id is not None and task_id.startswith(prefix) and task_id[len(prefix) :].partition("/")[0].isdigit()
+
+    def read_result(self, task_id: str, partition: int, offset: int) -> None:
+        """A result was read."""
+        self.results[partition] = offset + 1
+        self.ended += self.is_ours(task_id)
+
+    def read_dead_letter(self, key: str | None, partition: int, offset: int) -> None:
+        """A dead letter was read; that of a task has its key."""
+        self.dead_letters[partition] = offset + 1
+        self.ended += self.is_ours(key)
+
+    def is_exam_due(self, version: int) -> bool:
+        """Whether this version is to be examined."""
+        return version > self.examined and version % self._eval_interval == 0
+
+    def position(self) -> TasksetPosition:
+        """What to commit."""
+        return TasksetPosition(
+            taskset=self._name,
+            fingerprint=self._dataset.fingerprint,
+            produced=self.produced,
+            ended=self.ended,
+            examined=self.examined,
+            results=_positions(self.results),
+            dead_letters=_positions(self.dead_letters),
+        )
+
+
+def _offsets(positions: Iterable[Position]) -> Offsets:
+    return {position.partition: position.offset for position in positions}
+
+
+def _positions(offsets: Mapping[int, int]) -> list[Position]:
+    return [Position(partition=partition, offset=offset) for partition, offset in sorted(offsets.items())]

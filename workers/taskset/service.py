@@ -1,0 +1,174 @@
+"""The taskset service: keeps the mesh supplied with tasks from a file, and examines versions with another.
+
+::
+
+    start:  read the files -> fence an earlier life -> its last position, from `tasksets`
+    loop:   ONE transaction: train tasks for which there is room, an exam where one is due, the position
+            wait: results and dead letters end tasks; model versions make exams due
+    end:    all epochs are produced and every task has ended; or SIGTERM
+
+A transaction commits tasks and position together, so no line is used twice or left out, whatever dies when. What is
+produced ahead is bounded, so the order of training stays close to the order of the file's epochs, and a stop is soon.
+
+==============================  =======================================================================================
+what fails                      what happens
+==============================  =======================================================================================
+a file has a bad line           the process ends before anything runs, with the line's number
+the dataset was changed         likewise: what was produced counts another order
+another taskset of this name    the earlier one is fenced: it writes nothing more and ends
+the transaction                 the process ends with the error; nothing of it counts; a supervisor starts it anew
+results were lost to retention  said in the log; their tasks count as ended
+==============================  =======================================================================================
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from schemas import ModelVersion, TaskResult, TasksetPosition
+from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS, Topic
+from trinity_bus.bus import Bus, Producer, Reader, Received
+from trinity_bus.config import Settings, required
+from trinity_bus.errors import ProducerFencedError
+from trinity_bus.telemetry import setup_telemetry
+from workers.taskset.dataset import Dataset, load
+from workers.taskset.progress import Progress
+
+log = logging.getLogger("workers.taskset")
+
+_MOST_TASKS: Final = 500
+"""Train tasks of one transaction."""
+_POLL_S: Final = 1.0
+
+
+async def run(settings: Settings) -> None:
+    """Produces until all epochs are answered or it is cancelled.
+
+    Raises:
+        ConfigError: No dataset is named.
+        DatasetError: A dataset cannot be read, or is not the one that this taskset began with.
+        ProducerFencedError: Another taskset of this name has started.
+        BusError: The broker does not answer, or refuses.
+    """
+    own = settings.taskset
+    path = required(own.path, "taskset.path", "to have tasks to produce")
+    train = load(path, taskset=own.name, seed=own.seed)
+    exam = None if own.eval_path is None else load(own.eval_path, taskset=own.name, seed=own.seed)
+    telemetry = setup_telemetry("taskset", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
+    try:
+        async with Bus(settings.kafka, client_id=own.name) as bus:
+            await bus.ensure_topics()
+            await Taskset(settings, bus, train, exam).run()
+    finally:
+        telemetry.shutdown()
+
+
+class Taskset:
+    """One taskset over a connected bus.
+
+    Args:
+        settings: The sections ``taskset`` and ``coordinator`` (the model's name) are used.
+        bus: Connected.
+        train: What to train on.
+        exam: What to examine versions with; None: they are not.
+    """
+
+    def __init__(self, settings: Settings, bus: Bus, train: Dataset, exam: Dataset | None) -> None:
+        self._settings = settings.taskset
+        self._model = settings.coordinator.model
+        self._bus = bus
+        self._train = train
+        self._exam = exam
+        self._newest = -1
+        """The newest model version."""
+
+    async def run(self) -> None:
+        """Work until done or cancelled.
+
+        Raises:
+            ProducerFencedError: Another taskset of this name has started.
+        """
+        name = self._settings.name
+        try:
+            # Its start fences an earlier life, so that the position is the last one when it is read.
+            async with self._bus.producer(transactional_id=f"taskset.{name}") as producer:
+                progress = Progress(
+                    name,
+                    self._train,
+                    ahead=self._settings.ahead,
+                    epochs=self._settings.epochs,
+                    eval_interval=self._settings.eval_interval,
+                    last=await self._last_position(),
+                )
+                await self._place(progress)
+                await self._work(producer, progress)
+        except ProducerFencedError as error:
+            raise ProducerFencedError(f"another taskset {name!r} has started; this one stops") from error
+
+    async def _last_position(self) -> TasksetPosition | None:
+        last = None
+        async with self._bus.reader(TASKSETS, start="beginning") as reader:
+            async for received in reader.replay():
+                if received.key == self._settings.name and isinstance(received.record, TasksetPosition):
+                    last = received.record
+        return last
+
+    async def _place(self, progress: Progress) -> None:
+        """Fixes where answers are read from: at the first start from now on, later past what retention deleted."""
+        for topic, offsets in ((RESULTS, progress.results), (DEAD_LETTERS, progress.dead_letters)):
+            if not offsets:
+                offsets.update(await self._bus.end_offsets(topic))
+            for partition, first in (await self._bus.beginning_offsets(topic)).items():
+                if offsets.setdefault(partition, first) < first:
+                    log.error("records of %s were deleted by retention before they were read", topic.name)
+                    offsets[partition], progress.ended = first, progress.produced
+
+    async def _work(self, producer: Producer, progress: Progress) -> None:
+        answers = {**_start(RESULTS, progress.results), **_start(DEAD_LETTERS, progress.dead_letters)}
+        async with (
+            self._bus.reader(RESULTS, DEAD_LETTERS, start=answers) as reader,
+            self._bus.reader(MODEL_VERSIONS, start="beginning") as versions,
+        ):
+            log.info("ready: %d tasks an epoch, %d produced so far", len(self._train.tasks), progress.produced)
+            while not progress.done:
+                await self._produce(producer, progress)
+                await self._listen(reader, versions, progress)
+        log.info("all %d tasks have been answered", progress.ended)
+
+    async def _listen(self, reader: Reader, versions: Reader, progress: Progress) -> None:
+        """Waits until something has ended, a version has come, or a while has passed."""
+        for received in await reader.batch(_POLL_S):
+            if received.topic is DEAD_LETTERS:
+                progress.read_dead_letter(received.key, received.partition, received.offset)
+            else:
+                task_id = received.record.task_id if isinstance(received.record, TaskResult) else ""
+                progress.read_result(task_id, received.partition, received.offset)
+        for received in await versions.batch(0.0):
+            self._saw(received)
+
+    def _saw(self, received: Received[Any]) -> None:
+        record = received.record
+        if isinstance(record, ModelVersion) and record.model == self._model:
+            self._newest = record.version
+
+    async def _produce(self, producer: Producer, progress: Progress) -> None:
+        """One transaction, where there is anything to produce."""
+        count = min(progress.room, _MOST_TASKS)
+        examine = self._exam is not None and self._newest >= 0 and progress.is_exam_due(self._newest)
+        if not count and not examine:
+            return
+        tasks = [self._train.task(self._settings.name, progress.produced + i) for i in range(count)]
+        if examine and self._exam is not None:
+            tasks += self._exam.exam(self._settings.name, self._settings.eval_name, self._newest)
+            progress.examined = self._newest
+        progress.produced += count
+        position = progress.position()
+        async with producer.transaction():
+            for task in tasks:
+                await producer.send(TASKS, task.task_id, task)
+            await producer.send(TASKSETS, position.taskset, position)
+        log.debug("produced %d tasks", len(tasks))
+
+
+def _start(topic: Topic, offsets: Mapping[int, int]) -> dict[tuple[str, int], int]:
+    return {(topic.name, partition): offset for partition, offset in offsets.items()}
