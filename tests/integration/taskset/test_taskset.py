@@ -119,7 +119,7 @@ def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None:
                         async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
                             with files.service("coordinator", coordinator__batch_size=4):
                                 await until(lambda: first.poll() is not None and second.poll() is not None)
-                        assert first.returncode == 1
+                        assert (first.returncode or 0) > 0
                         assert second.returncode == 0, files.log()
         assert "another taskset 'taskset-0' has started; this one stops" in files.log()
 
@@ -136,7 +136,7 @@ def test_a_dataset_that_was_changed_is_refused_with_what_to_do(files: Files) -> 
             files.train.write_text(files.train.read_text().replace("1 + 1", "1 + 2"))
             with files.taskset() as child:
                 await until(lambda: child.poll() is not None)
-                assert child.returncode == 1
+                assert (child.returncode or 0) > 0
         assert "has produced 12 tasks of another dataset" in files.log()
         assert "TRINITY_BUS_TASKSET__NAME" in files.log()
 
