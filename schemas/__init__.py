@@ -11,6 +11,7 @@ from schemas.command import (
     CommandError,
     CommandReply,
     FinalizeBatch,
+    PublishVersion,
     SubmitBatch,
 )
 from schemas.event import (
@@ -24,10 +25,12 @@ from schemas.event import (
     RunningAttempt,
     StepTrained,
     TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
 )
 from schemas.experience import ExperienceGroup, Sample, SampleInput, build_group
-from schemas.model_version import Member, ModelVersion
+from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
@@ -54,6 +57,8 @@ __all__ = [
     "Message",
     "ModelVersion",
     "Position",
+    "PublishVersion",
+    "PublishedVersion",
     "Record",
     "ResultPart",
     "RolloutFinished",
@@ -70,6 +75,8 @@ __all__ = [
     "TaskStatus",
     "TasksetPosition",
     "TrainerHeartbeat",
+    "VersionRefused",
+    "VersionWanted",
     "WeightsSynced",
     "build_group",
 ]

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from schemas.batch import BatchRecord
 from schemas.columns import decode_group, encode_group
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, SubmitBatch
+from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
 from schemas.event import (
     CoordinatorHeartbeat,
@@ -20,10 +20,12 @@ from schemas.event import (
     RunnersReport,
     StepTrained,
     TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
 )
 from schemas.experience import ExperienceGroup
-from schemas.model_version import ModelVersion
+from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
 from schemas.result import TaskResult
@@ -39,6 +41,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     FinalizeBatch,
     AbortBatch,
     CancelTasks,
+    PublishVersion,
     CommandReply,
     Dispatch,
     Cancel,
@@ -50,11 +53,14 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     CoordinatorHeartbeat,
     TrainerHeartbeat,
     StepTrained,
+    VersionWanted,
+    VersionRefused,
     WeightsSynced,
     BatchRecord,
     TaskResult,
     ModelVersion,
     TasksetPosition,
+    PublishedVersion,
 )
 """Every type that travels on a topic by itself."""
 

@@ -1,5 +1,7 @@
 """Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
 
+``PublishVersion`` alone is about no batch, and keyed by the model's name.
+
 Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
 by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
 when the command has been carried out, or cannot be: at once, for all but ``FinalizeBatch``, which may wait for the
@@ -87,6 +89,19 @@ class CancelTasks(Command):
     """Whether runners that are at it are stopped at once, rather than given the time to let go."""
 
 
+class PublishVersion(Record):
+    """Make every explorer serve this version, and no newer one until I say so; or the newest again."""
+
+    SCHEMA: ClassVar[str] = "command.publish_version"
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    command_id: Identifier
+    model: Identifier
+    version: Annotated[int, Field(ge=0)] | None = None
+    """Absent: the newest, and from now on each that is published."""
+
+
 class BatchResult(Record):
     """What a finished batch came to."""
 
@@ -108,6 +123,8 @@ type CommandError = Literal[
     "wrong_type",
     "open_batch",
     "timeout",
+    "unknown_model",
+    "unknown_version",
     "invalid",
 ]
 
@@ -120,6 +137,7 @@ class CommandReply(Record):
     client: Identifier
     command_id: Identifier
     batch_id: Identifier
+    """The batch that was named; in the answer to ``PublishVersion``, the model."""
     error: CommandError | None = None
     """Absent: it was carried out."""
     detail: str = ""

@@ -1,8 +1,8 @@
 """Events: what workers say happened, keyed by the sender.
 
-The coordinator is their main reader. An event is a fact, never a request, except that a heartbeat's ``free_slots`` is
-an offer of capacity. All times are seconds since the Unix epoch by the sender's clock and only for people to read;
-nothing is decided by them.
+The coordinator is their main reader. An event is a fact, never a request, except that a heartbeat's ``slots`` are an
+offer of capacity, and that ``VersionWanted`` is answered by the trainer. All times are seconds since the Unix epoch by
+the sender's clock and only for people to read; nothing is decided by them.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -173,6 +173,8 @@ class StepTrained(Record):
     version: int
     publish: bool
     """True when this version is to be moved into the explorers."""
+    again: bool = False
+    """True for an older version that can be had again, because a ``VersionWanted`` named it; no step was trained."""
     batch_id: Identifier | None = None
     """The batch that was trained on; absent for version 0."""
     metrics: Metrics = Field(default_factory=dict)
@@ -185,6 +187,33 @@ class StepTrained(Record):
     checkpoint: str | None = None
     """Folder of the newest durable checkpoint."""
     seconds: float = 0.0
+
+
+class VersionWanted(Record):
+    """The explorers' side wants a version, and the trainer is to publish one."""
+
+    SCHEMA: ClassVar[str] = "event.version_wanted"
+
+    model: Identifier
+    at_least: Annotated[int, Field(ge=0)] = 0
+    """This version or a newer one will do, as soon as it is trained."""
+    version: Annotated[int, Field(ge=0)] | None = None
+    """This very version, from the checkpoint that was kept of it. Then ``at_least`` says nothing."""
+    sent_at: float = 0.0
+
+
+class VersionRefused(Record):
+    """A trainer cannot publish the version that was wanted."""
+
+    SCHEMA: ClassVar[str] = "event.version_refused"
+
+    trainer: Identifier
+    incarnation: Identifier
+    model: Identifier
+    version: int
+    reason: str
+    available: list[int] = Field(default_factory=list)
+    """Versions that it can publish."""
 
 
 class WeightsSynced(Record):

@@ -3,6 +3,9 @@
 Written by the coordinator alone, keyed by model name on a compacted topic, so the last record is the present. A weight
 sync *group* is the trainer and the members named here; every change of membership is a new *epoch*. Version 0 is the
 model as it was before training; version n is the model after step n.
+
+What is forgotten there when the next version comes stands on ``version-history``: one record for each version that was
+ever published, kept for ever.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -42,3 +45,27 @@ class ModelVersion(Record):
     checkpoint: str | None = None
     metrics: Metrics = Field(default_factory=dict)
     """Of the step that made it."""
+    pinned: bool = False
+    """Somebody has chosen this version; newer ones are not served until that is taken back."""
+
+
+class PublishedVersion(Record):
+    """A version that was published: what is worth knowing of it for good. Its time is that of the record."""
+
+    SCHEMA: ClassVar[str] = "published_version"
+
+    model: Identifier
+    version: Annotated[int, Field(ge=0)]
+    step: int
+    batch_id: Identifier | None = None
+    """The batch that was trained on last; absent for a version that a trainer's life began with."""
+    method: Literal["nccl", "gloo", "memory", "checkpoint"]
+    trainer: Identifier
+    trainer_incarnation: Identifier
+    checksum: str
+    checkpoint: str | None = None
+    """Folder of its checkpoint, where it was kept at that time."""
+    metrics: Metrics = Field(default_factory=dict)
+    """Of the step that made it."""
+    seconds: float = 0.0
+    """How long that step took."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.batch import BatchRecord
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, SubmitBatch
+from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
 from schemas.event import (
     CoordinatorHeartbeat,
     ExplorerHeartbeat,
@@ -21,10 +21,12 @@ from schemas.event import (
     RunnersReport,
     StepTrained,
     TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
 )
 from schemas.experience import ExperienceGroup
-from schemas.model_version import ModelVersion
+from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
@@ -97,13 +99,13 @@ TASKS = Topic(
 )
 COMMANDS = Topic(
     name="commands",
-    key="batch id",
+    key="batch id, or model name",
     partitions=1,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What clients ask of the coordinator: submit, finalize or abort a batch. Anyone may write here, "
-    "msgpack or JSON. One partition, so that commands are carried out in the order in which they were sent.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks),
+    description="What clients ask of the coordinator: submit, finalize or abort a batch, publish a version. Anyone "
+    "may write here, msgpack or JSON. One partition, so that commands are carried out in the order of their sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion),
     writers=("anyone",),
     readers=("coordinator",),
 )
@@ -158,6 +160,8 @@ EVENTS = Topic(
         CoordinatorHeartbeat,
         TrainerHeartbeat,
         StepTrained,
+        VersionWanted,
+        VersionRefused,
         WeightsSynced,
     ),
     writers=("explorer", "trainer", "coordinator"),
@@ -214,6 +218,18 @@ TASKSETS = Topic(
     writers=("taskset",),
     readers=("taskset",),
 )
+VERSION_HISTORY = Topic(
+    name="version-history",
+    key="model name/version",
+    partitions=1,
+    cleanup="compact",
+    segment_ms=_DAY_MS,
+    segment_bytes=16 * _MIB,
+    description="Every version that was ever published: step, metrics, checksum, checkpoint.",
+    records=(PublishedVersion,),
+    writers=("coordinator",),
+    readers=("anyone",),
+)
 DEAD_LETTERS = Topic(
     name="dead-letters",
     key="as it came",
@@ -253,6 +269,7 @@ TOPICS = (
     BATCHES,
     MODEL_VERSIONS,
     TASKSETS,
+    VERSION_HISTORY,
     DEAD_LETTERS,
     COORDINATOR_STATE,
 )

@@ -120,7 +120,8 @@ class CoordinatorSettings(Section):
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
     """Samples of each task that names no number of its own: the group size of GRPO."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """How many versions older than on-policy the weights may be that a train sample is drawn with."""
+    """How many versions older than on-policy the weights may be that a train sample is drawn with. Unset, with
+    ``synchronizer.sync_style`` ``fixed``: as old as intervals and offset make them."""
     max_inflight_batches: Count = 2
     """Train batches handed out and not yet finalized."""
     over_rollout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -163,6 +164,25 @@ class CoordinatorSettings(Section):
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
     """Tasks taken off the topic and not yet ended; beyond it, tasks wait in the log."""
+
+
+class SynchronizerSettings(Section):
+    """When versions are published and taken. The same for all services of a mesh; see docs/weight_sync.md."""
+
+    sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fully_async"
+    """Who says when. ``fixed``: the number of the batch. ``explorer_driven``: the explorers' side asks the trainer.
+    ``trainer_driven``: the trainer publishes, and later batches wait for it. ``fully_async``: nobody waits, within
+    ``coordinator.max_staleness`` (0 is strictly on-policy) and ``coordinator.max_inflight_batches``."""
+    sync_interval: Count = 1
+    """Batches, and steps, from one version in use to the next."""
+    explorer_sync_interval: Count | None = None
+    """Batches after which the explorers' side takes (``fixed``) or asks for (``explorer_driven``) another version; the
+    other styles do not use it. Unset: ``sync_interval``."""
+    trainer_sync_interval: Count | None = None
+    """Steps after which the trainer publishes; ``explorer_driven`` does not use it. Unset: ``sync_interval``."""
+    sync_offset: Annotated[int, Field(ge=0)] = 0
+    """Batches that the explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``: 0 is on-policy, 1 is
+    one step off."""
 
 
 class ExplorerSettings(Section):
@@ -240,8 +260,6 @@ class TrainerSettings(Section):
     """Where the trained model goes, as a Hugging Face folder, when ``total_steps`` are done. Unset: nowhere."""
     total_steps: Count | None = None
     """Steps after which training ends; the trainer goes on serving weights. Unset: it trains as long as it runs."""
-    sync_interval: Count = 1
-    """Steps between versions that are published to the explorers."""
     heartbeat_s: Seconds = 0.5
     """How often it says that it lives."""
     host: str = "127.0.0.1"
@@ -348,6 +366,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     broker: BrokerSettings = Field(default_factory=BrokerSettings)
     coordinator: CoordinatorSettings = Field(default_factory=CoordinatorSettings)
+    synchronizer: SynchronizerSettings = Field(default_factory=SynchronizerSettings)
     explorer: ExplorerSettings = Field(default_factory=ExplorerSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     taskset: TasksetSettings = Field(default_factory=TasksetSettings)

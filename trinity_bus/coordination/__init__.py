@@ -6,6 +6,7 @@
 from trinity_bus.coordination.commands import (
     Announce,
     Answered,
+    Ask,
     BatchMoved,
     Command,
     Fact,
@@ -29,11 +30,13 @@ from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionErr
 from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.staleness import required_version, staleness
 from trinity_bus.coordination.state_codec import StateError
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 __all__ = [
     "TRANSITIONS",
     "Announce",
     "Answered",
+    "Ask",
     "BatchMoved",
     "Command",
     "CommandArrived",
@@ -51,6 +54,7 @@ __all__ = [
     "Reply",
     "Request",
     "StateError",
+    "SyncPolicy",
     "TaskArrived",
     "Tick",
     "Transition",

@@ -7,7 +7,7 @@ all.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from schemas import BatchRecord, Cancel, CommandReply, Dispatch, ModelVersion, Task, TaskResult
+from schemas import BatchRecord, Cancel, CommandReply, Dispatch, ModelVersion, Task, TaskResult, VersionWanted
 from trinity_bus.coordination.inputs import Origin
 
 
@@ -52,6 +52,13 @@ class Answered:
     record: TaskResult
     traceparent: str | None
     """Context of the rollout that counts, else of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """To ``events``, for the trainer: a version is wanted."""
+
+    record: VersionWanted
 
 
 class Refusal(StrEnum):
@@ -108,7 +115,7 @@ class Observe:
     detail: str = ""
 
 
-type Command = Order | BatchMoved | Answered | Reply | Announce | Refuse | Observe
+type Command = Order | BatchMoved | Answered | Reply | Announce | Ask | Refuse | Observe
 
 
 class Outbox:

@@ -8,6 +8,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    PublishVersion,
     RolloutFinished,
     StepTrained,
     SubmitBatch,
@@ -50,7 +51,7 @@ class Tick:
     """Nothing came for a while; time-outs are due."""
 
 
-type Request = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
+type Request = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from trinity_bus.coordination.dispatch import batch_priority
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import MAX_BATCH_TASKS
-from trinity_bus.coordination.staleness import required_version
+from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.tasks import Attempt, OpenTask, Result
 from trinity_bus.coordination.window import Window
 
@@ -58,10 +58,11 @@ class Ledger:
 
     Args:
         settings: Sizes and limits.
+        policy: Which versions batches need.
         journal: Told of every change.
     """
 
-    def __init__(self, settings: CoordinatorSettings, journal: Journal) -> None:
+    def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, journal: Journal) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running: dict[str, OpenTask] = {}
         """Those of ``tasks`` that an explorer is working on."""
@@ -72,6 +73,7 @@ class Ledger:
         self.done = Window("done", settings.dedup_window, journal)
         self.closed = Window("closed", CLOSED_WINDOW, journal)
         self._settings = settings
+        self._policy = policy
         self._journal = journal
         self._filling: dict[BatchType, Batch] = {}
         self._waiting: dict[BatchType, deque[Batch]] = {"train": deque(), "eval": deque()}
@@ -118,19 +120,24 @@ class Ledger:
         self._journal.touch(BOOKS_KEY)
         return batch.record() if is_new else None
 
-    def admit(self, newest_version: int) -> list[BatchRecord]:
-        """Starts full batches for which there is room. Evaluation needs the newest version, training a recent one."""
+    def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
+        """Starts full batches for which there is room.
+
+        Args:
+            announced: The version that explorers are told to serve; -1 before there is any.
+            newest: The newest that the trainer has published, be it held or announced: what evaluation needs.
+        """
         admitted = []
         while self._waiting["eval"]:
             batch = self._waiting["eval"].popleft()
-            batch.min_version = max(0, newest_version)
+            batch.min_version = max(0, newest)
             admitted.append(self._admitted(batch))
         open_batches = self.counters.sequence - self.counters.finalized
         for _ in range(min(len(self._waiting["train"]), self._settings.max_inflight_batches - open_batches)):
             batch = self._waiting["train"].popleft()
             self.counters.sequence += 1
             batch.sequence = self.counters.sequence
-            batch.min_version = required_version(batch.sequence, self._settings.max_staleness)
+            batch.min_version = self._policy.version_needed(batch.sequence, announced)
             self._journal.touch(BOOKS_KEY)
             admitted.append(self._admitted(batch))
         if admitted:
@@ -140,6 +147,10 @@ class Ledger:
     def handed_out(self) -> list[Batch]:
         """RUNNING batches with tasks to hand out, the most urgent first."""
         return [batch for batch in self._handed_out if batch.queued]
+
+    def oldest_needed(self) -> int | None:
+        """The oldest version that a batch needs which is handed out and not done; None where there is no such batch."""
+        return min((batch.min_version for batch in self._handed_out), default=None)
 
     def next_task(self, batch: Batch, workflows: Collection[str]) -> OpenTask | None:
         """The next task of the batch to hand out to somebody who knows these workflows."""

@@ -39,21 +39,24 @@ from schemas import (
     CommandReply,
     ExplorerHeartbeat,
     ExplorerLeft,
+    PublishVersion,
     RolloutFinished,
     StepTrained,
     TrainerHeartbeat,
+    VersionWanted,
     WeightsSynced,
 )
-from trinity_bus.config import CoordinatorSettings
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import results
 from trinity_bus.coordination.attempts import Attempts
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.commands import Announce, BatchMoved, Command, Fact, Outbox, Refusal, Refuse, Reply
+from trinity_bus.coordination.commands import Announce, Ask, BatchMoved, Command, Fact, Outbox, Refusal, Refuse, Reply
 from trinity_bus.coordination.fleet import Fleet, News
 from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.ledger import Ledger
 from trinity_bus.coordination.state_store import StateStore
+from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions import WeightSync
 
 LONGEST_STEP = 0.25
@@ -65,6 +68,10 @@ class CoordinatorMachine:
 
     Args:
         settings: Sizes and limits.
+        synchronizer: Which versions batches need, and when they are served.
+
+    Raises:
+        ConfigError: The two starve the mesh.
 
     Example:
         >>> machine = CoordinatorMachine(CoordinatorSettings())
@@ -72,14 +79,15 @@ class CoordinatorMachine:
         []
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings | None = None) -> None:
         self._settings = settings
+        self._policy = SyncPolicy.of(synchronizer or SynchronizerSettings(), settings)
         self._journal = Journal()
         self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
         self._out = Outbox()
-        self.ledger = Ledger(settings, self._journal)
+        self.ledger = Ledger(settings, self._policy, self._journal)
         self.fleet = Fleet(settings.explorer_timeout_s, self._journal)
-        self.sync = WeightSync(settings.sync_timeout_s, self._journal)
+        self.sync = WeightSync(settings.model, self._policy, settings.sync_timeout_s, self._journal)
         self._attempts = Attempts(settings, self.ledger, self.fleet, self.sync, self._out)
         self._store = StateStore(self.ledger, self.fleet, self.sync)
 
@@ -154,7 +162,7 @@ class CoordinatorMachine:
         reply = CommandReply(
             client=command.client,
             command_id=command.command_id,
-            batch_id=command.batch_id,
+            batch_id=command.model if isinstance(command, PublishVersion) else command.batch_id,
             error="invalid",
             detail=f"this coordinator does not carry out {command.SCHEMA}",
         )
@@ -224,15 +232,13 @@ class CoordinatorMachine:
         elif self.sync.is_zombie(step.incarnation):
             self._out.observe(Fact.ZOMBIE_TRAINER, step.trainer, f"life {step.incarnation} is over")
         elif not step.publish:
-            self._warn_if_starved(step)
+            self._warn_if_kept(step)
+            self._ask(self.sync.reminder())
+        elif not self.sync.publish(step, traceparent):
+            detail = f"version {step.version}, not newer than {self.sync.newest}"
+            self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
         else:
-            announcement = self.sync.publish(step, traceparent, self.fleet.live(), self._clock.now)
-            if announcement is None:
-                self._out.observe(
-                    Fact.LATE_VERSION, step.trainer, f"version {step.version}, not newer than {self.sync.version}"
-                )
-            else:
-                self._out.add(Announce(announcement, traceparent))
+            self._ask(self.sync.reminder())
 
     def _synced(self, event: WeightsSynced) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)
@@ -269,15 +275,20 @@ class CoordinatorMachine:
     # -- what follows ------------------------------------------------------------------------------------------------
 
     def _follow_up(self) -> None:
-        announcement = self.sync.next_round(self.fleet.live(), self._clock.now)
+        now = self._clock.now
+        announcement = self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), now)
+        if announcement is None:
+            announcement = self.sync.next_round(self.fleet.live(), now)
         if announcement is not None:
             self._out.add(Announce(announcement, self.sync.state.traceparent))
         while True:
-            for record in (*self.ledger.finalize(), *self.ledger.admit(self.sync.version)):
+            finalized = self.ledger.finalize()
+            for record in (*finalized, *self.ledger.admit(announced=self.sync.version, newest=self.sync.newest)):
                 self._out.add(BatchMoved(record))
             if not self._give_up_unknown():
                 break
-        self._attempts.dispatch(self._clock.now)
+        self._ask(self.sync.want(self.ledger.counters.finalized))
+        self._attempts.dispatch(now)
 
     def _give_up_unknown(self) -> bool:
         """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
@@ -304,11 +315,15 @@ class CoordinatorMachine:
         known = ", ".join(self.fleet.workflows()) or "none at all"
         return f"no explorer has a workflow {workflow!r}; known are {known}"
 
-    def _warn_if_starved(self, step: StepTrained) -> None:
-        starved = [b for b in self.ledger.handed_out() if b.batch_type == "train" and b.min_version == step.version]
-        for batch in starved:
+    def _ask(self, wanted: VersionWanted | None) -> None:
+        if wanted is not None:
+            self._out.add(Ask(wanted))
+
+    def _warn_if_kept(self, step: StepTrained) -> None:
+        """Reports a trainer that does not publish what batches will need."""
+        if self._policy.publishes(step.version):
             detail = (
-                f"needs version {batch.min_version}, which {step.trainer} does not publish; "
-                "raise max_staleness or publish after every step"
+                f"batches will need version {step.version}, which {step.trainer} does not publish; give all services "
+                "the same TRINITY_BUS_SYNCHRONIZER__ settings"
             )
-            self._out.observe(Fact.STARVED, batch.batch_id, detail)
+            self._out.observe(Fact.STARVED, step.trainer, detail)

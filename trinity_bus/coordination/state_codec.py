@@ -191,6 +191,10 @@ def sync_body(state: SyncState) -> dict[str, Any]:
     return {
         "release": None if state.release is None else encode(state.release),
         "traceparent": state.traceparent,
+        "held": None if state.held is None else encode(state.held),
+        "held_traceparent": state.held_traceparent,
+        "asked_after": state.asked_after,
+        "wanted": state.wanted,
         "epoch": state.epoch,
         "group": state.group,
         "intact": state.intact,
@@ -205,6 +209,10 @@ def sync_of(body: dict[str, Any]) -> SyncState:
     return SyncState(
         release=None if body["release"] is None else decode(body["release"], StepTrained),
         traceparent=body["traceparent"],
+        held=None if body["held"] is None else decode(body["held"], StepTrained),
+        held_traceparent=body["held_traceparent"],
+        asked_after=body["asked_after"],
+        wanted=body["wanted"],
         epoch=body["epoch"],
         group=tuple((name, life) for name, life in body["group"]),
         intact=body["intact"],

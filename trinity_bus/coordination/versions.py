@@ -1,7 +1,8 @@
 """Which weights the mesh serves, and who takes part in moving them.
 
 The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall take it,
-in a ``ModelVersion``. Members that are named together are a *round*. There is at most one round at a time::
+in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.sync_policy`). Members that
+are named together are a *round*. There is at most one round at a time::
 
     trainer            coordinator                    explorer 0        explorer 1        explorer 2 (joins later)
        |--StepTrained v5-->|                               |                 |
@@ -15,15 +16,19 @@ in a ``ModelVersion``. Members that are named together are a *round*. There is a
 ==========================================  =====================================================================
 what happens                                what follows
 ==========================================  =====================================================================
-a version is trained and to be published    a round at once, of all explorers that can; a round under way is
+a version is trained and to be published    it is held while the sync style says so; a newer one takes its place
+a version is held no more                   a round at once, of all explorers that can; a round under way is
                                             superseded, whatever its members still say about it is only noted
+the explorers' side has done its interval   with ``explorer_driven``, the trainer is asked for a version, and again
+                                            after each step until it comes
 a member answers                            it is out of the round
 a member dies, leaves or starts anew        it is out of the round
 a member does not answer for too long       it is out of the round, as failed
 the round is empty                          explorers that do not serve the version (joiners, the failed) make
                                             the next round, with the same version
 the same explorer needs round after round   it waits longer each time, up to half a minute
-a trainer starts anew                       its version holds, be it older; its former life is ignored
+a trainer starts anew                       its version is served at once, be it older; its former life is ignored,
+                                            and what is held of it can no longer be had
 ==========================================  =====================================================================
 
 So every round ends: each member answers, dies, or runs out of time. An *epoch* is a membership. Its number grows when
@@ -34,10 +39,11 @@ the same members it stays, so that connections can be used again.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas import Member, ModelVersion, StepTrained
+from schemas import Member, ModelVersion, StepTrained, VersionWanted
 from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import bounded
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 type Life = tuple[str, str]
 """An explorer's name and incarnation."""
@@ -57,6 +63,13 @@ class SyncState:
     """The version that is to be served."""
     traceparent: str | None = None
     """Context of its publication."""
+    held: StepTrained | None = None
+    """A newer one, which is not served yet."""
+    held_traceparent: str | None = None
+    asked_after: int = 0
+    """Sequence of the batch after which the trainer was last asked for a version."""
+    wanted: int = 0
+    """The version that was asked for and has not come; 0 for none."""
     epoch: int = 0
     group: tuple[Life, ...] = ()
     """Members of the last round, by rank."""
@@ -74,12 +87,16 @@ class WeightSync:
     """Announcements, one round after another.
 
     Args:
+        model: Name of the model.
+        policy: When what is published is served.
         timeout_s: How long a member may take to answer.
         journal: Told of every change.
     """
 
-    def __init__(self, timeout_s: float, journal: Journal) -> None:
+    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, journal: Journal) -> None:
         self.state = SyncState()
+        self._model = model
+        self._policy = policy
         self._timeout_s = timeout_s
         self._journal = journal
         self._deadline = 0.0
@@ -91,6 +108,11 @@ class WeightSync:
         """The version that is to be served; -1 before there is any."""
         return -1 if self.state.release is None else self.state.release.version
 
+    @property
+    def newest(self) -> int:
+        """The newest version that was published, be it held or served; -1 before there is any."""
+        return self.version if self.state.held is None else self.state.held.version
+
     def is_zombie(self, trainer_incarnation: str) -> bool:
         """Whether this life of the trainer is over."""
         return trainer_incarnation in self.state.zombies
@@ -99,21 +121,59 @@ class WeightSync:
         """The trainer lives."""
         self._trainer_seen = now
 
-    def publish(
-        self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
-    ) -> ModelVersion | None:
-        """A version can be had. Returns its announcement; None if it is no news (late or sent twice)."""
-        state, old = self.state, self.state.release
+    def publish(self, step: StepTrained, traceparent: str | None) -> bool:
+        """A version can be had. Returns whether that is news; else it came late or twice."""
+        state, old = self.state, self.state.held or self.state.release
         if old is not None and old.incarnation == step.incarnation and step.version <= old.version:
-            return None
+            return False
         if old is not None and old.incarnation != step.incarnation:
             state.zombies = (*state.zombies, old.incarnation)[-ZOMBIES_KEPT:]
             state.intact = False
-        state.release, state.traceparent = step, traceparent
+        state.held, state.held_traceparent = step, traceparent
+        if step.version >= state.wanted:
+            state.wanted = 0
+        self._trainer_seen = None
+        self._journal.touch(SYNC_KEY)
+        return True
+
+    def release(self, oldest_needed: int | None, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
+        """The announcement of the version that was held until now; None where there is none, or it is still held.
+
+        Args:
+            oldest_needed: See :meth:`SyncPolicy.holds`.
+            explorers: All that are not gone.
+            now: The time.
+        """
+        state, held = self.state, self.state.held
+        if held is None:
+            return None
+        # What a former life has published can be had from nobody: to hold its successor's back could last for ever.
+        same_life = state.release is not None and state.release.incarnation == held.incarnation
+        if same_life and self._policy.holds(held.version, oldest_needed):
+            return None
+        state.release, state.traceparent = held, state.held_traceparent
+        state.held = state.held_traceparent = None
         state.rounds.clear()
         self._retry_at.clear()
-        self._trainer_seen = None
-        return self._announce(step, [e for e in explorers if e.can_sync], now)
+        return self._announce(held, [e for e in explorers if e.can_sync], now)
+
+    def want(self, finalized: int) -> VersionWanted | None:
+        """What the trainer is to be asked for, because the explorers' side has come to the end of an interval.
+
+        Args:
+            finalized: Sequence of the train batch that was finalized last.
+        """
+        want = None if self.state.release is None else self._policy.want(finalized, self.state.asked_after)
+        if want is None:
+            return None
+        self.state.asked_after, self.state.wanted = want.after, max(want.at_least, self.newest + 1)
+        self._journal.touch(SYNC_KEY)
+        return self.reminder()
+
+    def reminder(self) -> VersionWanted | None:
+        """The same again, where it has not come: the trainer may have started anew, and not have heard."""
+        wanted = self.state.wanted
+        return VersionWanted(model=self._model, at_least=wanted) if wanted else None
 
     def answered(self, life: Life, version: int, epoch: int, *, ok: bool) -> bool:
         """A member has answered. Returns whether that was the answer to the round under way."""

@@ -171,6 +171,12 @@ def latest(directory: Path) -> Path | None:
     return next(iter(_newest_first(directory)), None)
 
 
+def of_step(directory: Path, step: int) -> Path | None:
+    """The checkpoint of a step, or None where there is none."""
+    folder = _folder(directory, step)
+    return folder if folder.is_dir() else None
+
+
 def read_progress(folder: Path, *, world_size: int, tensor_parallel: int, dtype: str) -> TrainingProgress:
     """Reads a checkpoint's progress and checks that the rest is there and fits.
 

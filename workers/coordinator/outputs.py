@@ -1,5 +1,6 @@
 """The machine's commands as records of the open transaction."""
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -7,9 +8,9 @@ from opentelemetry.trace import Span
 
 from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
-from schemas.topics import BATCHES, COORDINATOR_STATE, MODEL_VERSIONS, REPLIES, RESULTS, ROLLOUTS, TASKS
+from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, MODEL_VERSIONS, REPLIES, RESULTS, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
-from trinity_bus.coordination import Announce, Answered, BatchMoved, Command, Observe, Order, Origin, Refuse, Reply
+from trinity_bus.coordination import Announce, Answered, Ask, BatchMoved, Command, Observe, Order, Origin, Refuse, Reply
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, Positions, pack_positions
@@ -51,6 +52,9 @@ class Outputs:
                         MODEL_VERSIONS, version.model, version, traceparent=_context(span, parent)
                     )
                     observations.announced(version)
+                case Ask(record=wanted):
+                    asked = wanted.model_copy(update={"sent_at": time.time()})
+                    await self._producer.send(EVENTS, wanted.model, asked)
                 case Refuse():
                     received = originals.get(command.origin) or as_received(command)
                     await self._producer.send_dead_letter(received, command.refusal.value, command.detail)

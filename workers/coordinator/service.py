@@ -31,9 +31,11 @@ from schemas import (
     CancelTasks,
     CoordinatorHeartbeat,
     FinalizeBatch,
+    PublishVersion,
     RunnersReport,
     SubmitBatch,
     Task,
+    VersionWanted,
 )
 from schemas.topics import COMMANDS, EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable
@@ -49,9 +51,9 @@ log = logging.getLogger("workers.coordinator")
 
 TRANSACTIONAL_ID = "coordinator"
 INPUTS = (TASKS, COMMANDS, EVENTS)
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks)
-FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat)
-"""Events that are for people to look at."""
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
+FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
+"""Events that are for people, or the trainer, to look at."""
 MAX_RECORDS = 1000
 """Most records of one transaction."""
 POSITIONS_EVERY_S = 1.0
@@ -85,7 +87,7 @@ class Coordinator:
     """
 
     def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
-        self.machine = CoordinatorMachine(settings.coordinator)
+        self.machine = CoordinatorMachine(settings.coordinator, settings.synchronizer)
         self._namespace = settings.kafka.namespace
         self._tick_s = settings.coordinator.tick_s
         self._bus = bus

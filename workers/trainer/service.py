@@ -4,6 +4,7 @@
 
     start:  lock checkpoint_dir -> load the model -> load the newest checkpoint -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
+               (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last always)
 
     batches ---- FINALIZED train batch ----> fetch the experiences that its manifest names, check them
                                              train           (a thread; the event loop stays free)
@@ -12,6 +13,7 @@
                                              StepTrained ----------------------------------------------> events
     model-versions -- for this life ---------> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
+                      VersionWanted ---------> publish after the step under way, or now
     every heartbeat_s ------------------------ TrainerHeartbeat ---------------------------------------> events
 
 ===========================  =========================================================================================
@@ -41,11 +43,12 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from schemas import BatchRecord, ExperienceGroup, StepTrained, TrainerHeartbeat
+from schemas import BatchRecord, ExperienceGroup, StepTrained, TrainerHeartbeat, VersionWanted, WeightsSynced
 from schemas.record import Metrics
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, TrainerSettings, required
+from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
@@ -79,17 +82,18 @@ async def run(settings: Settings) -> None:
     directory = required(trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the trainer service is one process; leave it unset")
+    policy = SyncPolicy.of(settings.synchronizer, settings.coordinator)
     telemetry = setup_telemetry(
         "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
     )
     try:
         with checkpoint.exclusive(directory):
-            await _run(settings, directory)
+            await _run(settings, policy, directory)
     finally:
         telemetry.shutdown()
 
 
-async def _run(settings: Settings, directory: Path) -> None:
+async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
     async with Bus(settings.kafka, client_id=settings.trainer.name) as bus, EngineThread() as thread:
         await bus.ensure_topics()
         engine, publisher = await thread.call(lambda: _load(settings.trainer, directory))
@@ -97,6 +101,7 @@ async def _run(settings: Settings, directory: Path) -> None:
             async with bus.producer() as producer:
                 trainer = _Trainer(
                     settings,
+                    policy,
                     directory=directory,
                     bus=bus,
                     producer=producer,
@@ -144,6 +149,7 @@ class _Trainer:
     def __init__(
         self,
         settings: Settings,
+        policy: SyncPolicy,
         *,
         directory: Path,
         bus: Bus,
@@ -162,8 +168,14 @@ class _Trainer:
         self._publisher = publisher
         self._incarnation = uuid.uuid4().hex
         self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
+        self._policy = policy
         self._training = False
+        self._stepping = asyncio.Lock()
+        """Held while a step is trained or a version published: the two never mix."""
         self._published_version = -1
+        self._wanted = 0
+        """The version that was asked for last."""
+        self._last_step: tuple[BatchRecord | None, Metrics, float] = (None, {}, 0.0)
 
     @property
     def _progress(self) -> TrainingProgress:
@@ -179,18 +191,47 @@ class _Trainer:
             asyncio.TaskGroup() as loops,
         ):
             loops.create_task(self._publication.serve(announcements), name="serve")
-            loops.create_task(self._publication.check(events), name="check")
+            loops.create_task(self._follow(events), name="follow events")
             loops.create_task(self._heartbeats(), name="heartbeats")
             # The readers above have their positions: nothing that this announcement brings about is missed.
             await self._announce(batch=None, metrics={}, seconds=0.0, publish=True)
             loops.create_task(self._train(batches), name="train")
+
+    async def _follow(self, events: Reader) -> None:
+        """Compares what explorers say they received, and publishes what is asked for, as long as it runs."""
+        while True:
+            for received in await events.batch(_POLL_S):
+                match received.record:
+                    case WeightsSynced() as synced:
+                        self._publication.compare(synced)
+                    case VersionWanted() as wanted if wanted.model == self._model:
+                        await self._publish_wanted(wanted.at_least)
+
+    async def _publish_wanted(self, at_least: int) -> None:
+        """Publishes what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
+        self._wanted = max(self._wanted, at_least)
+        async with self._stepping:
+            if self._due():
+                batch, metrics, seconds = self._last_step
+                if checkpoint.of_step(self._directory, self._progress.step) is None and self._progress.step:
+                    await self._checkpoint(self._progress)
+                await self._announce(batch=batch, metrics=metrics, seconds=seconds, publish=True)
+
+    def _due(self) -> bool:
+        """Whether the version that the last step has made is to be published."""
+        progress = self._progress
+        return self._published_version < progress.version and (
+            self._policy.publishes(progress.version, published=self._published_version, wanted=self._wanted)
+            or self._finished()
+        )
 
     async def _train(self, batches: Reader) -> None:
         while not self._finished():
             for received in await batches.batch(_POLL_S):
                 batch = batch_to_train(received, trained_sequence=self._progress.sequence)
                 if batch is not None and not self._finished():
-                    await self._step(batch, received.offset + 1)
+                    async with self._stepping:
+                        await self._step(batch, received.offset + 1)
         log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
         if self._settings.export_dir is not None:
             target = self._settings.export_dir
@@ -229,10 +270,11 @@ class _Trainer:
                 update={"batches_offset": next_offset, "sequence": batch.sequence}
             )
             self._engine.progress = progress
-            publish = progress.step % self._settings.sync_interval == 0 or self._finished()
+            publish = self._due()
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
             seconds = time.perf_counter() - began
+            self._last_step = batch, metrics, seconds
             TRAIN_STEP_DURATION.record(seconds, {names.RL_MODEL: self._model})
             log.info(
                 "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",

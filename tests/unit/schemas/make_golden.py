@@ -26,6 +26,8 @@ from schemas import (
     Message,
     ModelVersion,
     Position,
+    PublishedVersion,
+    PublishVersion,
     Record,
     ResultPart,
     RolloutFinished,
@@ -39,6 +41,8 @@ from schemas import (
     TaskResult,
     TasksetPosition,
     TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
 )
 from schemas.codec import encode
@@ -256,6 +260,29 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         master_port=29500,
         checksum="00ff",
         metrics={"loss": 0.25},
+    ),
+    PublishedVersion(
+        model="policy",
+        version=2,
+        step=2,
+        batch_id="batch-1",
+        method="gloo",
+        trainer="trainer-0",
+        trainer_incarnation="life-1",
+        checksum="00ff",
+        checkpoint="/checkpoints/step-00000002",
+        metrics={"loss": 0.25},
+        seconds=1.5,
+    ),
+    PublishVersion(client="cli-1", command_id="1", model="policy", version=2),
+    VersionWanted(model="policy", at_least=3, sent_at=1.5),
+    VersionRefused(
+        trainer="trainer-0",
+        incarnation="life-1",
+        model="policy",
+        version=2,
+        reason="its checkpoint is gone",
+        available=[4, 5],
     ),
 )
 

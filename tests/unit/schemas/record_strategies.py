@@ -24,6 +24,8 @@ from schemas import (
     Message,
     ModelVersion,
     Position,
+    PublishedVersion,
+    PublishVersion,
     ResultPart,
     RolloutFinished,
     RunnersReport,
@@ -37,6 +39,8 @@ from schemas import (
     TaskResult,
     TasksetPosition,
     TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
     build_group,
 )
@@ -88,6 +92,13 @@ records = st.one_of(
     st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
     st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
     st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
+    st.builds(
+        PublishVersion,
+        client=identifiers,
+        command_id=identifiers,
+        model=identifiers,
+        version=st.none() | counts,
+    ),
     st.builds(
         CommandReply,
         **commands,
@@ -214,6 +225,8 @@ records = st.one_of(
         master_port=counts,
         checkpoint=st.none() | text,
     ),
+    st.builds(VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, sent_at=finite),
+    st.builds(VersionRefused, **trainers, version=counts, reason=text, available=st.lists(counts, max_size=3)),
     st.builds(
         WeightsSynced,
         **senders,
@@ -255,6 +268,21 @@ records = st.one_of(
         master_port=counts,
         checksum=text,
         metrics=metrics,
+        pinned=st.booleans(),
+    ),
+    st.builds(
+        PublishedVersion,
+        model=identifiers,
+        version=counts,
+        step=counts,
+        batch_id=st.none() | identifiers,
+        method=st.sampled_from(["nccl", "gloo", "memory", "checkpoint"]),
+        trainer=identifiers,
+        trainer_incarnation=identifiers,
+        checksum=text,
+        checkpoint=st.none() | text,
+        metrics=metrics,
+        seconds=finite,
     ),
 )
 
