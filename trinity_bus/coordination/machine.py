@@ -276,6 +276,8 @@ class CoordinatorMachine:
 
     def _follow_up(self) -> None:
         now = self._clock.now
+        for record in self.ledger.finalize():
+            self._out.add(BatchMoved(record))
         announcement = self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), now)
         if announcement is None:
             announcement = self.sync.next_round(self.fleet.live(), now)
