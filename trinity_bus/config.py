@@ -80,6 +80,9 @@ class KafkaSettings(Section):
     """Copies of each partition, for topics that are created. A production cluster wants 3."""
     request_timeout_s: Seconds = 30.0
     """How long one request to the broker may take before it counts as failed."""
+    outage_s: Seconds = 60.0
+    """How long the brokers may be away before what runs gives up: until then, records wait to be sent, readers wait for
+    more, and nothing is lost."""
 
     @model_validator(mode="after")
     def _complete_credentials(self) -> Self:

@@ -9,6 +9,10 @@ States of a transaction::
     READY --transaction()--> OPEN --body ends, all sends durable--> COMMITTED (READY again)
                               |---body raises, or a send failed---> ABORTED   (READY again)
                               `---fenced--------------------------> FATAL     (the producer is of no more use)
+
+A broker that goes away is waited for: records stay queued, in their order, and are sent when it is back, each once,
+because it knows their sequence numbers. What has waited for ``kafka.outage_s`` is given up, and the producer with it:
+everything queued fails with :class:`~trinity_bus.errors.SendError`, and whatever is sent later too.
 """
 
 import asyncio
@@ -20,8 +24,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaTimeoutError
-from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
+from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
 from schemas.codec import encode
@@ -35,7 +40,7 @@ from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.spans import start_send_span
-from trinity_bus.bus.transactions import TRANSACTION_TIMEOUT_S, abort, commit, fatal_error
+from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, make_fatal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
@@ -49,6 +54,10 @@ _MSGPACK = MSGPACK.encode()
 MAX_BATCH_BYTES = 768 << 10
 """Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
 LINGER_MS = 2
+_WATCH_S = 1.0
+"""How often it is looked at what waits to be durable."""
+_LEAVE_S = 2.0
+"""How long a transactional producer may take to disconnect: nothing is pending that counts."""
 
 
 class Producer:
@@ -62,6 +71,7 @@ class Producer:
         self._settings = settings
         self._client_id = client_id
         self._running: AIOKafkaProducer | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._turn_at = 0.0
         self._one_transaction = asyncio.Lock()
         self._in_transaction: list[asyncio.Future[Position]] | None = None
@@ -81,9 +91,8 @@ class Producer:
             # A commit closes open batches only after they have lingered.
             linger_ms=LINGER_MS if self.transactional_id is None else 0,
             transactional_id=self.transactional_id,
-            **(
-                {} if self.transactional_id is None else {"transaction_timeout_ms": round(TRANSACTION_TIMEOUT_S * 1000)}
-            ),
+            # The broker aborts a transaction that is open for longer: its writer has died.
+            **({} if self.transactional_id is None else {"transaction_timeout_ms": round(self._outage_s * 1000)}),
         )
         doing = f"start producer {self.transactional_id or self._client_id}"
         try:
@@ -97,9 +106,10 @@ class Producer:
                 raise BusError(f"{doing}: no answer in {self._settings.request_timeout_s:g} s") from None
             raise
         self._running = client
+        self._watch = asyncio.create_task(self._limit_outages(client))
 
     async def stop(self) -> None:
-        """Make durable what was sent, then disconnect.
+        """Make durable what was sent, then disconnect. What is not committed is not waited for.
 
         Raises:
             SendError: The broker did not take all of it in time; the rest may be lost.
@@ -107,15 +117,19 @@ class Producer:
         client, self._running = self._running, None
         if client is None:
             return
+        if self._watch is not None:
+            self._watch.cancel()
+        transactional = self.transactional_id is not None
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
+            async with asyncio.timeout(_LEAVE_S if transactional else self._settings.request_timeout_s):
                 await client.stop()
         except TimeoutError:
-            await self._give_up(client)
-            raise SendError(
-                f"close producer {self._client_id}: not all records are durable after "
-                f"{self._settings.request_timeout_s:g} s; is the broker running?"
-            ) from None
+            await self._give_up(client, KafkaTimeoutError("the producer was closed"))
+            if not transactional:
+                raise SendError(
+                    f"close producer {self._client_id}: not all records are durable after "
+                    f"{self._settings.request_timeout_s:g} s; is the broker running?"
+                ) from None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -248,17 +262,23 @@ class Producer:
                 yield
                 # A commit of the client's does not look at whether a record failed.
                 await asyncio.gather(*sent)
+            except asyncio.CancelledError:
+                try:
+                    await abort(client, CANCELLED_S)
+                except BusError as error:
+                    log.warning("%s; this producer is of no more use", error)
+                raise
             except BaseException:
-                await abort(client)
+                await abort(client, self._outage_s)
                 raise
             finally:
                 self._in_transaction = None
             try:
-                await commit(client)
+                await commit(client, self._outage_s)
             except ProducerFencedError:
                 raise
             except BusError:
-                await abort(client)
+                await abort(client, self._outage_s)
                 raise
 
     async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group: str) -> None:
@@ -308,8 +328,7 @@ class Producer:
                 headers.append((TRACEPARENT, context.encode()))
         try:
             check(topic, key, value, partition, headers)
-            with kafka_errors(f"send to {name}"):
-                sending = await self._connected().send(name, value, key, partition=partition, headers=headers)
+            sending = await self._queue(name, key, value, partition, headers)
         except BaseException as error:
             delivery.refused(error)
             raise
@@ -328,14 +347,54 @@ class Producer:
         if self._in_transaction is not None:
             self._in_transaction.append(delivery.position)
 
-    async def _give_up(self, client: AIOKafkaProducer) -> None:
+    async def _queue(
+        self, name: str, key: bytes | None, value: bytes | None, partition: int | None, headers: list[tuple[str, bytes]]
+    ) -> asyncio.Future[RecordMetadata]:
+        """Queue a record; waits while the queue is full, through an outage if need be."""
+        while True:
+            with kafka_errors(f"send to {name}"):
+                try:
+                    sending: asyncio.Future[RecordMetadata] = await self._connected().send(
+                        name, value, key, partition=partition, headers=headers
+                    )
+                except KafkaTimeoutError:
+                    log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
+                else:
+                    return sending
+
+    async def _limit_outages(self, client: AIOKafkaProducer) -> None:
+        """Give up once the same batch has waited for too long.
+
+        Counted in rounds, not by a clock: a process that was stopped has not waited.
+        """
+        rounds, oldest = 0, None
+        while rounds * _WATCH_S < self._outage_s:
+            await asyncio.sleep(_WATCH_S)
+            before, oldest = oldest, min(_unsent(client), key=lambda batch: batch._ctime, default=None)  # noqa: SLF001
+            rounds = rounds + 1 if oldest is not None and oldest is before else 0
+        log.error("producer %s: a record is not durable after %g s; it gives up", self._client_id, self._outage_s)
+        error = f"not durable after {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
+        await self._give_up(client, KafkaConnectionError(error))
+
+    async def _give_up(self, client: AIOKafkaProducer, error: KafkaError) -> None:
         """Fail what is not durable and disconnect: an idempotent client by itself tries for ever."""
-        await client._sender.close()  # noqa: SLF001 - stopping waits for what cannot be sent; there is no other way
+        try:
+            # The client cannot be stopped while it looks for its coordinator, unless it is told twice.
+            async with asyncio.timeout(_LEAVE_S):
+                await client._sender.close()  # noqa: SLF001 - stopping waits for what cannot be sent; no other way
+        except TimeoutError:
+            log.debug("producer %s was looking for its coordinator", self._client_id)
+        batches = _unsent(client)
         unsent = client._message_accumulator  # noqa: SLF001 - likewise
         # Batches that wait for a retry count as not pending, and would be missed at their end.
-        unsent._pending_batches.update(batch for batches in unsent._batches.values() for batch in batches)  # noqa: SLF001
-        unsent.fail_all(KafkaTimeoutError("the producer was closed"))
+        unsent._pending_batches.update(batches)  # noqa: SLF001
+        unsent.fail_all(error)
+        make_fatal(client, error)
         await client.client.close()
+
+    @property
+    def _outage_s(self) -> float:
+        return self._settings.outage_s
 
     async def _let_others_run(self) -> None:
         """Turn the event loop now and then: while there is room in the queue, nothing else in a send does."""
@@ -347,3 +406,12 @@ class Producer:
         if self._running is None:
             raise BusError(f"producer {self._client_id} is not started, or is stopped")
         return self._running
+
+
+def _unsent(client: AIOKafkaProducer) -> list[MessageBatch]:
+    """The batches that are not durable yet, queued or under way."""
+    accumulator = client._message_accumulator  # noqa: SLF001 - nothing else knows them
+    return [
+        *accumulator._pending_batches,  # noqa: SLF001
+        *(batch for batches in accumulator._batches.values() for batch in batches),  # noqa: SLF001
+    ]

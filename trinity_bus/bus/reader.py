@@ -38,7 +38,7 @@ MAX_FETCH_BYTES = 32 << 20
 """Bounds what a reader holds in memory: one fetch."""
 FETCH_WAIT_MS = 100
 """A partition with no room in the fetch under way waits at most this long for the next."""
-_REPLAY_WAIT_S = 0.2
+_REPLAY_WAIT_S = 0.05
 _CAREFUL_POLL_S = 0.005
 
 
@@ -147,17 +147,18 @@ class Reader:
 
         For state that is kept in a topic: read this to the end before serving.
         """
-        client = self._connected()
-        with kafka_errors("find the end of the log"):
-            ends = await client.end_offsets(self._assigned)
-        while True:
+        ends = await self._ends()
+        while not await self._has_returned_all_before(ends):
             for record in await self.batch(_REPLAY_WAIT_S):
                 yield record
-            if self._pending is not None and self._pending.done():
-                continue
-            # The client's positions also pass over what is never returned: transaction markers, aborted records.
-            if all([await client.position(position) >= end for position, end in ends.items()]):
-                return
+
+    async def is_at_end(self) -> bool:
+        """Whether everything that is committed at the call has been returned already.
+
+        Raises:
+            BusError: The broker does not answer.
+        """
+        return await self._has_returned_all_before(await self._ends())
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
@@ -180,6 +181,16 @@ class Reader:
     def resume(self, topic: Topic) -> None:
         """Undo :meth:`pause`."""
         self._connected().resume(*self._of(topic))
+
+    async def _ends(self) -> dict[TopicPartition, int]:
+        with kafka_errors("find the end of the log"):
+            return dict(await self._connected().end_offsets(self._assigned))
+
+    async def _has_returned_all_before(self, ends: Mapping[TopicPartition, int]) -> bool:
+        if self._raw or self._ready or (self._pending is not None and self._pending.done()):
+            return False
+        # The client's positions also pass over what is never returned: transaction markers, aborted records.
+        return all([await self._connected().position(position) >= end for position, end in ends.items()])
 
     async def _fetch(self, timeout_s: float) -> None:
         client = self._connected()

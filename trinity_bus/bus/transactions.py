@@ -10,8 +10,8 @@ from aiokafka import AIOKafkaProducer
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.errors import BusError
 
-TRANSACTION_TIMEOUT_S = 60.0
-"""The broker aborts a transaction that is open for longer: its writer has died."""
+CANCELLED_S = 5.0
+"""How long the end of a transaction is still waited for by someone who is told to stop."""
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
@@ -20,24 +20,42 @@ def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
     return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
 
 
-async def commit(client: AIOKafkaProducer) -> None:
+def make_fatal(client: AIOKafkaProducer, error: BaseException) -> None:
+    """Make a client unusable whose records were given up: nothing of an open transaction may be committed any more."""
+    manager = client._txn_manager  # noqa: SLF001 - the client offers no public way
+    waiter = manager.wait_for_transaction_end()
+    if waiter is not None and not manager.is_fatal_error():
+        manager.fatal_error(error)
+        # Looked at, whether or not anybody waits for it.
+        manager.wait_for_transaction_end().exception()
+
+
+async def commit(client: AIOKafkaProducer, limit_s: float) -> None:
     """Commit the open transaction.
+
+    Args:
+        client: In a transaction.
+        limit_s: How long it may take.
 
     Raises:
         ProducerFencedError: Another producer has taken over.
         BusError: It is not committed, or that is not known in time.
     """
-    await _complete(client.commit_transaction(), "commit the transaction")
+    await _complete(client.commit_transaction(), "commit the transaction", limit_s)
 
 
-async def abort(client: AIOKafkaProducer) -> None:
+async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
     """Abort the open transaction. With a fenced client there is nothing left to abort.
+
+    Args:
+        client: In a transaction.
+        limit_s: How long it may take.
 
     Raises:
         BusError: The broker does not confirm it in time.
     """
     if fatal_error(client) is None:
-        await _complete(client.abort_transaction(), "abort the transaction")
+        await _complete(client.abort_transaction(), "abort the transaction", limit_s)
     else:
         _look_at_errors_of_queued_batches(client)
 
@@ -51,19 +69,22 @@ def _look_at_errors_of_queued_batches(client: AIOKafkaProducer) -> None:
                 waiter.exception()
 
 
-async def _complete(ending: Coroutine[Any, Any, None], doing: str) -> None:
-    """Run a commit or an abort to its end even if this task is cancelled meanwhile."""
+async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: float) -> None:
+    """Run a commit or an abort to its end, if that is near even when this task is cancelled meanwhile."""
     task = asyncio.ensure_future(ending)
     cancelled = False
-    deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+    deadline = time.monotonic() + limit_s
     while not task.done() and (left := deadline - time.monotonic()) > 0:
         try:
             await asyncio.wait([task], timeout=left)
         except asyncio.CancelledError:
             cancelled = True
+            deadline = min(deadline, time.monotonic() + CANCELLED_S)
     if not task.done():
         task.cancel()
-        raise BusError(f"{doing}: no answer in {TRANSACTION_TIMEOUT_S:g} s; start this producer anew")
+        if cancelled:
+            raise asyncio.CancelledError
+        raise BusError(f"{doing}: no answer in {limit_s:g} s; start this producer anew")
     with kafka_errors(doing):
         task.result()
     if cancelled:

@@ -26,6 +26,7 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
 from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
 from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.staleness import required_version, staleness
@@ -46,6 +47,9 @@ __all__ = [
     "Fact",
     "IllegalTransitionError",
     "Input",
+    "Leader",
+    "LeaderState",
+    "Leadership",
     "Observe",
     "Order",
     "Origin",
@@ -53,6 +57,7 @@ __all__ = [
     "Refuse",
     "Reply",
     "Request",
+    "Role",
     "StateError",
     "SyncPolicy",
     "TaskArrived",

@@ -1,24 +1,62 @@
-"""The coordinator's state in its own topic: what is read at start, and what every transaction adds.
+"""The coordinator's state in its own topic: what every transaction adds, and what a successor makes of it.
 
-Besides the machine's entries there is one of the service's own, ``inputs``: how far tasks and events were read. It is
-committed with the decisions that were made of them, so a successor goes on exactly where the last transaction ended.
-About once a second the same positions are committed under the consumer group ``<namespace>.coordinator`` too, in a
+Besides the machine's entries there are two of the service's own, committed with the decisions that they belong to:
+
+===========  =======================================================================================================
+``inputs``   how far the input topics were read, so that a successor goes on exactly where the last transaction ended
+``leader``   who works, or has left; see :mod:`trinity_bus.coordination.leadership`
+===========  =======================================================================================================
+
+About once a second the input positions are committed under the consumer group ``<namespace>.coordinator`` too, in a
 transaction like the others, for the eyes of monitoring. Nothing depends on them: a broker forgets those of a group that
 was idle for a week, and committing them each time would take two more round trips in every transaction.
+
+A value that cannot be read raises :class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgpack
 
-from schemas.topics import COORDINATOR_STATE, Topic
-from trinity_bus.bus import Bus
-from trinity_bus.coordination import CoordinatorMachine, StateError
+from schemas.topics import Topic
+from trinity_bus.bus import Bus, Received
+from trinity_bus.coordination import Leader, StateError
 
 INPUTS_KEY = "inputs"
+LEADER_KEY = "leader"
 
 type Positions = dict[tuple[str, int], int]
 """(topic, partition) to the offset to read next."""
+
+
+class Changelog:
+    """The changelog so far, as entries: kept up to date, it spares whoever takes over the reading of it."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, bytes] = {}
+        """The machine's."""
+        self.positions: Positions = {}
+        self.leader: Leader | None = None
+        self.records = 0
+        """How many were taken in."""
+
+    def take(self, received: Received[Any]) -> None:
+        """Takes in the next record.
+
+        Raises:
+            StateError: It cannot be read by this program.
+        """
+        self.records += 1
+        key = received.key or ""
+        if received.is_null:
+            self.entries.pop(key, None)
+        elif key == INPUTS_KEY:
+            self.positions = unpack_positions(received.raw)
+        elif key == LEADER_KEY:
+            self.leader = unpack_leader(received.raw)
+        else:
+            self.entries[key] = received.raw
 
 
 def pack_positions(positions: Mapping[tuple[str, int], int]) -> bytes:
@@ -39,32 +77,28 @@ def unpack_positions(value: bytes) -> Positions:
         raise StateError(f"entry {INPUTS_KEY!r} of the coordinator's state cannot be read: {error}") from error
 
 
-async def restore(bus: Bus, machine: CoordinatorMachine) -> tuple[Positions, int]:
-    """Makes a new machine what its predecessor's was at its last commit.
+def pack_leader(leader: Leader) -> bytes:
+    """The value of the ``leader`` entry."""
+    value: bytes = msgpack.packb([leader.name, leader.incarnation, leader.state])
+    return value
 
-    To be called once the predecessor can commit no more.
 
-    Returns:
-        Where to go on reading, and the number of changelog records read.
+def unpack_leader(value: bytes) -> Leader:
+    """The inverse of :func:`pack_leader`.
 
     Raises:
-        StateError: The changelog cannot be read by this program.
+        StateError: It is not such a value.
     """
-    positions: Positions = {}
-    latest: dict[str, bytes] = {}
-    count = 0
-    async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
-        async for received in reader.replay():
-            count += 1
-            key = received.key or ""
-            if received.is_null:
-                latest.pop(key, None)
-            elif key == INPUTS_KEY:
-                positions = unpack_positions(received.raw)
-            else:
-                latest[key] = received.raw
-    machine.restore(latest.items())
-    return positions, count
+    problem: object
+    try:
+        match msgpack.unpackb(value):
+            case [str(name), str(incarnation), ("taking_over" | "active" | "left") as state]:
+                return Leader(name, incarnation, state)
+            case other:
+                problem = other
+    except (ValueError, TypeError) as error:
+        problem = error
+    raise StateError(f"entry {LEADER_KEY!r} of the coordinator's state cannot be read: {problem}")
 
 
 async def readable(bus: Bus, topics: tuple[Topic, ...], positions: Positions) -> tuple[Positions, int]:

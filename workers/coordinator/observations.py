@@ -1,6 +1,7 @@
 """What the coordinator says about itself: counters, gauges and log lines."""
 
 import logging
+from collections.abc import Callable
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -69,20 +70,24 @@ def announced(record: ModelVersion) -> None:
     log.info("version %d, epoch %d, for %s", record.version, record.epoch, members)
 
 
-def watch(machine: CoordinatorMachine) -> None:
-    """Keeps gauges of a machine's state, for whoever collects metrics."""
+def watch(machine: Callable[[], CoordinatorMachine]) -> None:
+    """Keeps gauges of a machine's state, for whoever collects metrics. To be called once.
+
+    Args:
+        machine: The machine of now: a coordinator that takes over again has another.
+    """
 
     def tasks(_options: CallbackOptions) -> list[Observation]:
-        running = len(machine.ledger.running)
-        queued = len(machine.ledger.tasks) - running
+        running = len(machine().ledger.running)
+        queued = len(machine().ledger.tasks) - running
         return [Observation(queued, {"rl.task.state": "queued"}), Observation(running, {"rl.task.state": "running"})]
 
     def batches(_options: CallbackOptions) -> list[Observation]:
-        return [Observation(len(machine.ledger.batches))]
+        return [Observation(len(machine().ledger.batches))]
 
     def explorers(_options: CallbackOptions) -> list[Observation]:
         # Metrics are collected on a thread of their own, while explorers may join.
-        return [Observation(sum(1 for explorer in list(machine.fleet.explorers.values()) if not explorer.gone))]
+        return [Observation(sum(1 for explorer in list(machine().fleet.explorers.values()) if not explorer.gone))]
 
     _METER.create_observable_gauge("rl.coordinator.tasks", [tasks], description="Open tasks, by state.")
     _METER.create_observable_gauge("rl.coordinator.batches", [batches], description="Open batches.")

@@ -6,14 +6,27 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from schemas import CoordinatorHeartbeat
 from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, MODEL_VERSIONS, REPLIES, RESULTS, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
-from trinity_bus.coordination import Announce, Answered, Ask, BatchMoved, Command, Observe, Order, Origin, Refuse, Reply
+from trinity_bus.coordination import (
+    Announce,
+    Answered,
+    Ask,
+    BatchMoved,
+    Command,
+    Leader,
+    Observe,
+    Order,
+    Origin,
+    Refuse,
+    Reply,
+)
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
-from workers.coordinator.changelog import INPUTS_KEY, Positions, pack_positions
+from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
 from workers.coordinator.spans import Spans
 
 type Originals = Mapping[Origin, Received[Any]]
@@ -71,6 +84,14 @@ class Outputs:
         """Writes to the changelog: what changed, and up to which inputs that is."""
         entries = (*changes, (INPUTS_KEY, pack_positions(positions)))
         await self._producer.send_all(COORDINATOR_STATE, entries, partition=0)
+
+    async def tell_leader(self, leader: Leader) -> None:
+        """Writes to the changelog who works: the sign of life that others who could do it wait for."""
+        await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, pack_leader(leader), partition=0)
+
+    async def tell_figures(self, heartbeat: CoordinatorHeartbeat) -> None:
+        """Writes the same with figures for everybody to look at."""
+        await self._producer.send(EVENTS, heartbeat.coordinator, heartbeat)
 
     async def show_progress(self, positions: Positions, group: str) -> None:
         """Commits how far the inputs were read, for monitoring."""

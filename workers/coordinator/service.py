@@ -1,28 +1,37 @@
-"""The coordinator's process: reads, lets the machine decide, commits; again and again.
+"""The coordinator's process: reads, lets the machine decide, commits; again and again. Any number may run, one works.
 
 ::
 
-    start:  topics --> fence predecessors --> read the changelog to its end --> read on from where it says
+    start:  topics --> STAND BY until nobody else works --> take over: fence, read the changelog to its end
     loop:   tasks, commands, events --> CoordinatorMachine --> ONE transaction: rollouts, batches, results, replies,
                                                      model-versions, dead-letters, changelog, input positions
+    every heartbeat_s, in such a transaction: that it works (changelog), and its figures (events)
+    stop:   the changelog says that it has left, so that another one takes over at once
 
 Every loop either commits all of it or nothing. Killed at any point, a successor repeats exactly what was not committed.
-There may be several coordinators by accident: starting one fences the others by the transactional id
-``<namespace>.coordinator``, and a fenced one can write nothing and ends.
+That only one works at a time is kept by the broker: whoever takes over fences the others by the transactional id
+``<namespace>.coordinator``, and a fenced one can write nothing. See :mod:`trinity_bus.coordination.leadership`.
 
 ==============================  =======================================================================================
 what fails                      what happens
 ==============================  =======================================================================================
 a record cannot be decoded      a dead letter, in the same transaction
-the transaction fails           the process ends with the error; nothing of it counts; a supervisor starts it anew
-another coordinator starts      ``ProducerFencedError``: the process ends and says so
+the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
+the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
+                                nobody has taken over meanwhile, it goes on from the last commit itself
+the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
+it was stopped, and another     ``ProducerFencedError``: the process ends and says so
+one has taken over
 too many tasks are open         tasks are not read any more until some have ended; the log holds them
 records lost to retention       they are skipped, with an error in the log
 ==============================  =======================================================================================
 """
 
+import asyncio
 import logging
+import random
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -40,38 +49,51 @@ from schemas import (
 from schemas.topics import COMMANDS, EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable
 from trinity_bus.config import Settings
-from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, Input, Origin, TaskArrived, Tick
-from trinity_bus.errors import ProducerFencedError
+from trinity_bus.coordination import (
+    CommandArrived,
+    CoordinatorMachine,
+    EventArrived,
+    Input,
+    Leadership,
+    Origin,
+    Role,
+    TaskArrived,
+    Tick,
+)
+from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, observations
+from workers.coordinator.changelog import Changelog
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans, sound
+from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 
 log = logging.getLogger("workers.coordinator")
 
-TRANSACTIONAL_ID = "coordinator"
 INPUTS = (TASKS, COMMANDS, EVENTS)
+"""What the machine is fed with."""
 REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
 """Events that are for people, or the trainer, to look at."""
 MAX_RECORDS = 1000
 """Most records of one transaction."""
 POSITIONS_EVERY_S = 1.0
-"""How often positions are committed under the consumer group, while records come. Also how soon records that change
-nothing (heartbeats, mostly) are marked as read, and how soon a coordinator that was replaced meanwhile finds out."""
+"""How often positions are committed under the consumer group, while records come."""
+FAREWELL_S = 5.0
+"""How long it may take to say that it leaves; without, others notice by the silence."""
 
 
 async def run(settings: Settings) -> None:
     """Runs a coordinator until it is cancelled.
 
     Raises:
-        ProducerFencedError: Another coordinator of this namespace has started.
+        ProducerFencedError: Another coordinator of this namespace has taken over from this one.
         StateError: The changelog cannot be read by this program.
         TrinityError: The broker cannot be reached, or something is wrong with its topics.
     """
     telemetry = setup_telemetry("coordinator", settings.telemetry, namespace=settings.kafka.namespace)
     try:
-        async with Bus(settings.kafka, client_id="coordinator") as bus:
+        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus:
             await Coordinator(settings, bus).run()
     finally:
         telemetry.shutdown()
@@ -88,49 +110,109 @@ class Coordinator:
 
     def __init__(self, settings: Settings, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
         self.machine = CoordinatorMachine(settings.coordinator, settings.synchronizer)
+        """Of its present or last time of working; a new one each time."""
+        self._settings = settings.coordinator
+        self._synchronizer = settings.synchronizer
         self._namespace = settings.kafka.namespace
-        self._tick_s = settings.coordinator.tick_s
         self._bus = bus
         self._clock = clock
+        self._leadership = Leadership(
+            name=self._settings.name,
+            incarnation=uuid.uuid4().hex,
+            takeover_s=self._settings.takeover_s,
+            share=random.random(),  # noqa: S311 - only to differ from others
+            now=clock(),
+        )
+        self._standby = Standby(
+            bus, self._leadership, clock, probe_s=self._settings.takeover_s, outage_s=settings.kafka.outage_s
+        )
         self._positions: changelog.Positions = {}
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
-        self._marked_at = clock()
-        self._ticked_at = clock()
+        self._marked_at = self._ticked_at = self._beat_at = clock()
         self._paused = False
 
     async def run(self) -> None:
-        """Takes over from any predecessor, and works until cancelled.
+        """Stands by, works when it is its turn, until cancelled.
 
         Raises:
             ProducerFencedError: Another coordinator has taken over from this one.
+            BrokerUnreachableError: The broker was away for too long.
         """
         await self._bus.ensure_topics()
-        try:
-            # Its start fences predecessors, so that the changelog is complete when it is read.
-            async with self._bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
-                await self._restore()
-                observations.watch(self.machine)
-                async with self._bus.reader(*INPUTS, start=self._positions, max_records=MAX_RECORDS) as reader:
-                    log.info("ready")
-                    while True:
-                        await self._step(producer, reader)
-        except ProducerFencedError as error:
-            raise ProducerFencedError(
-                f"another coordinator of namespace {self._namespace!r} has started; this one stops"
-            ) from error
+        observations.watch(lambda: self.machine)
+        while True:
+            producer, state = await self._standby.win()
+            try:
+                await self._lead(producer, state)
+            except ProducerFencedError as error:
+                self._leadership.fenced(self._clock())
+                if self._leadership.role is Role.FENCED:
+                    raise ProducerFencedError(
+                        f"another coordinator of namespace {self._namespace!r} has taken over; "
+                        f"{self._settings.name} stops, and has written nothing since"
+                    ) from error
+                log.info("another coordinator was faster to take over")
+            except LASTING:
+                raise
+            except BusError as error:
+                self._leadership.broken(self._clock())
+                self._standby.check_outage(error)
+            finally:
+                await producer.stop()
 
-    async def _restore(self) -> None:
-        started = self._clock()
-        committed, count = await changelog.restore(self._bus, self.machine)
-        self._positions, lost = await changelog.readable(self._bus, INPUTS, committed)
+    async def _lead(self, producer: Producer, state: Changelog) -> None:
+        """Works until cancelled, fenced, or failed by the log."""
+        began = self._clock()
+        self.machine = CoordinatorMachine(self._settings, self._synchronizer)
+        self.machine.restore(state.entries.items())
+        self._positions, lost = await changelog.readable(self._bus, INPUTS, state.positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
-        log.info("restored from %d changelog records in %.3f s", count, self._clock() - started)
+        self._has_unmarked = self._paused = False
+        try:
+            async with self._bus.reader(*INPUTS, start=self._positions, max_records=MAX_RECORDS) as reader:
+                async with producer.transaction():
+                    await self._beat(Outputs(producer))
+                self._leadership.lead(self._clock())
+                log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
+                while True:
+                    await self._step(producer, reader)
+        except asyncio.CancelledError:
+            await self._say_left(producer)
+            raise
+
+    async def _beat(self, outputs: Outputs) -> None:
+        """Says that it works, and how much."""
+        self._beat_at = self._clock()
+        ledger, settings = self.machine.ledger, self._settings
+        await outputs.tell_leader(self._leadership.entry("active"))
+        await outputs.tell_figures(
+            CoordinatorHeartbeat(
+                coordinator=settings.name,
+                incarnation=self._leadership.incarnation,
+                open_batches=len(ledger.batches),
+                open_tasks=len(ledger.tasks),
+                running_attempts=len(ledger.running),
+                max_timeout_s=settings.task_timeout_s,
+                attempts_per_task=settings.max_attempts,
+                dynamic_timeout_s=settings.task_timeout_s,
+                sent_at=time.time(),
+            )
+        )
+
+    async def _say_left(self, producer: Producer) -> None:
+        self._leadership.leave(self._clock())
+        try:
+            async with asyncio.timeout(FAREWELL_S), producer.transaction():
+                await Outputs(producer).tell_leader(self._leadership.entry("left"))
+        except (TimeoutError, BusError) as error:
+            log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")
 
     async def _step(self, producer: Producer, reader: Reader) -> None:
         """One loop: waits for records, until the next tick at most; decides; commits."""
-        received = await reader.batch(max(0.0, self._ticked_at + self._tick_s - self._clock()))
+        next_at = min(self._ticked_at + self._settings.tick_s, self._beat_at + self._settings.heartbeat_s)
+        received = await reader.batch(max(0.0, next_at - self._clock()))
         now = self._clock()
         with Spans(self._namespace) as spans:
             unreadable = [item for item in received if isinstance(item.record, Undecodable)]
@@ -141,13 +223,16 @@ class Coordinator:
                 self._positions[item.topic.name, item.partition] = item.offset + 1
                 self._has_unmarked = True
             due = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
-            if commands or changes or unreadable or due:
+            beats = now >= self._beat_at + self._settings.heartbeat_s
+            if commands or changes or unreadable or due or beats:
                 originals = {Origin(i.partition, i.offset): i for i in received if i.topic is TASKS}
                 async with producer.transaction():
                     outputs = Outputs(producer)
                     await outputs.refuse(unreadable)
                     await outputs.carry_out(commands, originals, spans)
                     await outputs.record_changes(changes, self._positions)
+                    if beats:
+                        await self._beat(outputs)
                     if due:
                         await outputs.show_progress(self._positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
                         self._has_unmarked, self._marked_at = False, now
@@ -167,7 +252,7 @@ class Coordinator:
                 inputs.append(CommandArrived(item.record, sound(item.traceparent)))
             elif not isinstance(item.record, FOR_OTHERS):
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
-        if now >= self._ticked_at + self._tick_s:
+        if now >= self._ticked_at + self._settings.tick_s:
             self._ticked_at = now
             inputs.append(Tick())
         return inputs

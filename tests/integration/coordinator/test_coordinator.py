@@ -1,14 +1,10 @@
 """The coordinator's process on a real broker, with fake explorers and a fake trainer around it."""
 
 import asyncio
-import contextlib
 import json
-import os
 import random
-import sys
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,10 @@ import pytest
 from schemas import ExperienceGroup, Task
 from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
-from trinity_bus.bus import Bus, Producer, Received
+from tests.support.mesh import Mesh, send_tasks, until
+from trinity_bus.bus import Received
 from trinity_bus.bus.headers import DLQ_REASON, header
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child, tail
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration
@@ -28,59 +24,9 @@ pytestmark = pytest.mark.integration
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Mesh:
-    """A namespace of its own, and coordinators in it."""
-
-    def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
-        self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
-        self.folder = folder
-        self.started = 0
-
-    @contextlib.contextmanager
-    def coordinator(self, **settings: object) -> Iterator[Child]:
-        """A coordinator process."""
-        self.started += 1
-        log = self.folder / f"coordinator-{self.started}.log"
-        values = {"batch_size": 4, "tick_s": 0.05, "explorer_timeout_s": 5, **settings}
-        env = {
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
-            "TRINITY_BUS_KAFKA__NAMESPACE": self.kafka.namespace,
-            "TRINITY_BUS_TELEMETRY__RUN_DIR": str(self.folder),
-            **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
-        }
-        with Child([sys.executable, "-W", "error", "-m", "workers.coordinator"], env=env, output=log) as child:
-            yield child
-
-    def log(self, number: int = 1) -> str:
-        """What a coordinator has said."""
-        return tail(self.folder / f"coordinator-{number}.log", 200)
-
-    @contextlib.asynccontextmanager
-    async def connected(self) -> AsyncIterator[tuple[Bus, Producer]]:
-        """A bus with all topics, and a producer."""
-        async with Bus(self.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                yield bus, producer
-
-
 @pytest.fixture
 def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
     return Mesh(kafka, tmp_path)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
-            await asyncio.sleep(0.02)
-
-
-async def send_tasks(producer: Producer, count: int, prefix: str = "task", **fields: Any) -> None:
-    for number in range(count):
-        task = Task(task_id=f"{prefix}-{number}", workflow="math", prompt="1 + 1", answer="2", **fields)
-        await producer.send(TASKS, task.task_id, task)
-    await producer.flush()
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -147,27 +93,6 @@ def test_killed_at_random_points_every_task_has_exactly_one_result(mesh: Mesh) -
             positions = [p.position for e in entries for p in e.parts if p.position is not None]
             groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
             assert [(g.task_id, g.attempt) for g in groups] == [(e.task_id, e.attempt) for e in entries]
-
-    run(main())
-
-
-def test_a_second_coordinator_takes_over_and_the_first_one_ends(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            with mesh.coordinator() as first:
-                await until(lambda: "ready" in mesh.log(1))
-                with mesh.coordinator() as second:
-                    await until(lambda: "ready" in mesh.log(2))
-                    async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
-                        await send_tasks(producer, 8)
-                        await trainer.until_trained(2)
-                        await until(lambda: first.poll() is not None)
-                    assert second.poll() is None
-            assert first.poll() == 1
-            assert f"another coordinator of namespace '{mesh.kafka.namespace}' has started" in mesh.log(1)
-            assert "Traceback" not in mesh.log(1)
-            counted = Counter(entry.task_id for batch in trainer.trained for entry in batch.manifest)
-            assert counted == Counter({f"task-{number}": 1 for number in range(8)})
 
     run(main())
 
@@ -276,7 +201,7 @@ def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
                     else:
                         kept[received.key] = received.raw
             kinds = Counter(str(key).partition("/")[0] for key in kept)
-            assert kinds == {"books": 1, "sync": 1, "inputs": 1, "explorer": 1, "done": 1, "closed": 1}
+            assert kinds == {"books": 1, "sync": 1, "inputs": 1, "leader": 1, "explorer": 1, "done": 1, "closed": 1}
 
     run(main())
 

@@ -23,7 +23,7 @@ class SlowClient:
 def test_a_cancelled_commit_is_waited_for() -> None:
     async def scenario() -> None:
         client = SlowClient()
-        committing = asyncio.create_task(commit(client))
+        committing = asyncio.create_task(commit(client, 60))
         for _ in range(3):
             await asyncio.sleep(0)
             committing.cancel()
@@ -37,11 +37,22 @@ def test_a_cancelled_commit_is_waited_for() -> None:
     asyncio.run(scenario())
 
 
-def test_an_outcome_that_stays_unknown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.transactions.TRANSACTION_TIMEOUT_S", 0.01)
+def test_one_who_is_told_to_stop_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.bus.transactions.CANCELLED_S", 0.01)
 
     async def scenario() -> None:
+        committing = asyncio.create_task(commit(SlowClient(), 60))
+        await asyncio.sleep(0)
+        committing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+
+    asyncio.run(scenario())
+
+
+def test_an_outcome_that_stays_unknown_is_told() -> None:
+    async def scenario() -> None:
         with pytest.raises(BusError, match=r"commit the transaction: no answer in .* start this producer anew"):
-            await commit(SlowClient())
+            await commit(SlowClient(), 0.01)
 
     asyncio.run(scenario())

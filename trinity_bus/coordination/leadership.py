@@ -1,0 +1,202 @@
+"""Which of several coordinators works, and when one that stands by takes over.
+
+::
+
+                       +--------- fenced, or the log failed ------------+
+                       v                                                |
+    (start) -----> STANDBY --silence, or nobody leads--> TAKING_OVER ---+
+                       ^                                     | first commit
+                       |                                     v
+                       +-- fenced soon, or the log failed-- ACTIVE --fenced--> FENCED (it ends)
+                                                             '-----stopped--> LEFT   (it ends)
+
+==================  ================================================================================================
+told that           it
+==================  ================================================================================================
+progress was read   takes it as a sign of life, whoever made it and whatever it is; notes who leads
+the log is away     counts silence anew: who cannot read has no right to call others silent
+it is fenced        goes back to standing by if it had only just begun, for then it lost a race; else it is at its end
+the log failed      goes back to standing by: what it had decided and not committed is forgotten
+==================  ================================================================================================
+
+**Safety never depends on time.** Whoever takes over fences all others at the broker before it reads the state, by the
+transactional id that all share; a fenced one can write nothing. So a wrong guess (an active one that was slow, or is on
+the other side of a broken network, is taken for dead) costs that one its place, and nothing else: no record is lost or
+counted twice. Only liveness depends on time: how soon after a death the work goes on.
+
+Time is counted as in :mod:`trinity_bus.coordination.clock`: a standby that was itself stopped for a minute has not
+heard a minute of silence. No clock of another machine and no wall clock is ever looked at.
+
+Several that stand by do not fence each other in turns for ever. Each waits a little longer by a share of its own;
+whoever loses a race waits out a whole silence before it tries again, and twice that after the next loss.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from trinity_bus.coordination.clock import SteadyClock
+
+LONGEST_STEP = 0.25
+"""Share of ``takeover_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
+SOUND = 10.0
+"""In multiples of ``takeover_s``: who has led for so long is not said to have failed all the time since before."""
+SPREAD = 0.3
+"""Share of ``takeover_s`` over which those that stand by spread their patience."""
+MAX_DOUBLINGS = 5
+
+type LeaderState = Literal["taking_over", "active", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as the changelog has it."""
+
+    name: str
+    incarnation: str
+    state: LeaderState
+
+
+class Role(StrEnum):
+    """What a coordinator is at the moment."""
+
+    STANDBY = "standby"
+    TAKING_OVER = "taking over"
+    ACTIVE = "active"
+    LEFT = "left"
+    FENCED = "fenced"
+
+
+class LeadershipError(Exception):
+    """It was told something that cannot be in its state: a defect of whoever runs it."""
+
+
+class Leadership:
+    """One coordinator's part in the election. It has read the changelog to its end when it is made.
+
+    Args:
+        name: Of this coordinator.
+        incarnation: Of this process: no other ever has it.
+        takeover_s: Silence after which it takes over.
+        share: In [0, 1): how its patience differs from that of others; best drawn at random.
+        now: Seconds of any clock.
+    """
+
+    def __init__(self, *, name: str, incarnation: str, takeover_s: float, share: float, now: float) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.role = Role.STANDBY
+        self.leader: Leader | None = None
+        """Who led last, as far as was read; None if nobody ever has."""
+        self._takeover_s = takeover_s
+        self._delay_s = takeover_s * SPREAD * share
+        self._losses = 0
+        self._clock = SteadyClock(takeover_s * LONGEST_STEP)
+        self._clock.advance(now)
+        self._since = 0.0
+        """When the present silence, or the present role, began."""
+        self._away_since: float | None = None
+        self._broken_since: float | None = None
+
+    def entry(self, state: LeaderState) -> Leader:
+        """What this one says of itself."""
+        return Leader(self.name, self.incarnation, state)
+
+    # -- what it is told ---------------------------------------------------------------------------------------------
+
+    def progress(self, now: float, leader: Leader | None) -> None:
+        """Committed progress was read.
+
+        Args:
+            now: Seconds.
+            leader: Who leads, as far as is known with it.
+        """
+        self._expect(Role.STANDBY, Role.TAKING_OVER)
+        self.in_touch(now)
+        self._since = self._clock.now
+        self.leader = leader
+        if leader is not None and leader.state == "active" and leader.incarnation != self.incarnation:
+            self._losses, self._broken_since = 0, None
+
+    def in_touch(self, now: float) -> None:
+        """The log answers."""
+        self._clock.advance(now)
+        self._away_since = None
+
+    def out_of_touch(self, now: float) -> None:
+        """The log does not answer."""
+        self._expect(Role.STANDBY)
+        self._since = self._clock.advance(now)
+        if self._away_since is None:
+            self._away_since = self._since
+
+    def take_over(self, now: float) -> None:
+        """It begins to take over. Allowed at any time, see above."""
+        self._expect(Role.STANDBY)
+        self._become(Role.TAKING_OVER, now)
+
+    def lead(self, now: float) -> None:
+        """Its first work is committed."""
+        self._expect(Role.TAKING_OVER)
+        self._become(Role.ACTIVE, now)
+        self._losses = 0
+        self.leader = self.entry("active")
+
+    def fenced(self, now: float) -> None:
+        """The broker refuses it: another one has started to take over, or its transaction was open for too long."""
+        self._expect(Role.TAKING_OVER, Role.ACTIVE)
+        if self.role is Role.ACTIVE and self._clock.advance(now) - self._since >= self._takeover_s:
+            self._become(Role.FENCED, now)
+            return
+        self._losses = min(self._losses + 1, MAX_DOUBLINGS)
+        self._become(Role.STANDBY, now)
+
+    def broken(self, now: float) -> None:
+        """The log failed it, and it forgets what it has not committed."""
+        self._expect(Role.TAKING_OVER, Role.ACTIVE)
+        led_s = self._clock.advance(now) - self._since if self.role is Role.ACTIVE else 0.0
+        if self._broken_since is None or led_s >= self._takeover_s * SOUND:
+            self._broken_since = self._clock.now
+        self._become(Role.STANDBY, now)
+
+    def leave(self, now: float) -> None:
+        """It is told to stop."""
+        self._become(Role.LEFT, now)
+
+    # -- what it decides ---------------------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Whether it should take over now, provided that it has read all there is."""
+        self._expect(Role.STANDBY)
+        return self._clock.advance(now) - self._since >= self.patience_s
+
+    @property
+    def patience_s(self) -> float:
+        """Silence after which it takes over, in seconds."""
+        if self._losses:
+            # Somebody else is about to lead, whether that can be read yet or not.
+            return (self._takeover_s + self._delay_s) * float(1 << (self._losses - 1))
+        if self.leader is None:
+            return 0.0
+        if self.leader.state == "left":
+            return self._delay_s
+        if self.leader.incarnation == self.incarnation:
+            # Nobody has taken over from it. Not at once: what failed a moment ago may need one.
+            return self._takeover_s * LONGEST_STEP
+        return self._takeover_s + self._delay_s
+
+    @property
+    def failing_s(self) -> float:
+        """For how long the log has not answered, or has failed each of its attempts to lead, in seconds."""
+        began = [since for since in (self._away_since, self._broken_since) if since is not None]
+        return self._clock.now - min(began, default=self._clock.now)
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _become(self, role: Role, now: float) -> None:
+        self.role = role
+        self._since = self._clock.advance(now)
+
+    def _expect(self, *roles: Role) -> None:
+        if self.role not in roles:
+            raise LeadershipError(f"{self.name} is {self.role}")

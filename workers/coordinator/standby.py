@@ -1,0 +1,179 @@
+"""How a coordinator stands by, and how it takes over: the thin shell around ``Leadership``.
+
+::
+
+    FOLLOWING --due, and nothing is left to read--> fence predecessors --> claim --> read to the end --> it leads
+        ^                                                 |                  |
+        |                                                 '---- fenced, or the log failed
+        '-----------------------------------------------------------'
+
+The changelog is followed as it is written (committed records only), so that whoever takes over has it in memory
+already and reads only what came last. ``claim`` is a transaction with nothing but a ``leader`` entry: it tells others
+that stand by at once, and finds out cheaply whether one of them was faster.
+
+====================================  ==================================================================================
+what fails                            what happens
+====================================  ==================================================================================
+the broker does not answer            silence counts anew; after ``kafka.outage_s`` of that the process ends
+another one takes over meanwhile      back to following it
+an entry cannot be read               the process ends: another version of this program wrote it
+====================================  ==================================================================================
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from schemas.topics import COORDINATOR_STATE
+from trinity_bus.bus import Bus, Producer, Reader
+from trinity_bus.coordination import Leader, Leadership
+from trinity_bus.errors import (
+    BrokerUnreachableError,
+    BusError,
+    ProducerFencedError,
+    RecordGoneError,
+    RecordTooLargeError,
+    TopicMismatchError,
+)
+from workers.coordinator.changelog import Changelog
+from workers.coordinator.outputs import Outputs
+
+log = logging.getLogger("workers.coordinator")
+
+TRANSACTIONAL_ID = "coordinator"
+LASTING = (TopicMismatchError, RecordTooLargeError, RecordGoneError)
+"""Errors of the log that another attempt would meet again."""
+_POLL_S = 0.1
+"""How often silence is looked at."""
+_RETRY_S = 0.25
+
+
+class Standby:
+    """Stands by and takes over, as often as need be.
+
+    Args:
+        bus: Connected.
+        leadership: Decides.
+        clock: Seconds, steady.
+        probe_s: How long the broker may take to say where the changelog ends.
+        outage_s: How long it may be away.
+    """
+
+    def __init__(
+        self, bus: Bus, leadership: Leadership, clock: Callable[[], float], *, probe_s: float, outage_s: float
+    ) -> None:
+        self._bus = bus
+        self._leadership = leadership
+        self._clock = clock
+        self._probe_s = probe_s
+        self._outage_s = outage_s
+
+    async def win(self) -> tuple[Producer, Changelog]:
+        """Stands by until it is to lead, and takes over.
+
+        Returns:
+            The producer, started, and the changelog, read to its end after the start.
+
+        Raises:
+            BrokerUnreachableError: The broker was away for too long.
+            StateError: The changelog cannot be read by this program.
+        """
+        while True:
+            try:
+                async with self._bus.reader(COORDINATOR_STATE, start="beginning") as reader:
+                    following = _Following(reader, self._leadership, self._clock)
+                    await following.read_to_end()
+                    while True:
+                        await self._follow(following)
+                        producer = await self._take_over(following)
+                        if producer is not None:
+                            return producer, following.changelog
+            except LASTING:
+                raise
+            except BusError as error:
+                self._leadership.out_of_touch(self._clock())
+                self.check_outage(error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _follow(self, following: "_Following") -> None:
+        """Returns when it is due to take over, and has read all there is."""
+        told: Leader | None = None
+        while not (self._leadership.is_due(self._clock()) and await self._has_read_all(following)):
+            leader = self._leadership.leader
+            if leader is not None and leader != told and leader.state == "active":
+                log.info("standing by: %s works", leader.name)
+                told = leader
+            await following.take(_POLL_S)
+
+    async def _take_over(self, following: "_Following") -> Producer | None:
+        """The producer, or None where another one was faster or the log has failed."""
+        self._leadership.take_over(self._clock())
+        producer = self._bus.producer(transactional_id=TRANSACTIONAL_ID)
+        try:
+            await producer.start()
+            async with producer.transaction():
+                await Outputs(producer).tell_leader(self._leadership.entry("taking_over"))
+            await following.read_to_end()
+        except BaseException as error:
+            await producer.stop()
+            if isinstance(error, ProducerFencedError):
+                self._leadership.fenced(self._clock())
+                log.info("another coordinator was faster to take over")
+            elif isinstance(error, BusError) and not isinstance(error, LASTING):
+                self._leadership.broken(self._clock())
+                self.check_outage(error)
+            else:
+                raise
+            return None
+        return producer
+
+    async def _has_read_all(self, following: "_Following") -> bool:
+        try:
+            async with asyncio.timeout(self._probe_s):
+                at_end = await following.reader.is_at_end()
+        except (TimeoutError, BusError) as error:
+            self._leadership.out_of_touch(self._clock())
+            self.check_outage(error)
+            return False
+        self._leadership.in_touch(self._clock())
+        return at_end
+
+    def check_outage(self, error: Exception) -> None:
+        """Says that the log has failed.
+
+        Raises:
+            BrokerUnreachableError: It has failed for too long.
+        """
+        why = str(error) or type(error).__name__
+        if self._leadership.failing_s > self._outage_s:
+            raise BrokerUnreachableError(
+                f"the log has been of no use for {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S): {why}"
+            ) from error
+        log.warning("the log is of no use at the moment: %s", why)
+
+
+class _Following:
+    """The changelog and its reader."""
+
+    def __init__(self, reader: Reader, leadership: Leadership, clock: Callable[[], float]) -> None:
+        self.reader = reader
+        self.changelog = Changelog()
+        self._leadership = leadership
+        self._clock = clock
+
+    async def take(self, wait_s: float) -> None:
+        """Takes in what comes within the time, if anything."""
+        received = await self.reader.batch(wait_s)
+        for record in received:
+            self.changelog.take(record)
+        if received:
+            self._heard()
+
+    async def read_to_end(self) -> None:
+        """Takes in everything up to the end as it is now."""
+        async for record in self.reader.replay():
+            self.changelog.take(record)
+        self._heard()
+
+    def _heard(self) -> None:
+        self._leadership.progress(self._clock(), self.changelog.leader)
