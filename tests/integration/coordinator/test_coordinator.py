@@ -92,7 +92,9 @@ def test_killed_at_random_points_every_task_has_exactly_one_result(mesh: Mesh) -
             assert not [entry for entry in entries if entry.error is not None]
             positions = [p.position for e in entries for p in e.parts if p.position is not None]
             groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
-            assert [(g.task_id, g.attempt) for g in groups] == [(e.task_id, e.attempt) for e in entries]
+            assert [(g.task_id, g.attempt) for g in groups] == [
+                (e.task_id, p.attempt) for e in entries for p in e.parts
+            ]
 
     run(main())
 
