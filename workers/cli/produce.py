@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from schemas.codec import decode
 from schemas.errors import DecodeError
-from schemas.event import Position
 from schemas.task import Task
 from schemas.topics import TASKS
 from trinity_bus.broker import resolve_bootstrap
-from trinity_bus.bus import Bus, Producer
+from trinity_bus.bus import Bus
+from trinity_bus.client import send_tasks
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import setup_telemetry
 from workers.runs import program
@@ -26,8 +26,6 @@ app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON 
 console = Console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
-_IN_FLIGHT: Final = 1000
-"""Tasks that are sent but not yet known to be durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +53,6 @@ def parse(lines: Iterable[str]) -> Iterator[tuple[int, Task] | BadLine]:
             yield BadLine(number, f"duplicate_id: task_id {task.task_id!r} is that of line {first} too")
             continue
         yield number, task
-
-
-async def send_tasks(producer: Producer, tasks: Iterable[Task], progress: Progress | None = None) -> int:
-    """Send tasks and wait until all are durable.
-
-    Args:
-        producer: Started.
-        tasks: What to send, keyed by task id.
-        progress: Its first bar is advanced for each.
-
-    Returns:
-        How many.
-
-    Raises:
-        SendError: One is not known to be durable.
-    """
-    pending: list[asyncio.Future[Position]] = []
-    count = 0
-    for task in tasks:
-        pending.append(asyncio.ensure_future(await producer.send(TASKS, task.task_id, task)))
-        count += 1
-        if progress is not None:
-            progress.advance(progress.task_ids[0])
-        if len(pending) >= _IN_FLIGHT:
-            await asyncio.gather(*pending)
-            pending.clear()
-    await asyncio.gather(*pending)
-    return count
 
 
 @app.command()
@@ -137,7 +107,7 @@ async def _produce(settings: Settings, tasks: list[Task]) -> None:
             await bus.ensure_topics([TASKS])
             async with bus.producer() as producer:
                 with Progress(*columns, console=console, transient=True) as progress:
-                    progress.add_task("sending", total=len(tasks))
-                    await send_tasks(producer, tasks, progress)
+                    bar = progress.add_task("sending", total=len(tasks))
+                    await send_tasks(producer, tasks, lambda: progress.advance(bar))
     finally:
         telemetry.shutdown()

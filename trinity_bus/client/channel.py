@@ -1,0 +1,201 @@
+"""Commands to the coordinator, and its replies.
+
+::
+
+    caller                  channel                               log
+      |--ask(command)-------->|--command, id c-1------------------> commands
+      |                       |                                     (the coordinator carries it out)
+      |                       |<------------------reply to c-1----- replies
+      |<--reply---------------|
+
+Any number of commands are under way at once; a reply finds its command by its id. See
+:mod:`trinity_bus.client.patience` for when a command is sent again.
+
+==================================  ===================================================================================
+what fails                          what happens
+==================================  ===================================================================================
+a command cannot be sent            it is sent again, under the same id
+a reply is lost, or the broker is   the command is sent again under the same id; the coordinator answers it the same
+away for a while                    way, and carries it out once
+the coordinator dies                its successor answers
+no coordinator answers              ``NoCoordinatorError``; a command that was sent may still be carried out later
+the caller gives up waiting         the reply is passed over
+a reply is for another client       it is passed over
+==================================  ===================================================================================
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, SubmitBatch
+from schemas.topics import COMMANDS, REPLIES
+from trinity_bus.bus import Bus, Producer, Received
+from trinity_bus.client.errors import NoCoordinatorError
+from trinity_bus.client.follower import Follower
+from trinity_bus.client.patience import AGAIN_S, SILENCE_S, Patience, Step
+from trinity_bus.errors import BusError
+
+log = logging.getLogger(__name__)
+
+type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
+
+_NAME_CHARS: Final = 64
+
+
+class CommandChannel:
+    """Sends commands and waits for their replies. An async context manager.
+
+    Args:
+        bus: Connected; the topics exist.
+        producer: Started.
+        name: What the coordinator's log calls this client; what follows it tells it from others of that name.
+        again_s: Time without a reply after which a command is sent again.
+        silence_s: Time without a word from any coordinator after which waiting is given up.
+        clock: Seconds, steady.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        producer: Producer,
+        *,
+        name: str,
+        again_s: float = AGAIN_S,
+        silence_s: float = SILENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = f"{name[:_NAME_CHARS]}-{uuid.uuid4().hex[:12]}"
+        self._bus = bus
+        self._producer = producer
+        self._again_s = again_s
+        self._silence_s = silence_s
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[CommandReply]] = {}
+        self._heard_at: float | None = None
+        self._failure: BaseException | None = None
+        # Read whole, though most are for others: Kafka has no way to read the records of one key.
+        self._follower = Follower(lambda start: bus.reader(REPLIES, start=start), self._take, self._ended)
+
+    async def __aenter__(self) -> Self:
+        await self._follower.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._follower.stop()
+        self._ended(BusError("the client was shut down while it waited for a reply"))
+
+    def command_id(self) -> str:
+        """Another one for each command."""
+        return f"{self.client}/{next(self._numbers)}"
+
+    async def submit(self, batch_id: str, **fields: Any) -> CommandReply:
+        """Ask to register a batch; the fields are those of ``SubmitBatch``."""
+        return await self._ask(
+            SubmitBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
+        )
+
+    async def finalize(self, batch_id: str, **fields: Any) -> CommandReply:
+        """Wait for a batch to end; the fields are those of ``FinalizeBatch``."""
+        return await self._ask(
+            FinalizeBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
+        )
+
+    async def abort(self, batch_id: str, **fields: Any) -> CommandReply:
+        """Ask to give a batch up; the fields are those of ``AbortBatch``."""
+        return await self._ask(
+            AbortBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
+        )
+
+    async def cancel_tasks(self, batch_id: str, **fields: Any) -> CommandReply:
+        """Ask to end the unfinished tasks of a batch; the fields are those of ``CancelTasks``."""
+        return await self._ask(
+            CancelTasks(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
+        )
+
+    async def _ask(self, command: AnyCommand) -> CommandReply:
+        """Send a command and wait for its reply, which may say that it was refused.
+
+        Raises:
+            NoCoordinatorError: None answers.
+        """
+        if self._failure is not None:
+            raise self._failure
+        answered: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
+        self._waiting[command.command_id] = answered
+        patience = Patience(self._clock(), self._again_s, self._silence_s)
+        problem = await self._send(command)
+        try:
+            while True:
+                await asyncio.wait([answered], timeout=patience.pause(self._clock(), self._heard_at))
+                if answered.done():
+                    return answered.result()
+                now = self._clock()
+                match patience.step(now, self._heard_at):
+                    case Step.GIVE_UP:
+                        raise self._silence(command, problem)
+                    case Step.AGAIN:
+                        patience.sent(now)
+                        problem = await self._send(command)
+                        if isinstance(command, FinalizeBatch) and self._silent_for(now) >= self._again_s:
+                            problem = await self._send(self._question()) or problem
+                    case Step.WAIT:
+                        pass
+        finally:
+            del self._waiting[command.command_id]
+
+    def _silent_for(self, now: float) -> float:
+        return math.inf if self._heard_at is None else now - self._heard_at
+
+    def _question(self) -> AbortBatch:
+        """Answered at once by any coordinator, and of no effect: to abort what never was is a success."""
+        command_id = self.command_id()
+        return AbortBatch(client=self.client, command_id=command_id, batch_id=command_id, reason="are you there?")
+
+    async def _send(self, command: AnyCommand) -> BusError | None:
+        """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
+        try:
+            async with asyncio.timeout(self._again_s):
+                await (await self._producer.send(COMMANDS, command.batch_id, command))
+        except TimeoutError:
+            return BusError(f"the broker did not take the command within {self._again_s:g} s")
+        except BusError as error:
+            log.warning("%s for batch %s will be sent again: %s", command.SCHEMA, command.batch_id, error)
+            return error
+        return None
+
+    def _silence(self, command: AnyCommand, problem: BusError | None) -> NoCoordinatorError:
+        namespace = self._bus.settings.namespace
+        why = f" ({problem})" if problem is not None else ""
+        return NoCoordinatorError(
+            f"no coordinator of namespace {namespace!r} has answered within {self._silence_s:g} s{why}: "
+            "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that "
+            f"runs. What was asked about batch {command.batch_id} may still be done when one starts"
+        )
+
+    def _take(self, received: Received[Any]) -> None:
+        reply = received.record
+        if not isinstance(reply, CommandReply):
+            # Only the coordinator writes here; that it wrote what cannot be read is for its own log.
+            log.error("%s cannot be read: %s", received.place, reply)
+            return
+        self._heard_at = self._clock()
+        answered = self._waiting.get(reply.command_id) if reply.client == self.client else None
+        if answered is not None and not answered.done():
+            answered.set_result(reply)
+
+    def _ended(self, error: BaseException) -> None:
+        self._failure = error
+        for future in self._waiting.values():
+            with contextlib.suppress(asyncio.InvalidStateError):
+                future.set_exception(error)

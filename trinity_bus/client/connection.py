@@ -1,0 +1,55 @@
+"""What a client holds while it is connected: a bus, a producer and a command channel."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from schemas.topics import COMMANDS, REPLIES, TASKS, Topic
+from trinity_bus.broker import resolve_bootstrap
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.client.channel import CommandChannel
+from trinity_bus.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Open until ``close``."""
+
+    bus: Bus
+    producer: Producer
+    channel: CommandChannel
+    stack: AsyncExitStack
+    """What else is to be closed goes on it."""
+
+    @classmethod
+    async def open(cls, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic] = ()) -> Self:
+        """Connect.
+
+        Args:
+            settings: Where the log is; read from the environment where absent.
+            bus: A connected bus that outlives this; its own where absent.
+            name: What brokers and the coordinator call this client.
+            topics: That are needed besides those for commands and tasks.
+
+        Raises:
+            BusError: The broker cannot be reached.
+            BrokerError: No broker is configured, and no embedded one runs.
+        """
+        async with AsyncExitStack() as stack:
+            if bus is None:
+                settings = settings if settings is not None else Settings()
+                kafka = resolve_bootstrap(settings.kafka, settings.broker)
+                bus = await stack.enter_async_context(Bus(kafka, client_id=name))
+            await bus.ensure_topics([TASKS, COMMANDS, REPLIES, *topics])
+            producer = await stack.enter_async_context(bus.producer())
+            channel = await stack.enter_async_context(CommandChannel(bus, producer, name=name))
+            return cls(bus, producer, channel, stack.pop_all())
+
+    async def close(self) -> None:
+        """Disconnect.
+
+        Raises:
+            SendError: Something that was sent is not known to be durable.
+        """
+        await self.stack.aclose()

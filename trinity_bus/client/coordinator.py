@@ -1,0 +1,227 @@
+"""``RolloutCoordinator``: submit, finalize and abort batches of the coordinator service, from any process.
+
+::
+
+    NEW --prepare()--> READY --shutdown()--> CLOSED --prepare()--> READY
+                       (each again: nothing)
+
+The batches themselves live in the coordinator service; this object remembers none of them. So several of these, in as
+many processes, may submit, finalize and abort the same batches at once; all finalizers of a batch get equal results,
+and one that was submitted by a process that has died can be finalized by another.
+
+A batch is submitted in two steps: the coordinator is told of it and answers, then its tasks are sent. They are durable
+when ``submit_batch`` returns.
+
+==================================  ===================================================================================
+what fails                          what happens
+==================================  ===================================================================================
+the client dies before the tasks    the batch stays PENDING, without some of its tasks. It takes no place in the order
+are durable                         of training and holds up nobody; abort it (``trinity-bus abort``), its id is used
+sending the tasks fails             ``SendError``; likewise
+the client dies while it waits      nothing: the batch goes on, and anyone may finalize it
+the coordinator dies                its successor has the batches, and answers
+no coordinator answers              ``NoCoordinatorError``
+==================================  ===================================================================================
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from schemas import CommandReply, Task
+from schemas.record import BatchType, Metrics
+from schemas.topics import EXPERIENCES
+from trinity_bus.bus import Bus
+from trinity_bus.client.connection import Connection
+from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.experiences import publish
+from trinity_bus.client.ids import BatchId, batch_name, tasks_of
+from trinity_bus.client.tasks import send_tasks
+from trinity_bus.config import Settings
+
+log = logging.getLogger(__name__)
+
+
+class RolloutCoordinator:
+    """Batches, from submission to result. Also an async context manager: ``prepare`` and ``shutdown``.
+
+    Args:
+        settings: Where the log is. Read from the environment where absent.
+        bus: A connected bus to use, that outlives this object; its own where absent.
+        name: What the coordinator's log calls this client.
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "rollout-coordinator"
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._name = name
+        self._connection: Connection | None = None
+        self._changing = asyncio.Lock()
+
+    @classmethod
+    def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
+        """A client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
+        return cls(settings, bus=bus)
+
+    async def prepare(self) -> None:
+        """Connect. Nothing happens where that is done already.
+
+        Raises:
+            BusError: The broker cannot be reached.
+            BrokerError: No broker is configured, and no embedded one runs.
+        """
+        async with self._changing:
+            if self._connection is not None:
+                return
+            self._connection = await Connection.open(self._settings, self._bus, self._name, [EXPERIENCES])
+
+    async def shutdown(self) -> None:
+        """Disconnect. Batches go on; nothing happens where it is done already.
+
+        Raises:
+            SendError: Something that was sent is not known to be durable.
+        """
+        async with self._changing:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.prepare()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def submit_batch(
+        self, *, batch_id: BatchId, tasks: Sequence[Task], batch_type: BatchType, min_wait_num: int | None = None
+    ) -> None:
+        """Register a batch and send its tasks; they are durable when this returns.
+
+        Args:
+            batch_id: Not used before; train batches are best numbered.
+            tasks: Their ids are unique within the batch. On the log they are called ``<batch id>#<task id>``. None: the
+                batch stays PENDING until it is finalized or aborted.
+            batch_type: What the batch is for; that of the tasks is not looked at.
+            min_wait_num: Finished tasks with which the batch may end, once ``wait_after_min_s`` has passed too. Absent:
+                ``over_rollout_ratio`` decides for train batches; eval batches wait for all.
+
+        Raises:
+            ValueError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be a
+                batch id, or two tasks have one id. Nothing was sent.
+            SendError: The batch is registered, but not all tasks are known to be durable: abort it.
+            NoCoordinatorError: None answers.
+        """
+        batch = batch_name(batch_id)
+        named = tasks_of(tasks, batch, batch_type, len(tasks) or None)
+        if min_wait_num is not None and min_wait_num > len(tasks):
+            log.warning("batch %s: min_wait_num %d is more than its %d tasks", batch, min_wait_num, len(tasks))
+            min_wait_num = len(tasks) or None
+        connection = self._connected()
+        reply = await connection.channel.submit(
+            batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
+        )
+        if reply.error is not None:
+            raise_refusal(reply, batch_id)
+        await send_tasks(connection.producer, named)
+
+    async def finalize_train_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
+        """Wait until a train batch is FINALIZED.
+
+        When the time is up first, a batch with a ``min_wait_num`` of which at least one task is finished is ended with
+        what it has. Any other goes on, and can be finalized later: nothing of it is lost.
+
+        Args:
+            batch_id: As it was submitted.
+            timeout: Seconds. Absent: what all attempts at one task may take together.
+
+        Returns:
+            ``batch_id`` as it was given, ``batch_type``, ``finished_task_count``, and ``metrics``: ``rollout/...``. Of
+            an aborted batch, what it came to.
+
+        Raises:
+            KeyError: ``Batch X is not registered.``
+            ValueError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
+            TimeoutError: ``Timeout waiting for batch X.``
+            NoCoordinatorError: None answers.
+        """
+        return await self._finalize(batch_id, "train", timeout)
+
+    async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
+        """Wait until an eval batch is FINALIZED; when the time is up, it is ended with what it has.
+
+        Args:
+            batch_id: As it was submitted.
+            timeout: Seconds. Absent: what all attempts at one task may take together.
+
+        Returns:
+            As of ``finalize_train_batch``; ``metrics`` are ``eval/<batch id after the first slash>/...``.
+
+        Raises:
+            KeyError: ``Batch X is not registered.``
+            ValueError: ``Batch X is train, expected eval.``, at once; or it is open.
+            NoCoordinatorError: None answers.
+        """
+        return await self._finalize(batch_id, "eval", timeout)
+
+    async def abort_batch(self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False) -> None:
+        """Give a batch up. Nothing happens where it has ended or was never known.
+
+        Args:
+            batch_id: As it was submitted.
+            reason: Stands in its record.
+            keep_partial_results: Whether its ABORTED record names the results that it has, those of unfinished tasks
+                too. They are never trained on.
+
+        Raises:
+            NoCoordinatorError: None answers.
+        """
+        reply = await self._connected().channel.abort(
+            batch_name(batch_id), reason=reason, keep_partial_results=keep_partial_results
+        )
+        if reply.error is not None:
+            raise_refusal(reply, batch_id)
+
+    async def process_experiences(self, payloads: list[bytes]) -> Metrics:
+        """Check experiences and publish them.
+
+        Args:
+            payloads: Each one ``schemas.ExperienceGroup``, encoded.
+
+        Returns:
+            ``experience_pipeline/experience_count`` and its times; empty for no payloads.
+
+        Raises:
+            RuntimeError: ``prepare`` has not been called.
+            SchemaError: A payload is no experience group; nothing was published.
+            SendError: Not all are known to be durable.
+        """
+        if self._connection is None:
+            raise RuntimeError("Experience pipeline is not initialized.")
+        return await publish(self._connection.producer, payloads)
+
+    async def _finalize(self, batch_id: BatchId, batch_type: BatchType, timeout_s: float | None) -> dict[str, Any]:
+        reply: CommandReply = await self._connected().channel.finalize(
+            batch_name(batch_id), batch_type=batch_type, timeout_s=timeout_s
+        )
+        if reply.error is not None:
+            raise_refusal(reply, batch_id, batch_type)
+        if reply.result is None:
+            raise ValueError(f"Batch {batch_id}: the coordinator's reply has no result; are both of one version?")
+        return {
+            "batch_id": batch_id,
+            "batch_type": reply.result.batch_type,
+            "finished_task_count": reply.result.finished_task_count,
+            "metrics": dict(reply.result.metrics),
+        }
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise RuntimeError("RolloutCoordinator is not prepared: await prepare() first.")
+        return self._connection

@@ -1,0 +1,37 @@
+"""What a coordinator's refusal is to a caller: the exceptions, with their texts, that callers of the reference know."""
+
+from typing import NoReturn
+
+from schemas import CommandReply
+from schemas.record import BatchType
+from trinity_bus.client.ids import BatchId
+from trinity_bus.errors import TrinityError
+
+
+class NoCoordinatorError(TrinityError):
+    """No coordinator answers."""
+
+
+def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | None = None) -> NoReturn:
+    """Raise what a reply with an error says.
+
+    Args:
+        reply: Its ``error`` is set.
+        batch_id: As the caller gave it.
+        expected: The type that the command took the batch to have, where it took it to have one.
+
+    Raises:
+        KeyError: The batch is not known.
+        TimeoutError: Time was up.
+        ValueError: Anything else.
+    """
+    if reply.error == "unknown_batch":
+        raise KeyError(f"Batch {batch_id} is not registered.")
+    if reply.error == "timeout":
+        raise TimeoutError(f"Timeout waiting for batch {batch_id}.")
+    if reply.error == "already_active":
+        raise ValueError(f"Batch {batch_id} is already active.")
+    if reply.error == "wrong_type" and expected is not None:
+        actual = "eval" if expected == "train" else "train"
+        raise ValueError(f"Batch {batch_id} is {actual}, expected {expected}.")
+    raise ValueError(f"Batch {batch_id}: {reply.error}: {reply.detail or 'the coordinator does not say more'}")

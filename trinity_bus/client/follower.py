@@ -1,0 +1,132 @@
+"""Reading topics in the background, as long as a client lives.
+
+::
+
+    READING --the broker or the reader breaks--> WAITING (1 s) --> READING, from where it was
+       |----records were deleted before they were read--> READING, from the oldest that are kept
+       |----stop()--> STOPPED
+       '----the handler raises--> FAILED: whoever waits is told through ``on_end``
+
+Nothing is lost by any of it but what retention has deleted; handlers may see a record twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from trinity_bus.bus import Reader, Received, Start
+from trinity_bus.errors import BusError, RecordGoneError
+
+log = logging.getLogger(__name__)
+
+_WAIT_S: Final = 60.0
+_AGAIN_S: Final = 1.0
+
+
+class Follower:
+    """Feeds every record of a reader to a handler, from the end of the log on.
+
+    Args:
+        reader: Makes a reader that starts where it is told.
+        handle: Takes a record. Must not raise for what is in it.
+        on_end: Told the error if the following ends by one.
+    """
+
+    def __init__(
+        self,
+        reader: Callable[[Start], Reader],
+        handle: Callable[[Received[Any]], None],
+        on_end: Callable[[BaseException], None],
+    ) -> None:
+        self._make = reader
+        self._handle = handle
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._catching_up: list[asyncio.Future[None]] = []
+        self._wanted = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin: whatever is written after this returns is handled.
+
+        Raises:
+            BusError: The broker does not answer.
+        """
+        reader = self._make("end")
+        await reader.start()
+        self._task = asyncio.create_task(self._run(reader), name="follower")
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """End. May be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        for waiting in self._catching_up:
+            waiting.cancel()
+
+    async def caught_up(self) -> None:
+        """Wait until everything that was committed before the call has been handled."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._catching_up.append(waiting)
+        self._wanted.set()
+        try:
+            await waiting
+        finally:
+            self._catching_up.remove(waiting)
+
+    async def _run(self, reader: Reader) -> None:
+        """Reads with one reader after the other; the first is started."""
+        positions: Mapping[tuple[str, int], int] | None = None
+        while True:
+            try:
+                if positions is not None:
+                    await reader.start()
+                await self._read(reader)
+            except RecordGoneError as error:
+                log.error("records were deleted before they were read, going on with the oldest: %s", error)  # noqa: TRY400 - where in the code is of no use
+                positions = {}
+            except BusError as error:
+                log.warning("reading again in %g s: %s", _AGAIN_S, error)
+                positions = reader.positions or positions
+            finally:
+                await reader.stop()
+            await asyncio.sleep(_AGAIN_S)
+            reader = self._make("end" if positions is None else positions)
+
+    async def _read(self, reader: Reader) -> None:
+        while True:
+            self._wanted.clear()
+            waiting = [one for one in self._catching_up if not one.done()]
+            if waiting:
+                async for received in reader.replay():
+                    self._handle(received)
+                for one in waiting:
+                    if not one.done():
+                        one.set_result(None)
+            else:
+                for received in await _first(reader.batch(_WAIT_S), self._wanted):
+                    self._handle(received)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            for waiting in self._catching_up:
+                if not waiting.done():
+                    waiting.set_exception(error)
+            self._on_end(error)
+
+
+async def _first(reading: Coroutine[Any, Any, list[Received[Any]]], interruption: asyncio.Event) -> list[Received[Any]]:
+    """What is read; nothing if the interruption comes first. A cancelled read loses nothing, says the reader."""
+    read = asyncio.ensure_future(reading)
+    interrupted = asyncio.ensure_future(interruption.wait())
+    try:
+        await asyncio.wait([read, interrupted], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        interrupted.cancel()
+        if not read.done():
+            read.cancel()
+            await asyncio.wait([read])
+    return [] if read.cancelled() else read.result()

@@ -1,0 +1,111 @@
+"""Names of batches and tasks: what a caller gives, and what stands on the log.
+
+=====================  ============  ========================  ====================================================
+what                   given         on the log                why
+=====================  ============  ========================  ====================================================
+batch of a             ``3``         ``3``                     the log has text only; results bring the id back as it
+``RolloutCoordinator``                                         was given. ``3`` and ``"3"`` are one batch
+task                   ``gsm8k-7``   ``3#gsm8k-7``             a task id counts once on the whole log, and the same
+                                                               task is asked again in another batch
+batch of a             ``3``         ``3@1f2e3d4c``            several schedulers number their steps alike, and one
+``Scheduler``                        ``3@1f2e3d4c.2``          may use an id again when it is through with it
+=====================  ============  ========================  ====================================================
+
+A batch id without ``#`` makes task ids unambiguous, so the clients refuse one with it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas import Task
+from schemas.errors import shown
+from schemas.record import BatchType, Identifier
+
+type BatchId = int | str
+
+_IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
+_MARK = "#"
+
+
+def batch_name(batch_id: BatchId) -> str:
+    """A batch's name on the log.
+
+    Raises:
+        TypeError: It is neither a number nor text.
+        ValueError: It cannot stand on the log.
+    """
+    if isinstance(batch_id, bool) or not isinstance(batch_id, int | str):
+        raise TypeError(f"a batch id is an int or a str, not {shown(batch_id)}")
+    name = str(batch_id)
+    if _MARK in name or not _is_identifier(name):
+        raise ValueError(
+            f"{shown(batch_id)} cannot be a batch id: at most 200 letters, digits and . _ : / @ -, "
+            "the first a letter or digit; numbers from 0"
+        )
+    return name
+
+
+def task_name(batch: str, task_id: str) -> str:
+    """A task's id on the log, of the name of its batch and the id that it was given.
+
+    Raises:
+        ValueError: Together they are too long.
+    """
+    name = f"{batch}{_MARK}{task_id}"
+    if not _is_identifier(name):
+        raise ValueError(f"task id {name!r} is too long: batch id and task id may have 199 characters together")
+    return name
+
+
+def batch_of_task(name: str) -> str:
+    """The name of a task's batch, of the task's id on the log."""
+    return name.partition(_MARK)[0]
+
+
+def given_task_id(name: str) -> str:
+    """The id that a task was given, of its id on the log."""
+    return name.partition(_MARK)[2]
+
+
+def tasks_of(
+    tasks: Sequence[Task], batch: str, batch_type: BatchType, size: int | None, taken: AbstractSet[str] = frozenset()
+) -> list[Task]:
+    """The tasks as they go to the log, each naming its batch. What they said of a batch before is replaced.
+
+    Args:
+        tasks: As given.
+        batch: The name of their batch.
+        batch_type: Of the batch.
+        size: Of the batch; ``None`` for an open one.
+        taken: Ids on the log that the batch has already.
+
+    Raises:
+        ValueError: Two have the same id, or an id is too long.
+    """
+    named = [
+        task.model_copy(
+            update={
+                "task_id": task_name(batch, task.task_id),
+                "batch_id": batch,
+                "batch_type": batch_type,
+                "batch_size": size,
+            }
+        )
+        for task in tasks
+    ]
+    counts = Counter(task.task_id for task in named)
+    for name, count in counts.items():
+        if count > 1 or name in taken:
+            raise ValueError(f"task id {given_task_id(name)!r} is twice in batch {batch!r}: give each task its own")
+    return named
+
+
+def _is_identifier(name: str) -> bool:
+    try:
+        _IDENTIFIER.validate_python(name)
+    except ValidationError:
+        return False
+    return True

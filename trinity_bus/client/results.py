@@ -1,0 +1,61 @@
+"""What a caller of ``Scheduler`` gets for its tasks."""
+
+from dataclasses import dataclass, field
+
+from schemas import TaskResult
+from schemas.record import Metrics
+from trinity_bus.client.ids import BatchId
+
+CLEANUP = "Remaining runs were cancelled during scheduler cleanup."
+
+
+@dataclass(slots=True)
+class Status:
+    """How a task went."""
+
+    completed_runs: int
+    total_runs: int
+    metrics: list[Metrics]
+    """One map: of the task, reduced over its runs. Empty where no run counts: a failure is no reward of zero."""
+    message: str | None = None
+    """What went wrong; None where every run was completed."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every run was completed."""
+        return self.completed_runs == self.total_runs
+
+
+@dataclass(slots=True)
+class CompletedTaskResult:
+    """A task's result. A task that has failed has one too."""
+
+    batch_id: BatchId
+    task_id: str
+    """As it was given."""
+    status: Status
+    experience_payloads: list[bytes] = field(default_factory=list)
+    """One ``ExperienceGroup``, encoded, for each part of the task that gave one; see ``schemas.ResultPart``."""
+
+
+def status_of(result: TaskResult) -> Status:
+    """A result as its caller sees it."""
+    return Status(
+        completed_runs=result.completed_runs,
+        total_runs=result.total_runs,
+        metrics=[dict(result.metrics)],
+        message=_message(result),
+    )
+
+
+def refused(total_runs: int, why: str) -> Status:
+    """Of a task that the coordinator did not accept."""
+    return Status(0, total_runs, [{}], f"0/{total_runs} runs completed successfully. First error: {why}")
+
+
+def _message(result: TaskResult) -> str | None:
+    if result.completed_runs == result.total_runs:
+        return None
+    start = f"{result.completed_runs}/{result.total_runs} runs completed successfully."
+    error = result.error or "the coordinator does not say"
+    return f"{start} {CLEANUP}" if CLEANUP in error else f"{start} First error: {error}"

@@ -1,0 +1,352 @@
+"""``Scheduler``: tasks to whichever explorers have room, their results one by one.
+
+::
+
+    NEW --start()--> STARTED --stop()--> STOPPED --start()--> STARTED
+                     (each again: nothing)
+
+    schedule --> open batch on the log --> coordinator --> explorers
+                                               |               '--> experiences ----.
+    get_... <-- results, read as they are written <--'    read by position <--------'
+
+A batch of a scheduler is an *open* batch of the coordinator (see ``schemas.batch``) under a name of its own: several
+schedulers, in as many processes, may all number their batches 1, 2, 3. It is opened by the first ``schedule``, and
+ended when every result has been taken, when it is cleaned up or aborted, or by ``stop``. An id may be used again: that
+is another batch on the log. Waiting is for records on the log, not for the next look at a clock.
+
+What was scheduled counts as *outstanding* until its result is read, and a result as *there* until it is taken; nothing
+that has been taken is counted again. See :mod:`trinity_bus.client.book` for when a wait is over.
+
+==================================  ===================================================================================
+what fails                          what happens
+==================================  ===================================================================================
+a batch cannot be opened, or not    the awaited ``schedule`` and every later wait for the batch raise it, until
+all of its tasks sent               ``abort_batch``
+the coordinator refuses a task      its status says so; it is in the dead letters too
+a payload cannot be read            the error is raised and no result is taken: the next call has all of them
+a caller gives up waiting           nothing is lost; the next call has all results
+another client aborts the batch     the statuses of its tasks say so
+this process dies                   its open batches stay until they are aborted (``trinity-bus abort``); their tasks
+                                    run to their ends, and the results are on the log
+==================================  ===================================================================================
+
+Where the reference goes wrong, this does not: a failing runner costs an attempt and not the task; results that were
+taken are not waited for again; ids can be used again; and an attempt is limited by ``dynamic_timeout()``, which starts
+from the limit of one attempt, not from that of all attempts together.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
+from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, RESULTS
+from trinity_bus.bus import Bus, Received
+from trinity_bus.client.book import Over, Wait, WaitAll
+from trinity_bus.client.connection import Connection
+from trinity_bus.client.errors import NoCoordinatorError
+from trinity_bus.client.fleet import FleetView, runner_values, state_table
+from trinity_bus.client.follower import Follower
+from trinity_bus.client.ids import BatchId
+from trinity_bus.client.open_batches import OpenBatches
+from trinity_bus.client.patience import SILENCE_S
+from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
+from trinity_bus.config import Settings
+
+log = logging.getLogger(__name__)
+
+_FLEET: Final = (CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport)
+
+
+class Scheduler:
+    """Runs tasks on the fleet. Also an async context manager: ``start`` and ``stop``.
+
+    Args:
+        settings: Where the log is, and ``coordinator.wait_after_min_s``. Read from the environment where absent.
+        bus: A connected bus to use, that outlives this object; its own where absent.
+        name: What the coordinator's log calls this client.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "scheduler") -> None:
+        self._settings = settings if settings is not None else Settings()
+        self._bus = bus
+        self._name = name
+        self._connection: Connection | None = None
+        self._changing = asyncio.Lock()
+        self._batches = OpenBatches(self._settings.coordinator.group_size)
+        self._fleet = FleetView(self._settings.coordinator.explorer_timeout_s)
+        self._heard = asyncio.Event()
+
+    # ------------------------------------------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Connect, and wait until a coordinator is heard. Nothing happens where that is done already.
+
+        Raises:
+            NoCoordinatorError: None is heard.
+            BusError: The broker cannot be reached.
+            BrokerError: No broker is configured, and no embedded one runs.
+        """
+        async with self._changing:
+            if self._connection is not None:
+                return
+            topics = (RESULTS, EVENTS, DEAD_LETTERS, EXPERIENCES)
+            connection = await Connection.open(self._settings, self._bus, self._name, topics)
+            try:
+                await self._follow(connection)
+            except BaseException:
+                await connection.close()
+                raise
+            self._connection = connection
+
+    async def stop(self) -> None:
+        """End every batch that is open, its unfinished tasks cut off, and disconnect.
+
+        Results that are there can be taken after the next ``start``. Nothing happens where it is stopped already.
+
+        Raises:
+            NoCoordinatorError: None answers; batches stay open on the log. This object is stopped all the same.
+        """
+        async with self._changing:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                try:
+                    await self._batches.disconnect("the scheduler stops")
+                finally:
+                    await connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ------------------------------------------------------------------------------------------------------ batches
+
+    def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> asyncio.Future[None]:
+        """Hand tasks out as soon as there is room; several calls for a batch add up.
+
+        Args:
+            tasks: All of one type, that of the batch. Their ids are unique within the batch. None: nothing happens.
+            batch_id: Decides which go first: see ``trinity_bus.rollout.order.sort_batch_id``.
+
+        Returns:
+            Something that may be awaited: done when the tasks are durable. It raises what went wrong otherwise, and so
+            does every later wait for the batch.
+
+        Raises:
+            ValueError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
+            RuntimeError: The scheduler is not started.
+        """
+        if tasks:
+            return self._batches.schedule(tasks, batch_id)
+        nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        nothing.set_result(None)
+        return nothing
+
+    async def get_payload_results(
+        self,
+        batch_id: BatchId,
+        min_num: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - it ends the wait without an error
+        clear_timeout_tasks: bool = True,
+        return_partial_tasks: bool = False,
+    ) -> tuple[list[Status], list[bytes]]:
+        """Wait for results of a batch, and take those that are there.
+
+        Args:
+            batch_id: As scheduled. Of one that is not known there is nothing, at once.
+            min_num: Results that are enough: when they are there, the others are waited for ``wait_after_min_s`` more.
+                Absent, or more than there are: all.
+            timeout: Seconds. Absent: what all attempts at one task may take together. When it has passed, what is there
+                is taken; that is no error.
+            clear_timeout_tasks: Whether tasks without a result are then cut off; their runners are stopped at once if
+                the time was up. Otherwise a later call has their results.
+            return_partial_tasks: Whether a task that is cut off counts with the runs that it has done.
+
+        Returns:
+            The statuses, in the order of scheduling, and one payload for each part of a train task that gave one: an
+            ``ExperienceGroup``, encoded.
+
+        Raises:
+            NoCoordinatorError: None answers while tasks are to be cut off. Nothing was taken.
+            RecordGoneError: A payload is not on the log any more. Nothing was taken.
+        """
+        results = await self._get(batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks, payloads=True)
+        return _split(results)
+
+    async def get_statuses(
+        self,
+        batch_id: BatchId,
+        min_num: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - it ends the wait without an error
+        clear_timeout_tasks: bool = True,
+        return_partial_tasks: bool = False,
+    ) -> list[Status]:
+        """The same without payloads: no experience is read."""
+        results = await self._get(batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks, payloads=False)
+        return _split(results)[0]
+
+    async def drain_batch_payload_results(self, batch_id: BatchId) -> tuple[list[Status], list[bytes]]:
+        """Take what is there, without waiting for anything."""
+        batch = self._batches.get(batch_id)
+        return ([], []) if batch is None else _split(await self._batches.take_completed(batch, payloads=True))
+
+    def discard_completed_results(self, batch_id: BatchId) -> None:
+        """Forget the results of a batch that are there. Tasks without one go on, and a later call has theirs."""
+        batch = self._batches.get(batch_id)
+        if batch is not None:
+            batch.book.take(batch.book.completed())
+            self._batches.forget_if_empty(batch)
+
+    async def abort_batch(
+        self, batch_id: BatchId, return_partial_tasks: bool = False, restart_runners: bool = True
+    ) -> None:
+        """Cut the unfinished tasks of a batch off. Results that are there stay, to be taken.
+
+        Args:
+            batch_id: As scheduled; one that is not known is as good as aborted.
+            return_partial_tasks: Whether a task counts with the runs that it has done.
+            restart_runners: Whether runners that are at its tasks are stopped at once.
+
+        Raises:
+            NoCoordinatorError: None answers.
+        """
+        batch = self._batches.get(batch_id)
+        if batch is not None:
+            await self._batches.close(batch, CLEANUP, partial=return_partial_tasks, restart=restart_runners)
+            self._batches.forget_if_empty(batch)
+
+    def has_step(self, batch_id: BatchId) -> bool:
+        """Whether a batch has tasks without a result, or results that have not been taken."""
+        batch = self._batches.get(batch_id)
+        return batch is not None and not batch.book.empty
+
+    async def wait_all(self, timeout: float | None = None, clear_timeout_tasks: bool = True) -> None:  # noqa: ASYNC109 - it begins anew with each result
+        """Wait until no task of any batch is without a result. Nothing is taken.
+
+        Args:
+            timeout: Longest time without a result, in seconds. Absent: what all attempts at one task may take together.
+            clear_timeout_tasks: Whether all unfinished tasks are then cut off, and their runners stopped.
+
+        Raises:
+            TimeoutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
+        """
+        limit = self._default_timeout() if timeout is None else timeout
+        wait = WaitAll([batch.book for batch in self._batches.all], _now(), limit)
+        while (over := wait.over([batch.book for batch in self._batches.all], _now())) is None:
+            await self._batches.change(wait.pause(_now()), self._batches.all)
+        if over is Over.COMPLETE:
+            return
+        outstanding = {name for batch in self._batches.all for name in batch.book.outstanding}
+        running = len(outstanding & self._fleet.running_tasks())
+        if clear_timeout_tasks:
+            batches = self._batches.all
+            await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
+            for batch in batches:
+                self._batches.forget_if_empty(batch)
+        raise TimeoutError(
+            f"Timeout after {limit} seconds. Still have {len(outstanding) - running} pending tasks and "
+            f"{running} running tasks."
+        )
+
+    # -------------------------------------------------------------------------------------------------------- states
+
+    def dynamic_timeout(self, timeout: float | None = None) -> float:
+        """Limit of an attempt that starts now, in seconds: what the coordinator says, and ``timeout`` at most."""
+        limit = self._coordinator().dynamic_timeout_s
+        return limit if timeout is None else min(timeout, limit)
+
+    def get_key_state(self, key: str) -> dict[str, Any]:
+        """One value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""
+        return {name: state[key] for name, state in self.get_all_state().items() if key in state}
+
+    def get_runner_state(self, runner_id: str) -> dict[str, Any]:
+        """The state of one runner, ``<explorer>/<number>``; empty where there is none of that name."""
+        return self.get_all_state().get(runner_id, {})
+
+    def get_all_state(self) -> dict[str, dict[str, Any]]:
+        """The state of every runner in the fleet, as last told; see ``trinity_bus.client.fleet.runner_values``."""
+        self._fleet.tick(time.time())
+        return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
+
+    def print_all_state(self) -> None:
+        """Log the states of all runners as an aligned table."""
+        log.info("runners:\n%s", state_table(self.get_all_state()))
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    async def _follow(self, connection: Connection) -> None:
+        bus, fail = connection.bus, self._batches.fail
+        results = Follower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
+        # Most of ``events`` is the coordinator's business, and not even decoded here.
+        events = Follower(lambda start: bus.reader(EVENTS, start=start, expect=_FLEET), self._see, fail)
+        for follower in (results, events):
+            await follower.start()
+            connection.stack.push_async_callback(follower.stop)
+        self._batches.connect(connection, results.caught_up)
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                await self._heard.wait()
+        except TimeoutError:
+            raise NoCoordinatorError(
+                f"no coordinator of namespace {bus.settings.namespace!r} was heard within {SILENCE_S:g} s: start one "
+                "with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that runs"
+            ) from None
+
+    def _see(self, received: Received[Any]) -> None:
+        """A record of ``events``."""
+        self._fleet.apply(received.record, received.timestamp_ms / 1000)
+        if isinstance(received.record, CoordinatorHeartbeat):
+            self._heard.set()
+
+    async def _get(
+        self,
+        batch_id: BatchId,
+        min_num: int | None,
+        timeout_s: float | None,
+        clear: bool,
+        partial: bool,
+        *,
+        payloads: bool,
+    ) -> list[CompletedTaskResult]:
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return []
+        book = batch.book
+        known = book.unfinished + book.ready
+        if min_num is not None and min_num > known:
+            log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
+        limit = self._default_timeout() if timeout_s is None else timeout_s
+        wait = Wait(book, _now(), limit, self._settings.coordinator.wait_after_min_s, min_num)
+        while (over := wait.over(_now())) is None:
+            await self._batches.change(wait.pause(_now()), [batch])
+        if over is Over.TIMEOUT:
+            log.error("batch %s: %d tasks have no result after %g s", batch_id, book.unfinished, limit)
+        if over is not Over.COMPLETE and clear:
+            await self._batches.close(batch, CLEANUP, partial=partial, restart=over is Over.TIMEOUT)
+        return await self._batches.take_completed(batch, payloads=payloads)
+
+    def _default_timeout(self) -> float:
+        """What all attempts at one task may take together, in seconds."""
+        coordinator = self._coordinator()
+        return coordinator.max_timeout_s * coordinator.attempts_per_task
+
+    def _coordinator(self) -> CoordinatorHeartbeat:
+        if self._fleet.coordinator is None:
+            raise RuntimeError("Scheduler is not started: await start() first.")
+        return self._fleet.coordinator
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _split(results: Sequence[CompletedTaskResult]) -> tuple[list[Status], list[bytes]]:
+    return [r.status for r in results], [payload for r in results for payload in r.experience_payloads]
