@@ -9,11 +9,21 @@ Secrets come from the environment alone and never appear in a message. Telemetry
 import difflib
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -42,9 +52,14 @@ def _servers(value: str) -> str:
     return ",".join(servers)
 
 
+def _named_host(value: object) -> object:
+    return value.replace("{host}", socket.gethostname()) if isinstance(value, str) else value
+
+
 type ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 type Count = Annotated[int, Field(ge=1)]
+type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
 
 
 class Section(BaseModel):
@@ -153,8 +168,8 @@ class CoordinatorSettings(Section):
     """Attempts at a task before its result is a failure."""
     tick_s: Seconds = 0.25
     """How often time-outs are looked at while nothing happens."""
-    name: Identifier = "coordinator-0"
-    """Of this process; several may run, one works and the others stand by."""
+    name: InstanceName = "coordinator-0"
+    """Of this process; several may run, one works and the others stand by. ``{host}`` in it is the host's name."""
     heartbeat_s: Seconds = 0.5
     """How often the one that works says that it lives."""
     takeover_s: Seconds = 1.5
@@ -191,8 +206,8 @@ class SynchronizerSettings(Section):
 class ExplorerSettings(Section):
     """One explorer: its name, its model and its engine."""
 
-    name: Identifier = "explorer-0"
-    """Its identity over restarts: no two live explorers share one."""
+    name: InstanceName = "explorer-0"
+    """Its identity over restarts: no two live explorers share one. ``{host}`` in it is the host's name."""
     model_path: str | None = None
     """Folder of the Hugging Face model to start from."""
     slots: Count = 64
@@ -249,8 +264,8 @@ class ExplorerSettings(Section):
 class TrainerSettings(Section):
     """The trainer: its model, its algorithm and its checkpoints."""
 
-    name: Identifier = "trainer-0"
-    """Its identity over restarts."""
+    name: InstanceName = "trainer-0"
+    """Its identity over restarts. ``{host}`` in it is the host's name."""
     model_path: str | None = None
     """Folder of the Hugging Face model to start from."""
     checkpoint_dir: Path | None = None
@@ -337,6 +352,10 @@ class TasksetSettings(Section):
     """What the exam is called in batch ids and metrics."""
     eval_interval: Count = 10
     """Versions from one exam to the next."""
+    eval_repeat_times: Count = 1
+    """Runs of each exam task that names no number."""
+    eval_temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Of exam tasks that name none."""
 
 
 class TelemetrySettings(Section):

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from schemas import Task
+from schemas import Sampling, Task
 from schemas.codec import decode
 from schemas.errors import DecodeError
 from schemas.record import MAX_ID_LENGTH
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.workflow import merge_sampling
 
 _LONGEST_EPOCH = 12
 
@@ -47,8 +48,18 @@ class Dataset:
         task = self.tasks[_order(len(self.tasks), self.seed, epoch)[index]]
         return task.model_copy(update={"task_id": f"{taskset}/{epoch}/{task.task_id}"})
 
-    def exam(self, taskset: str, name: str, version: int) -> list[Task]:
-        """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so."""
+    def exam(
+        self, taskset: str, name: str, version: int, *, repeat_times: int = 1, temperature: float = 0.0
+    ) -> list[Task]:
+        """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so.
+
+        Args:
+            taskset: Stands in front of the ids.
+            name: Of the exam.
+            version: That is examined.
+            repeat_times: Runs of tasks that name no number.
+            temperature: Of tasks that name none.
+        """
         return [
             task.model_copy(
                 update={
@@ -56,6 +67,8 @@ class Dataset:
                     "batch_id": f"{version}/{name}",
                     "batch_type": "eval",
                     "batch_size": len(self.tasks),
+                    "repeat_times": task.repeat_times or repeat_times,
+                    "sampling": merge_sampling(Sampling(temperature=temperature), task.sampling),
                 }
             )
             for task in self.tasks

@@ -159,7 +159,13 @@ class Taskset:
             return
         tasks = [self._train.task(self._settings.name, progress.produced + i) for i in range(count)]
         if examine and self._exam is not None:
-            tasks += self._exam.exam(self._settings.name, self._settings.eval_name, self._newest)
+            tasks += self._exam.exam(
+                self._settings.name,
+                self._settings.eval_name,
+                self._newest,
+                repeat_times=self._settings.eval_repeat_times,
+                temperature=self._settings.eval_temperature,
+            )
             progress.examined = self._newest
         progress.produced += count
         position = progress.position()

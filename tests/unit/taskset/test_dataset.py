@@ -51,6 +51,17 @@ def test_an_exam_is_one_eval_batch_of_a_version(dataset: Dataset) -> None:
     assert all(isinstance(task, Task) for task in exam)
 
 
+def test_an_exam_runs_each_task_once_and_greedily_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "exam.jsonl"
+    own = {"repeat_times": 4, "sampling": {"temperature": 0.7, "max_tokens": 9}}
+    path.write_bytes(lines(line("plain"), line("own") | own))
+    plain, other = load(path, taskset="math", seed=0).exam("math", "held-out", 1)
+    assert plain.sampling is not None
+    assert other.sampling is not None
+    assert (plain.repeat_times, plain.sampling.temperature) == (1, 0.0)
+    assert (other.repeat_times, other.sampling.temperature, other.sampling.max_tokens) == (4, 0.7, 9)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
