@@ -358,6 +358,19 @@ class TasksetSettings(Section):
     """Of exam tasks that name none."""
 
 
+class HealthSettings(Section):
+    """Where a service answers ``/livez`` and ``/readyz``."""
+
+    port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+    """Port of the endpoint. Unset: there is none."""
+    host: str = "127.0.0.1"
+    """Address that it listens on."""
+    wedged_s: Seconds = 15.0
+    """A process whose event loop does not turn for this long is not alive."""
+    start_s: Seconds = 900.0
+    """How long a process may take to start."""
+
+
 class TelemetrySettings(Section):
     """Where spans and metrics go without an OTLP endpoint."""
 
@@ -392,6 +405,7 @@ class Settings(BaseSettings):
     explorer: ExplorerSettings = Field(default_factory=ExplorerSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     taskset: TasksetSettings = Field(default_factory=TasksetSettings)
+    health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     def __init__(self, **values: Any) -> None:

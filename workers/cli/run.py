@@ -9,6 +9,7 @@ import typer
 
 from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.config import Settings
+from trinity_bus.health.process import serving
 from trinity_bus.runtime.service import run_service
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run one service of the mesh.")
@@ -27,7 +28,12 @@ def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: S
     )
     # Every fetch and every metadata refresh of the client would be a line.
     logging.getLogger("aiokafka").setLevel(max(logging.WARNING, logging.getLogger().level))
-    run_service(lambda: service(settings))
+
+    async def healthy() -> None:
+        async with serving(settings.health, settings.kafka):
+            await service(settings)
+
+    run_service(healthy)
 
 
 def _settings() -> Settings:

@@ -61,6 +61,7 @@ from trinity_bus.coordination import (
     Tick,
 )
 from trinity_bus.errors import BusError, ProducerFencedError
+from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, observations
 from workers.coordinator.changelog import Changelog
@@ -141,6 +142,8 @@ class Coordinator:
         """
         await self._bus.ensure_topics()
         observations.watch(lambda: self.machine)
+        # Standing by is work too: whoever starts this process need not wait until it leads.
+        mark_ready()
         while True:
             producer, state = await self._standby.win()
             try:

@@ -36,6 +36,7 @@ from schemas.event import ExplorerState
 from schemas.topics import EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
+from trinity_bus.health.process import mark_ready
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.rollout import REGISTRY
 from trinity_bus.telemetry import setup_telemetry
@@ -148,6 +149,7 @@ class Explorer:
                 loops.create_task(follower.run(versions), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
                 loops.create_task(_raised(attempts.fatal), name="attempts")
+                mark_ready()
                 _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
         except BaseExceptionGroup as group:
             reason, drain_s = str(group.exceptions[0]), 0.0

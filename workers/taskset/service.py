@@ -30,6 +30,7 @@ from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSET
 from trinity_bus.bus import Bus, Producer, Reader, Received
 from trinity_bus.config import Settings, required
 from trinity_bus.errors import ProducerFencedError
+from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry
 from workers.taskset.dataset import Dataset, load
 from workers.taskset.progress import Progress
@@ -129,6 +130,7 @@ class Taskset:
             self._bus.reader(RESULTS, DEAD_LETTERS, start=answers) as reader,
             self._bus.reader(MODEL_VERSIONS, start="beginning") as versions,
         ):
+            mark_ready()
             log.info("ready: %d tasks an epoch, %d produced so far", len(self._train.tasks), progress.produced)
             while not progress.done:
                 await self._produce(producer, progress)

@@ -50,6 +50,7 @@ from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, TrainerSettings, required
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError
+from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
 from trinity_bus.telemetry.metrics import TRAIN_STEP_DURATION
@@ -196,6 +197,7 @@ class _Trainer:
             # The readers above have their positions: nothing that this announcement brings about is missed.
             await self._announce(batch=None, metrics={}, seconds=0.0, publish=True)
             loops.create_task(self._train(batches), name="train")
+            mark_ready()
 
     async def _follow(self, events: Reader) -> None:
         """Compares what explorers say they received, and publishes what is asked for, as long as it runs."""

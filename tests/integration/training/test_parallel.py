@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from safetensors.torch import load_file
 
 from schemas.codec import encode
 from tests.support.experiences import make_group
+from tests.support.ports import quiet_ports
 from tests.support.training import write_model
 from trinity_bus.config import TrainerSettings
-from trinity_bus.runtime.ports import is_free
 from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ParallelError
@@ -31,12 +30,6 @@ def layout() -> Iterator[Layout]:
         yield made
 
 
-def free_ports(count: int) -> list[str]:
-    """Ports that are free and stay so: below those that the system hands to clients, as they are bound much later."""
-    first = 20_000 + os.getpid() * 10 % 12_000
-    return list(map(str, islice(filter(is_free, range(first, 32_768)), count)))
-
-
 @pytest.mark.timeout(
     300
 )  # two processes import Megatron: a quarter of a minute alone, minutes on a machine at its limit
@@ -46,7 +39,7 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
     for step, groups in enumerate(batches):
         for i, member in enumerate(groups):
             (tmp_path / f"batch-{step}-{i}").write_bytes(encode(member))
-    ports = free_ports(2)
+    ports = map(str, quiet_ports(2))
     ranks = [
         subprocess.Popen(
             [

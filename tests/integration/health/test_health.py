@@ -1,0 +1,80 @@
+"""Health of a real process: its broker is taken away, its event loop is wedged."""
+
+import http.client
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import quiet_ports
+from tests.support.waiting import wait_until
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.runtime.process import Child, tail
+
+pytestmark = pytest.mark.integration
+
+WEDGED = """
+import asyncio, signal, sys, time
+from trinity_bus.config import Settings
+from trinity_bus.health.process import mark_ready, serving
+
+async def main():
+    settings = Settings()
+    async with serving(settings.health, settings.kafka):
+        mark_ready()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, time.sleep, 600)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def status(port: int, path: str) -> int:
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError:
+        return 0
+
+
+def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, **settings: str) -> Child:
+    env = {
+        **os.environ,
+        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
+        "TRINITY_BUS_HEALTH__PORT": str(port),
+        **settings,
+    }
+    return Child([sys.executable, *command], env=env, output=output)
+
+
+def test_a_lost_broker_fails_readiness_only(tmp_path: Path) -> None:
+    settings = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=Settings().broker.cache_dir, heap_mib=256)
+    [port], log = quiet_ports(1), tmp_path / "log"
+    with EmbeddedBroker(settings) as broker:
+        kafka = broker.kafka_settings(KafkaSettings())
+        with service(kafka, port, ["-c", WEDGED], log):
+            wait_until(lambda: status(port, "/readyz") == 200, "readiness", 60)
+            broker.stop()
+            wait_until(lambda: status(port, "/readyz") == 503, "loss of readiness", 60)
+            assert status(port, "/livez") == 200
+
+
+def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> None:
+    [port], log = quiet_ports(1), tmp_path / "log"
+    with service(kafka, port, ["-c", WEDGED], log, TRINITY_BUS_HEALTH__WEDGED_S="1") as child:
+        wait_until(lambda: status(port, "/livez") == 200, "life", 60)
+        os.kill(child.pid, signal.SIGUSR1)
+        wait_until(lambda: status(port, "/livez") == 503, "loss of liveness", 60)
+        assert status(port, "/readyz") == 503
+
+
+def test_a_coordinator_becomes_ready(kafka: KafkaSettings, tmp_path: Path) -> None:
+    [port], log = quiet_ports(1), tmp_path / "log"
+    command = ["-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
+    with service(kafka, port, command, log, TRINITY_BUS_KAFKA__NAMESPACE=f"health-{port}") as child:
+        wait_until(lambda: status(port, "/readyz") == 200 or child.poll() is not None, "readiness", 60)
+        assert child.poll() is None, tail(log)

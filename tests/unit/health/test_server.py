@@ -1,0 +1,72 @@
+"""The endpoint as probes see it."""
+
+import http.client
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from trinity_bus.config import HealthSettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.health.server import HealthServer
+from trinity_bus.health.state import HealthState, Phase
+
+
+class Endpoint:
+    def __init__(self) -> None:
+        self.state = HealthState(time.monotonic(), wedged_s=1000, start_s=1000)
+        self.broker: str | None = None
+        self.server = HealthServer(HealthSettings(port=0), self.state, lambda: self.broker)
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+    def probe(self, path: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trinity_bus.health.probe", path],
+            env={"TRINITY_BUS_HEALTH__PORT": str(self.server.port)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.server.close()
+
+
+def test_starting_then_ready_then_without_a_broker(endpoint: Endpoint) -> None:
+    assert endpoint.get("/livez") == (200, "starting\n")
+    assert endpoint.get("/readyz") == (503, "starting\n")
+    endpoint.state.phase = Phase.WORKING
+    assert endpoint.get("/readyz") == (200, "ready\n")
+    endpoint.broker = "no broker answers"
+    assert endpoint.get("/readyz") == (503, "no broker answers\n")
+    assert endpoint.get("/livez") == (200, "alive\n")
+    assert endpoint.get("/metrics")[0] == 404
+
+
+def test_the_probe_of_a_container_ends_with_the_answer(endpoint: Endpoint) -> None:
+    endpoint.state.phase = Phase.WORKING
+    good = endpoint.probe("readyz")
+    assert (good.returncode, good.stdout) == (0, "ready\n")
+    endpoint.broker = "gone"
+    bad = endpoint.probe("readyz")
+    assert (bad.returncode, bad.stdout) == (1, "gone\n")
+    assert endpoint.probe("livez").returncode == 0
+
+
+def test_a_port_in_use_is_said_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"TRINITY_BUS_HEALTH__PORT={port}: cannot listen .* another port"):
+            HealthServer(HealthSettings(port=port), HealthState(0.0, wedged_s=1, start_s=1), lambda: None)

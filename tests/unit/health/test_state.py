@@ -1,0 +1,58 @@
+"""What is alive and what is ready."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_bus.health.state import HealthState, Phase
+
+
+def working(now: float = 0.0) -> HealthState:
+    state = HealthState(now, wedged_s=10, start_s=100)
+    state.phase = Phase.WORKING
+    return state
+
+
+def test_a_start_may_hold_the_loop_but_not_for_ever() -> None:
+    state = HealthState(0.0, wedged_s=10, start_s=100)
+    assert state.alive(99.0).ok
+    assert not state.ready(99.0, None).ok
+    assert state.alive(101.0).reason == "still starting after 101 s, the limit is 100 s"
+
+
+def test_a_loop_that_does_not_turn_is_neither_alive_nor_ready() -> None:
+    state = working()
+    state.turned(50.0)
+    assert state.alive(60.0).ok
+    assert state.ready(60.0, None).ok
+    assert state.alive(60.5).reason == "the event loop has not turned for 10.5 s, limit 10 s"
+    assert not state.ready(60.5, None).ok
+
+
+def test_a_lost_broker_fails_readiness_only() -> None:
+    state = working()
+    assert state.alive(1.0).ok
+    assert not state.ready(1.0, "no broker answers at kafka:9092").ok
+    assert state.ready(1.0, "no broker answers at kafka:9092").reason == "no broker answers at kafka:9092"
+
+
+def test_a_service_that_stops_is_alive_and_not_ready() -> None:
+    state = working()
+    state.phase = Phase.STOPPING
+    assert state.alive(1.0).ok
+    assert state.ready(1.0, None).reason == "stopping"
+
+
+@given(
+    phase=st.sampled_from(Phase),
+    turned=st.floats(0, 1000),
+    now=st.floats(0, 1000),
+    broker=st.none() | st.just("gone"),
+)
+def test_what_is_ready_is_alive(phase: Phase, turned: float, now: float, broker: str | None) -> None:
+    state = HealthState(0.0, wedged_s=10, start_s=100)
+    state.phase = phase
+    state.turned(turned)
+    if state.ready(now, broker).ok:
+        assert state.alive(now).ok
+        assert broker is None
+        assert phase is Phase.WORKING

@@ -1,0 +1,88 @@
+"""What makes a process alive and ready. Pure: told the time, owns nothing.
+
+::
+
+    STARTING --mark_ready--> WORKING --mark_stopping--> STOPPING
+    alive: within start_s     alive: the event loop has turned within wedged_s
+    not ready                 ready: alive, and the broker answers     not ready
+
+========================  ==========  ===========
+what fails                ``/livez``  ``/readyz``
+========================  ==========  ===========
+the event loop is wedged  503         503
+the start takes too long  503         503
+the broker is lost        200         503
+the service is stopping   200         503
+========================  ==========  ===========
+
+A lost broker is no reason to start a process anew: that would not bring the broker back, and would throw away an engine
+that took minutes to load.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Phase(Enum):
+    """Where the service stands."""
+
+    STARTING = auto()
+    WORKING = auto()
+    STOPPING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a probe."""
+
+    ok: bool
+    reason: str
+    """One line."""
+
+
+class HealthState:
+    """What is known of a process.
+
+    Args:
+        now: Seconds of any steady clock.
+        wedged_s: The event loop must turn at least this often once the service works.
+        start_s: Limit of the start, in which heavy libraries may hold the loop.
+    """
+
+    def __init__(self, now: float, *, wedged_s: float, start_s: float) -> None:
+        self.phase = Phase.STARTING
+        self._started = self._turned = now
+        self._wedged_s = wedged_s
+        self._start_s = start_s
+
+    def turned(self, now: float) -> None:
+        """The event loop has turned."""
+        self._turned = now
+
+    def alive(self, now: float) -> Verdict:
+        """Whether the process should be left running."""
+        if self.phase is Phase.STARTING:
+            age = now - self._started
+            if age > self._start_s:
+                return Verdict(False, f"still starting after {age:.0f} s, the limit is {self._start_s:g} s")
+            return Verdict(True, "starting")
+        silent = now - self._turned
+        if silent > self._wedged_s:
+            return Verdict(False, f"the event loop has not turned for {silent:.1f} s, limit {self._wedged_s:g} s")
+        return Verdict(True, "alive")
+
+    def ready(self, now: float, broker: str | None) -> Verdict:
+        """Whether it can work now.
+
+        Args:
+            now: Seconds.
+            broker: Why the broker cannot be reached; None if it can.
+        """
+        alive = self.alive(now)
+        if not alive.ok:
+            return alive
+        if self.phase is not Phase.WORKING:
+            return Verdict(False, self.phase.name.lower())
+        if broker is not None:
+            return Verdict(False, broker)
+        return Verdict(True, "ready")
