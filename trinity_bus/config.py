@@ -282,6 +282,16 @@ class TrainerSettings(Section):
     """How often it says that it lives."""
     host: str = "127.0.0.1"
     """Address at which explorers reach this trainer for weights."""
+    sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
+    """How weights come to explorers. ``nccl``: sent to each over a private link; on CPUs, gloo carries it. ``memory``:
+    each explorer takes them from this trainer's memory, at its own pace. ``checkpoint``: each reads them from
+    ``checkpoint_dir``, which all must see under the same path."""
+    sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
+    """As what weights travel; give what the engines hold, to send no more than they can use. ``same``: as trained."""
+    sync_delta: bool = False
+    """With ``memory`` and ``checkpoint``: send only what has changed to explorers that hold an earlier version, where
+    that is smaller; worth it across slow links, with 16-bit weights. With ``checkpoint`` it costs this trainer one more
+    copy of the weights in memory; explorers keep a copy in any case."""
     bucket_mib: Count = 16
     """Weights are sent in pieces of at most this many MiB."""
     sync_timeout_s: Seconds = 30.0

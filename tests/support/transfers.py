@@ -1,15 +1,23 @@
 """Announcements and threads for tests of weight transfers."""
 
 import sys
+from pathlib import Path
 
 from schemas import Member, ModelVersion
 from tests.support.waiting import wait_until
-from trinity_bus.weights.publisher import WeightPublisher
-from trinity_bus.weights.receiver import Progress, Source, WeightReceiver
+from trinity_bus.weights.feed import Source
+from trinity_bus.weights.receiver import Progress, WeightReceiver
+from workers.trainer.publication import Publisher
 
 
 def announcement(
-    publisher: WeightPublisher, version: int, checksum: str, *explorers: str, epoch: int = 1, incarnation: str = "life"
+    publisher: Publisher,
+    version: int,
+    checksum: str,
+    *explorers: str,
+    epoch: int = 1,
+    incarnation: str = "life",
+    checkpoint: Path | None = None,
 ) -> ModelVersion:
     """A version for these explorers, as the coordinator would announce it."""
     host, port = publisher.address
@@ -17,7 +25,7 @@ def announcement(
         model="policy",
         version=version,
         step=version,
-        method="gloo",
+        method=publisher.method,
         epoch=epoch,
         members=[
             Member(explorer=name, incarnation=incarnation, rank=rank) for rank, name in enumerate(explorers, start=1)
@@ -27,17 +35,20 @@ def announcement(
         master_address=host,
         master_port=port,
         checksum=checksum,
+        checkpoint=None if checkpoint is None else str(checkpoint),
     )
 
 
 def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
     """Where ``explorer`` finds an announced version."""
     return Source(
+        method=announced.method,
         host=announced.master_address,
         port=announced.master_port,
         prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
         version=announced.version,
         checksum=announced.checksum,
+        folder=announced.checkpoint or "",
         timeout_s=timeout_s,
     )
 

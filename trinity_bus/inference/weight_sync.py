@@ -44,6 +44,9 @@ class SyncOutcome:
     verify_s: float = 0.0
     """From the last byte until its checksum was found right."""
     nbytes: int = 0
+    """Of the version."""
+    received_nbytes: int = 0
+    """How many of them came."""
 
 
 async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member, *, timeout_s: float) -> SyncOutcome:
@@ -60,8 +63,6 @@ async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member,
         EngineDeadError: The engine is gone, or its weights are a mix of two versions.
     """
     began = time.monotonic()
-    if announced.method not in {"gloo", "nccl"}:
-        raise WeightTransferError(f"method {announced.method!r} is not one that this explorer takes; gloo and nccl are")
     session = _Session(llm, timeout_s)
     try:
         await session.begin(announced, member)
@@ -83,6 +84,7 @@ async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member,
         verify_s=progress["verified_at"] - progress["received_at"],
         pause_s=pause_s,
         nbytes=progress["nbytes"],
+        received_nbytes=progress["received_nbytes"],
     )
 
 
@@ -95,13 +97,15 @@ class _Session:
 
     async def begin(self, announced: ModelVersion, member: Member) -> None:
         """Have the engine start to receive."""
-        init = {"backend": announced.method, "timeout_s": self._timeout_s}
+        init = {"timeout_s": self._timeout_s}
         source = {
+            "method": announced.method,
             "host": announced.master_address,
             "port": announced.master_port,
             "prefix": f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
             "version": announced.version,
             "checksum": announced.checksum,
+            "folder": announced.checkpoint or "",
         }
         # vLLM's three phases in one call: each call waits for the end of a step of generation.
         await self._ask(self._llm.collective_rpc("trinity_transfer_begin", args=(init, source)))

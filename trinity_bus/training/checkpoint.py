@@ -10,11 +10,13 @@
             config.json, tokenizer  \
             model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
             optimizer-00000-of-00001.safetensors    optimizer and generator state of each rank
+        published/                  what explorers need to take weights from here; ``trinity_bus.weights.published``
 
 A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
 makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights
 *and* the offset that belong together. There is no pointer to the newest: the listing is it. Older ones go only after
-the new one is durable, and never the last.
+the new one is durable, and never the last. An explorer that reads one holds it by a shared lock (``held``): it is
+passed over and goes when the next one is written. A reader that comes as it goes is refused, and takes the newest.
 
 Only safetensors and JSON are written and read; nothing in a checkpoint can run code.
 
@@ -160,10 +162,41 @@ def commit(
     partial.rename(folder)
     _flush(directory)
     for old in _newest_first(directory)[keep:]:
-        # Out of sight first: a crash while files go must not leave half a checkpoint under a good name.
-        doomed = old.rename(directory / f"{PARTIAL}old-{old.name}")
-        shutil.rmtree(doomed)
+        _remove(old)
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint, unless somebody reads it."""
+    with (folder / PROGRESS).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        # Out of sight first: a crash while files go must not leave half a checkpoint under a good name.
+        shutil.rmtree(folder.rename(folder.with_name(f"{PARTIAL}old-{folder.name}")))
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps a checkpoint from being removed within the context, for any number of readers.
+
+    Raises:
+        CheckpointError: It is gone, or being removed.
+    """
+    try:
+        lock = (folder / PROGRESS).open()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} is gone") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"{folder} is being removed") from error
+        if not folder.exists():
+            # It was opened just before it went.
+            raise CheckpointError(f"{folder} is gone")
+        yield
 
 
 def latest(directory: Path) -> Path | None:

@@ -1,10 +1,23 @@
 """Weights: from the trainer's memory into the engines', while generation goes on.
 
-``buckets``        the agreed order and layout of the bytes, and their checksum          (pure, no torch)
-``manifest``       what a trainer says about one version before it sends it              (pure, no torch)
-``link``           a private two-rank process group between the trainer and one member
-``publisher``      the trainer's side: stage a version once, serve it to any number of members
-``receiver``       a member's side: receive and verify in a thread, hand over whole versions only
-``vllm_engine``    the receiver behind vLLM's own weight-transfer interface
-``vllm_plugin``    makes vLLM's processes know ``vllm_engine``
+``buckets``           the agreed order and layout of the bytes, and their checksum          (pure, no torch)
+``manifest``          what a trainer says about one version before it moves                 (pure, no torch)
+``delta``             what turns the bytes of one version into those of another             (pure, no torch)
+``staging``           the trainer's copies of versions: converted, packed, hashed, kept while they are read
+``hashing``           hashing beside other work
+``feed``              what all ways have in common on which a version comes to a member
+``receiver``          a member's side: receive and verify in a thread, hand over whole versions only
+``vllm_engine``       the receiver behind vLLM's own weight-transfer interface
+``vllm_plugin``       makes vLLM's processes know ``vllm_engine``
+
+==============  ========================================  ==============================  ============================
+method          how                                       trainer's end                   member's end
+==============  ========================================  ==============================  ============================
+gloo, nccl      sent to each over a private link          ``publisher``, ``link``         ``link_feed``, ``link``
+memory          taken from the trainer, over TCP          ``server``, ``wire``            ``pull_feed``, ``wire``
+checkpoint      read from shared storage                  ``folder_publisher``,           ``folder_feed``,
+                                                          ``published``                   ``tensor_file``
+==============  ========================================  ==============================  ============================
+
+All deliver the same bytes in the same order with the same checksum, and all end at ``receiver``.
 """

@@ -17,3 +17,19 @@ class LinkError(WeightTransferError, ConnectionError):
 
 class TornWeightsError(WeightTransferError):
     """Loading failed half way: the model holds tensors of two versions and must not generate any more."""
+
+
+class VersionGoneError(WeightTransferError):
+    """A version cannot be had any more, or has other content than was announced. The newest one can be had."""
+
+
+class DeltaError(WeightTransferError, ValueError):
+    """A delta does not fit what it is to be applied to."""
+
+
+class WireError(WeightTransferError, ValueError):
+    """A message of a pull is too long, or is none."""
+
+
+class TensorFileError(WeightTransferError):
+    """A file of tensors is not whole, or not what it should be."""

@@ -82,6 +82,11 @@ def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
         raise LinkError(f"no rendezvous store answers at {host}:{port} within {timeout_s:g} s") from error
 
 
+def link_key(key: str) -> str:
+    """Where the store says which link carries what is announced under ``key``; a member that has another opens it."""
+    return f"{key}/link"
+
+
 def local_address(host: str, port: int) -> str:
     """The address of this machine's interface that leads to ``host``."""
     with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,8 @@
-"""What a trainer says about one version before it sends the first byte: JSON in the rendezvous store, never code.
+"""What a trainer says about one version before the first byte of it moves: JSON, never code.
 
-Everything in it is checked before memory is taken: the size of the text, the number of tensors, names, dtypes, shapes,
-and the sum of bytes.
+It is the same however the version travels: in the rendezvous store for links, before the bytes for pulls, in a file
+beside the checkpoints. Everything in it is checked before memory is taken: the size of the text, the number of tensors,
+names, dtypes, shapes, and the sum of bytes.
 """
 
 import json
@@ -22,11 +23,9 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class TransferManifest:
-    """One version as it is about to travel over one link."""
+    """One version as it is about to travel."""
 
     version: int
-    link: int
-    """Which of the links between this pair carries it; a member that has another opens this one."""
     checksum: str
     """SHA-256 over the buckets, hex."""
     bucket_bytes: int
@@ -44,7 +43,6 @@ class TransferManifest:
         """
         fields = {
             "version": self.version,
-            "link": self.link,
             "checksum": self.checksum,
             "bucket_bytes": self.bucket_bytes,
             "tensors": [[meta.name, meta.dtype, list(meta.shape)] for meta in self.tensors],
@@ -82,7 +80,6 @@ class TransferManifest:
             raise ManifestError("the manifest's checksum is not 64 hex digits")
         return cls(
             version=_integer(fields, "version", least=0),
-            link=_integer(fields, "link", least=0),
             checksum=digest,
             bucket_bytes=_integer(fields, "bucket_bytes", least=1),
             tensors=tensors,

@@ -1,7 +1,6 @@
-"""The trainer's side of weight transfers: stage a version once, serve it to each member over a link of its own.
+"""The trainer's side of transfers over links: a staged version goes to each member over a link of its own.
 
-A staged version is a set of host (or, with NCCL, device) buffers. Staging copies, so training may go on at once;
-buffers are used again as soon as no transfer reads them. ``serve`` runs one thread per member:
+Staged versions lie in host or, with NCCL, device memory. ``serve`` runs one thread per member:
 
 ::
 
@@ -28,32 +27,15 @@ from opentelemetry import trace
 from schemas.model_version import Member, ModelVersion
 from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
-from trinity_bus.weights.buckets import Bucket, TensorMeta, checksum, plan
-from trinity_bus.weights.errors import LinkError, WeightTransferError
-from trinity_bus.weights.link import Backend, Link, open_link, serve_store
-from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.link import Backend, Link, link_key, open_link, serve_store
+from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 
 if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
-
-DEFAULT_BUCKET_BYTES = 64 << 20
-"""Large, because each bucket costs a round trip."""
-
-
-@dataclass(slots=True)
-class _Staged:
-    """A version in buffers."""
-
-    version: int
-    checksum: str
-    metas: tuple[TensorMeta, ...]
-    buffers: "list[torch.Tensor]"
-    leases: int = 0
-    spoiled: bool = False
-    """A broken link may still read the buffers."""
 
 
 @dataclass(slots=True)
@@ -82,7 +64,8 @@ class WeightPublisher:
         bucket_bytes: Size of one message.
         timeout_s: Limit of each step of a transfer: meeting, and each bucket.
         retain: How many of the newest versions can be served.
-        backend: ``gloo`` moves host memory, ``nccl`` GPU memory.
+        dtype: As what floating-point tensors travel; as they are if None.
+        method: ``gloo`` moves host memory, ``nccl`` GPU memory.
 
     Raises:
         LinkError: Nothing can listen on ``host``.
@@ -95,17 +78,16 @@ class WeightPublisher:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float = 30.0,
         retain: int = 2,
-        backend: Backend = "gloo",
+        dtype: str | None = None,
+        method: Backend = "gloo",
     ) -> None:
         self._host = host
-        self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
-        self._retain = retain
-        self.backend: Backend = backend
+        self.method: Backend = method
+        device = "cpu" if method == "gloo" else "cuda"
+        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, device=device, dtype=dtype)
         self._store = serve_store(host, timeout_s=timeout_s)
         self._lock = threading.Lock()
-        self._staged: dict[int, _Staged] = {}
-        self._spare: list[list[torch.Tensor]] = []
         self._links: dict[str, _OpenLink] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._numbers = itertools.count()
@@ -115,59 +97,9 @@ class WeightPublisher:
         """Host and port of the rendezvous store, for ``ModelVersion``."""
         return self._host, self._store.port
 
-    @property
-    def versions(self) -> list[int]:
-        """Versions that can be served, oldest first."""
-        with self._lock:
-            return list(self._staged)
-
-    def stage(
-        self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", *, dtype: str | None = None
-    ) -> str:
-        """Copy a version into buffers of its own, replacing what was staged under the same number.
-
-        Args:
-            version: Its number.
-            named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order.
-            dtype: What floating-point tensors are converted to on the way, such as ``"bfloat16"``; as they are if None.
-
-        Returns:
-            The checksum: SHA-256 over the buckets, hex.
-
-        Raises:
-            WeightTransferError: There are no tensors.
-            ManifestError: They are too many to be announced.
-        """
-        import torch
-
-        target = None if dtype is None else getattr(torch, dtype)
-        tensors = [(name, tensor.detach()) for name, tensor in named_tensors]
-        if not tensors:
-            raise WeightTransferError(f"version {version} has no tensors; there is nothing to serve")
-        kinds = [target if target is not None and tensor.is_floating_point() else tensor.dtype for _, tensor in tensors]
-        metas = tuple(
-            TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
-            for (name, tensor), kind in zip(tensors, kinds, strict=True)
-        )
-        layout = plan(metas, self._bucket_bytes)
-        buffers = self._take_buffers(layout)
-        remaining = iter(zip(tensors, kinds, strict=True))
-        for bucket, buffer in zip(layout, buffers, strict=True):
-            for slot in bucket.slots:
-                (_, tensor), kind = next(remaining)
-                place = buffer[slot.offset : slot.offset + slot.meta.nbytes].view(kind).view(tensor.shape)
-                place.copy_(tensor)
-        digest = checksum([buffer.cpu().numpy() for buffer in buffers])
-        # Fails here, where the version is made, rather than when it is served.
-        TransferManifest(version, 0, digest, self._bucket_bytes, metas).to_json()
-        with self._lock:
-            replaced = self._staged.pop(version, None)
-            self._staged[version] = _Staged(version, digest, metas, buffers)
-            oldest = list(self._staged)[: -self._retain]
-            for old in (replaced, *(self._staged.pop(number) for number in oldest)):
-                if old is not None:
-                    self._recycle(old)
-        return digest
+    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
+        """Copy a version into buffers of its own; its checksum. See ``Staging.stage``."""
+        return self.staging.stage(version, named_tensors).checksum
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Send a version to all members that its announcement names; blocks until each has it or is dropped.
@@ -185,15 +117,27 @@ class WeightPublisher:
             )
             for member in announced.members
         }
+        try:
+            with self.staging.lease(announced.version, announced.checksum) as staged:
+                self._serve(attempts, staged, announced, traceparent)
+        except VersionGoneError as error:
+            return dict.fromkeys(attempts, str(error))
+        return {explorer: attempt.error for explorer, attempt in attempts.items()}
+
+    def close(self) -> None:
+        """End what runs and let go of all links."""
         with self._lock:
-            staged = self._staged.get(announced.version)
-            if staged is None:
-                reason = f"version {announced.version} is not staged; there are {list(self._staged)}"
-                return dict.fromkeys(attempts, reason)
-            if staged.checksum != announced.checksum:
-                reason = f"version {announced.version} has checksum {staged.checksum}, not {announced.checksum}"
-                return dict.fromkeys(attempts, reason)
-            staged.leases += 1
+            for attempt in self._attempts.values():
+                attempt.cancelled.set()
+            links = list(self._links.values())
+            self._links.clear()
+        for open_one in links:
+            open_one.link.close()
+
+    def _serve(
+        self, attempts: dict[str, _Attempt], staged: Staged, announced: ModelVersion, traceparent: str | None
+    ) -> None:
+        with self._lock:
             begun = {explorer: attempt for explorer, attempt in attempts.items() if self._begin(explorer, attempt)}
         threads = [
             threading.Thread(
@@ -209,19 +153,6 @@ class WeightPublisher:
             for explorer, attempt in begun.items():
                 if self._attempts.get(explorer) is attempt:
                     del self._attempts[explorer]
-            staged.leases -= 1
-            self._recycle(staged)
-        return {explorer: attempt.error for explorer, attempt in attempts.items()}
-
-    def close(self) -> None:
-        """End what runs and let go of all links."""
-        with self._lock:
-            for attempt in self._attempts.values():
-                attempt.cancelled.set()
-            links = list(self._links.values())
-            self._links.clear()
-        for open_one in links:
-            open_one.link.close()
 
     def _begin(self, explorer: str, attempt: _Attempt) -> bool:
         """With the lock held: let an attempt take the place of an earlier one; False where it merely repeats it."""
@@ -234,7 +165,7 @@ class WeightPublisher:
         self._attempts[explorer] = attempt
         return True
 
-    def _attempt(self, attempt: _Attempt, staged: _Staged, announced: ModelVersion, traceparent: str | None) -> None:
+    def _attempt(self, attempt: _Attempt, staged: Staged, announced: ModelVersion, traceparent: str | None) -> None:
         """Body of a member's thread."""
         explorer = attempt.member.explorer
         with _tracer.start_as_current_span(
@@ -254,14 +185,15 @@ class WeightPublisher:
                 span.set_status(trace.StatusCode.ERROR, attempt.error)
                 _log.warning("version %d was not sent to %s: %s", announced.version, explorer, attempt.error)
 
-    def _send(self, attempt: _Attempt, staged: _Staged) -> None:
+    def _send(self, attempt: _Attempt, staged: Staged) -> None:
         # Waiting on a store blocks its connection, so each member has one of its own.
         store = self._store.clone()
         peer = self._take_link(attempt)
         number = next(self._numbers) if peer is None else peer.number
-        manifest = TransferManifest(staged.version, number, staged.checksum, self._bucket_bytes, staged.metas)
-        key = f"{attempt.prefix}/{staged.version}"
-        store.set(key, manifest.to_json().decode())
+        key = f"{attempt.prefix}/{attempt.version}"
+        # Whoever finds the manifest finds the number of the link that carries it, too.
+        store.set(link_key(key), str(number))
+        store.set(key, staged.manifest.to_json().decode())
         try:
             if peer is None:
                 link = open_link(
@@ -269,7 +201,7 @@ class WeightPublisher:
                     f"{attempt.prefix}/link{number}",
                     0,
                     address=self._host,
-                    backend=self.backend,
+                    backend=self.method,
                     timeout_s=self._timeout_s,
                 )
                 peer = _OpenLink(attempt.prefix, number, link)
@@ -283,6 +215,7 @@ class WeightPublisher:
         finally:
             # The other side has read it, or never will: neither backend moves a byte before it is asked for.
             store.delete_key(key)
+            store.delete_key(link_key(key))
         self._keep_link(attempt, peer)
 
     def _broadcast(self, link: Link, buffers: "list[torch.Tensor]", attempt: _Attempt) -> None:
@@ -306,22 +239,3 @@ class WeightPublisher:
         if not current:
             peer.link.close()
             raise LinkError("a newer announcement took the place of this one")
-
-    def _take_buffers(self, layout: list[Bucket]) -> "list[torch.Tensor]":
-        """Buffers of these sizes; used ones where they fit, because fresh memory costs page faults."""
-        import torch
-
-        sizes = [bucket.nbytes for bucket in layout]
-        with self._lock:
-            for i, buffers in enumerate(self._spare):
-                if [buffer.numel() for buffer in buffers] == sizes:
-                    return self._spare.pop(i)
-            # Another layout: the model has changed, and the old sizes will not come back.
-            self._spare.clear()
-        device = "cpu" if self.backend == "gloo" else "cuda"
-        return [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
-
-    def _recycle(self, staged: _Staged) -> None:
-        """With the lock held: give the buffers of a version back if nothing can serve or reads them any more."""
-        if staged.leases == 0 and not staged.spoiled and self._staged.get(staged.version) is not staged:
-            self._spare = [staged.buffers, *self._spare[:1]]

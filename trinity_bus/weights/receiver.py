@@ -6,54 +6,46 @@
                         |                                            |
                         +--broken, late, wrong: FAILED--cancel------>+--cancel--> IDLE
 
-The thread joins the trainer's store, reads the manifest, opens the link that it names (or keeps the open one), and
-receives into buffers that are kept from version to version, because fresh memory costs page faults. With cores to
-spare, another thread hashes each bucket while the next ones arrive; on one or two cores that would cost the wire what
-it saves, so the hashing waits for the last byte.
+The thread gets the version through a feed (``feed``), whichever way it comes, into host buffers that are kept from
+version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
+received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
+memory that a member keeps is there in any case. With cores to spare, another thread hashes each bucket while the next
+ones arrive; on one or two cores that would cost the wire what it saves, so the hashing waits for the last byte.
 
-Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. ``cancel``
-ends any state at once: what a thread still holds, it closes itself, and nothing of it is used again.
+Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
+has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
+ends any state at once: what a thread still holds, it closes itself, and nothing of it is used again. Bytes that were
+touched and not proven right are no base: the next version is then received whole.
 """
 
-import contextlib
-import hashlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from trinity_bus.weights.buckets import Bucket
-from trinity_bus.weights.errors import LinkError, ManifestError, WeightTransferError
-from trinity_bus.weights.link import Backend, Link, join_store, local_address, open_link
+from trinity_bus.weights import delta
+from trinity_bus.weights.buckets import Bucket, checksum
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.feed import Feed, Offer, Source
+from trinity_bus.weights.folder_feed import FolderFeed
+from trinity_bus.weights.hashing import BackgroundHash
+from trinity_bus.weights.link_feed import LinkFeed
 from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.pull_feed import PullFeed
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import TCPStore
 
 _FEW_CORES = 2
+_WAITS = 2
+"""How many steps with a limit there may be between two signs of life: finding the trainer, and meeting it."""
+_GRACE_S = 2.0
+"""How much longer than that a thread may say nothing."""
 
 type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a version comes from."""
-
-    host: str
-    port: int
-    prefix: str
-    """``{trainer_incarnation}/{epoch}/{explorer}``."""
-    version: int
-    checksum: str
-    """As announced; the manifest and the bytes must agree with it."""
-    backend: Backend = "gloo"
-    timeout_s: float = 30.0
-    """Limit of each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +55,11 @@ class Progress:
     state: ReceiverState = "idle"
     error: str = ""
     checksum: str = ""
-    """Of the bytes that arrived."""
+    """Of the bytes that the member now has."""
     nbytes: int = 0
+    """Of the version."""
+    received_nbytes: int = 0
+    """How many of them came; fewer where only what had changed was sent."""
     posted_at: float = 0.0
     """When it was ready for the first byte."""
     received_at: float = 0.0
@@ -77,147 +72,136 @@ class Progress:
 class _Resources:
     """What outlives a transfer that went well."""
 
-    store: "TCPStore | None" = None
-    address: tuple[str, int] | None = None
-    link: Link | None = None
-    link_name: str = ""
+    links: LinkFeed = field(default_factory=LinkFeed)
     buffers: "list[torch.Tensor]" = field(default_factory=list)
-
-    def close(self) -> None:
-        if self.link is not None:
-            self.link.close()
+    held: TransferManifest | None = None
+    """The version whose bytes are in the buffers, proven."""
 
 
 class _Transfer:
     """One version on its way. Its thread alone touches ``resources`` until it has ended."""
 
-    def __init__(self, source: Source, resources: _Resources, *, overlap: bool) -> None:
+    def __init__(self, source: Source, resources: _Resources, *, overlap: bool, ended: Callable[[], None]) -> None:
         self.source = source
         self.overlap = overlap
         self.resources = resources
         self.cancelled = threading.Event()
-        self.progress = Progress(state="receiving")
         self.manifest: TransferManifest | None = None
+        self._ended = ended
+        self._progress = Progress(state="receiving")
+        self._waiting_since: float | None = time.monotonic()
+        """For the other side; None while it computes."""
+
+    @property
+    def progress(self) -> Progress:
+        """Where it stands; failed where it has not moved for too long."""
+        progress, since, limit_s = self._progress, self._waiting_since, _WAITS * self.source.timeout_s + _GRACE_S
+        if progress.state == "receiving" and since is not None and time.monotonic() - since > limit_s:
+            return Progress(state="failed", error=f"WeightTransferError: nothing has moved for {limit_s:g} s")
+        return progress
+
+    @property
+    def over(self) -> bool:
+        """Whether its thread will not touch ``resources`` any more."""
+        return self._progress.state != "receiving"
 
     def run(self) -> None:
         """Body of the thread."""
-        try:
-            progress = self._receive()
-        # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
-        except (WeightTransferError, RuntimeError, OSError) as error:
-            self.resources.close()
-            self.progress = Progress(state="failed", error=f"{type(error).__name__}: {error}")
-        else:
-            self.progress = progress
-
-    def _receive(self) -> Progress:
         source, resources = self.source, self.resources
-        manifest = self._read_manifest()
-        name = f"{source.prefix}/link{manifest.link}"
-        if resources.link is None or resources.link_name != name:
-            resources.close()
-            resources.link = open_link(
-                self._join(),
-                name,
-                1,
-                address=local_address(source.host, source.port),
-                backend=source.backend,
-                timeout_s=source.timeout_s,
-            )
-            resources.link_name = name
-        layout = manifest.buckets()
-        self._fit_buffers(layout, resources.link.device)
-        posted_at = time.monotonic()
-        digest, received_at = self._receive_buckets(resources.link)
-        if digest != source.checksum:
+        feed: Feed
+        if source.method == "memory":
+            feed = PullFeed()
+        elif source.method == "checkpoint":
+            feed = FolderFeed()
+        else:
+            feed = resources.links
+        try:
+            progress = self._receive(feed)
+        # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
+        except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
+            feed.close()
+            if feed is resources.links:
+                # What is pending on the link may still write into them.
+                resources.links, resources.buffers, resources.held = LinkFeed(), [], None
+            self._progress = Progress(state="failed", error=f"{type(error).__name__}: {error}")
+        else:
+            if feed is not resources.links:
+                feed.close()
+            self._progress = progress
+        self._ended()
+
+    def _receive(self, feed: Feed) -> Progress:
+        source, resources = self.source, self.resources
+        base = resources.held
+        offer = feed.open(source, None if base is None else base.checksum, self.cancelled)
+        layout = offer.manifest.buckets()
+        if offer.changes is None:
+            progress = self._receive_all(feed, layout)
+        else:
+            progress = self._receive_changes(feed, layout, offer)
+        if progress.checksum != source.checksum:
             raise WeightTransferError(
-                f"the bytes of version {source.version} have checksum {digest}, announced was {source.checksum}"
+                f"the bytes of version {source.version} have checksum {progress.checksum}, "
+                f"announced was {source.checksum}"
             )
-        self.manifest = manifest
-        return Progress(
+        resources.held = self.manifest = offer.manifest
+        return replace(
+            progress,
             state="ready",
-            checksum=digest,
             nbytes=sum(bucket.nbytes for bucket in layout),
-            posted_at=posted_at,
-            received_at=received_at,
             verified_at=time.monotonic(),
         )
 
-    def _join(self) -> "TCPStore":
-        """The trainer's store; the connection of the last transfer where the trainer is the same."""
-        source, resources = self.source, self.resources
-        if resources.store is None or resources.address != (source.host, source.port):
-            resources.store = join_store(source.host, source.port, timeout_s=source.timeout_s)
-            resources.address = (source.host, source.port)
-        return resources.store
+    def _receive_all(self, feed: Feed, layout: list[Bucket]) -> Progress:
+        """Receive all buckets."""
+        self.resources.held = None
+        buffers = self._fit_buffers(layout, feed.device)
+        posted_at = self._waiting_since = time.monotonic()
+        with BackgroundHash() if self.overlap else nullcontext() as hashing:
 
-    def _read_manifest(self) -> TransferManifest:
-        from torch.distributed import DistStoreError
+            def arrived(index: int) -> None:
+                self._waiting_since = time.monotonic()
+                if hashing is not None:
+                    hashing.put(buffers[index])
 
-        source = self.source
-        key = f"{source.prefix}/{source.version}"
-        store = self._join()
-        store.set_timeout(timedelta(seconds=source.timeout_s))
-        try:
-            text = store.get(key)
-        except DistStoreError as error:
-            raise LinkError(
-                f"the trainer at {source.host}:{source.port} did not serve {key} within {source.timeout_s:g} s"
-            ) from error
-        manifest = TransferManifest.from_json(text)
-        if manifest.version != source.version or manifest.checksum != source.checksum:
-            raise ManifestError(
-                f"the trainer serves version {manifest.version} with checksum {manifest.checksum}, "
-                f"announced was {source.version} with {source.checksum}"
-            )
-        return manifest
+            feed.fill(buffers, arrived)
+            received_at = time.monotonic()
+            self._waiting_since = None
+        digest = hashing.hexdigest() if hashing is not None else checksum([b.cpu().numpy() for b in buffers])
+        return Progress(
+            checksum=digest,
+            received_nbytes=sum(bucket.nbytes for bucket in layout),
+            posted_at=posted_at,
+            received_at=received_at,
+        )
 
-    def _fit_buffers(self, layout: list[Bucket], device: str) -> None:
+    def _receive_changes(self, feed: Feed, layout: list[Bucket], offer: Offer) -> Progress:
+        """Receive a delta, and write it into the buffers."""
         import torch
 
-        sizes = [bucket.nbytes for bucket in layout]
-        if [buffer.numel() for buffer in self.resources.buffers] != sizes:
+        resources, changes = self.resources, offer.changes or ()
+        if resources.held is None or resources.held.buckets() != layout:
+            raise WeightTransferError("a delta was sent to a member that holds nothing, or another model")
+        size = delta.payload_size(layout, changes)
+        if size > sum(bucket.nbytes for bucket in layout):
+            raise WeightTransferError(f"a delta of {size} bytes is larger than the version")
+        payload = torch.empty(size, dtype=torch.uint8)
+        posted_at = self._waiting_since = time.monotonic()
+        feed.fill([payload], lambda _: None)
+        received_at = time.monotonic()
+        self._waiting_since = resources.held = None
+        arrays = [buffer.numpy() for buffer in resources.buffers]
+        delta.apply(layout, arrays, changes, payload.numpy())
+        return Progress(checksum=checksum(arrays), received_nbytes=size, posted_at=posted_at, received_at=received_at)
+
+    def _fit_buffers(self, layout: list[Bucket], device: str) -> "list[torch.Tensor]":
+        import torch
+
+        buffers, sizes = self.resources.buffers, [bucket.nbytes for bucket in layout]
+        if [buffer.numel() for buffer in buffers] != sizes or buffers[0].device.type != device:
+            self.resources.buffers = []  # before there is more
             self.resources.buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
-
-    def _receive_buckets(self, link: Link) -> tuple[str, float]:
-        """Receive all buckets; their checksum, and when the last byte was there."""
-        buffers = self.resources.buffers
-        works = [link.broadcast(buffer) for buffer in buffers]
-        digest = hashlib.sha256()
-        with _Hasher(digest.update) if self.overlap else contextlib.nullcontext() as hasher:
-            for work, buffer in zip(works, buffers, strict=True):
-                link.wait(work, time.monotonic() + self.source.timeout_s, self.cancelled)
-                if hasher is not None:
-                    hasher.put(buffer)
-            received_at = time.monotonic()
-        if not self.overlap:
-            for buffer in buffers:
-                digest.update(buffer.cpu().numpy())
-        return digest.hexdigest(), received_at
-
-
-class _Hasher:
-    """A thread that hashes buckets while others arrive. Leaving the context waits until it has hashed all."""
-
-    def __init__(self, update: Callable[[Any], None]) -> None:
-        self._update = update
-        self._arrived: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="hash-weights", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._arrived.put(None)
-        self._thread.join()
-
-    def put(self, buffer: "torch.Tensor") -> None:
-        self._arrived.put(buffer)
-
-    def _run(self) -> None:
-        while (buffer := self._arrived.get()) is not None:
-            self._update(buffer.cpu().numpy())
+        return self.resources.buffers
 
 
 class WeightReceiver:
@@ -225,10 +209,12 @@ class WeightReceiver:
 
     Args:
         overlap: Whether to hash while receiving; by default, where there are cores for it.
+        ended: Called, by the thread of a transfer, when it has become ready or has failed.
     """
 
-    def __init__(self, *, overlap: bool | None = None) -> None:
+    def __init__(self, *, overlap: bool | None = None, ended: Callable[[], None] = lambda: None) -> None:
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
+        self._ended = ended
         self._resources = _Resources()
         self._transfer: _Transfer | None = None
 
@@ -245,7 +231,7 @@ class WeightReceiver:
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
-        self._transfer = _Transfer(source, self._resources, overlap=self._overlap)
+        self._transfer = _Transfer(source, self._resources, overlap=self._overlap, ended=self._ended)
         self._resources = _Resources()
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 
@@ -276,13 +262,13 @@ class WeightReceiver:
         if transfer is None:
             return
         transfer.cancelled.set()
-        if transfer.progress.state == "ready":
+        if transfer.over:
             self._resources = transfer.resources
 
     def close(self) -> None:
         """Cancel, and let go of the link."""
         self.cancel()
-        self._resources.close()
+        self._resources.links.close()
         self._resources = _Resources()
 
 

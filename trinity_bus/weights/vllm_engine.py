@@ -30,8 +30,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
-from trinity_bus.weights.link import Backend
-from trinity_bus.weights.receiver import Source, WeightReceiver
+from trinity_bus.weights.feed import Method, Source
+from trinity_bus.weights.receiver import WeightReceiver
 
 # It warns of layers without weights at each reload, of position embeddings among others; ``_load`` checks itself.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -41,20 +41,21 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not type-checked
     """How transfers to this engine work."""
 
-    backend: Backend = "gloo"
     timeout_s: float = 30.0
     """Limit of each step of a transfer."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Which version to receive, and from where; see ``receiver.Source``."""
+    """Which version to receive, and from where; see ``feed.Source``."""
 
+    method: Method
     host: str
     port: int
     prefix: str
     version: int
     checksum: str
+    folder: str
 
 
 class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
@@ -87,12 +88,13 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         """
         self.receiver.start(
             Source(
+                method=update_info.method,
                 host=update_info.host,
                 port=update_info.port,
                 prefix=update_info.prefix,
                 version=update_info.version,
                 checksum=update_info.checksum,
-                backend=self._info.backend,
+                folder=update_info.folder,
                 timeout_s=self._info.timeout_s,
             )
         )

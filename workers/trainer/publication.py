@@ -1,9 +1,9 @@
-"""Serving versions to the explorers that an announcement names, and checking what they say they got.
+"""Offering versions to the explorers that an announcement names, and checking what they say they got.
 
 ::
 
-    ModelVersion for this life of the trainer --> a thread sends it to each member --> errors are logged; the
-                                                                                       coordinator announces again
+    ModelVersion for this life of the trainer --> over links: a thread sends it to each member --> errors are logged;
+                                                  memory, checkpoint: members take it themselves   it is announced again
     WeightsSynced of a version served here ----> its checksum is compared with the one that was sent
 
 An explorer that reports other bytes than were sent does not serve the version. The coordinator, which compares as well,
@@ -13,14 +13,21 @@ step, because a wire or a memory that changes bytes wants an operator.
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry import metrics
 
 from schemas import ModelVersion, WeightsSynced
 from trinity_bus.bus import Reader
+from trinity_bus.config import TrainerSettings
 from trinity_bus.telemetry import conventions as names
+
+if TYPE_CHECKING:
+    import torch
+
+    from trinity_bus.weights.feed import Method
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +40,72 @@ _REMEMBERED = 16
 
 
 class Server(Protocol):
-    """What is needed of ``trinity_bus.weights.publisher.WeightPublisher``."""
+    """Who brings versions to members."""
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Sends a version to its members; blocks."""
+        """Sends a version to its members, or leaves it to them to take it; blocks."""
         ...
+
+
+class Publisher(Server, Protocol):
+    """One way on which versions leave the trainer; see ``make_publisher``."""
+
+    @property
+    def method(self) -> "Method":
+        """Its name in ``ModelVersion``."""
+        ...
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port for ``ModelVersion``."""
+        ...
+
+    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
+        """Makes a copy of a version that can be had from now on; its checksum."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        ...
+
+
+def make_publisher(settings: TrainerSettings, directory: Path, device: str) -> Publisher:
+    """The publisher that the settings name.
+
+    Args:
+        settings: The trainer's.
+        directory: Where its checkpoints go.
+        device: Type of the device that it trains on.
+
+    Raises:
+        LinkError: Nothing can listen on the trainer's host.
+    """
+    from trinity_bus.weights.folder_publisher import FolderPublisher
+    from trinity_bus.weights.publisher import WeightPublisher
+    from trinity_bus.weights.server import WeightServer
+
+    bucket_bytes, timeout_s = settings.bucket_mib << 20, settings.sync_timeout_s
+    dtype = None if settings.sync_dtype == "same" else settings.sync_dtype
+    if settings.sync_method == "memory":
+        return WeightServer(
+            settings.host, bucket_bytes=bucket_bytes, timeout_s=timeout_s, dtype=dtype, deltas=settings.sync_delta
+        )
+    if settings.sync_method == "checkpoint":
+        return FolderPublisher(
+            directory,
+            host=settings.host,
+            bucket_bytes=bucket_bytes,
+            keep=settings.keep_checkpoints,
+            dtype=dtype,
+            deltas=settings.sync_delta,
+        )
+    return WeightPublisher(
+        settings.host,
+        bucket_bytes=bucket_bytes,
+        timeout_s=timeout_s,
+        dtype=dtype,
+        method="gloo" if device == "cpu" else "nccl",
+    )
 
 
 class Publication:

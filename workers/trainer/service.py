@@ -59,11 +59,10 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
-from workers.trainer.publication import Publication
+from workers.trainer.publication import Publication, Publisher, make_publisher
 
 if TYPE_CHECKING:
     from trinity_bus.training.engine import TrainingEngine
-    from trinity_bus.weights.publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -118,24 +117,20 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
             await thread.call(_leave_groups)
 
 
-def _load(settings: TrainerSettings, directory: Path) -> "tuple[TrainingEngine, WeightPublisher]":
+def _load(settings: TrainerSettings, directory: Path) -> "tuple[TrainingEngine, Publisher]":
     """The engine as the newest checkpoint left it, and the publisher. Takes seconds: imports torch and Megatron."""
     from trinity_bus.training.engine import TrainingEngine
-    from trinity_bus.weights.publisher import WeightPublisher
 
     engine = TrainingEngine(settings)
     progress = engine.load_latest(directory)
     if progress is None:
         log.info("no checkpoint in %s: starting from %s", directory, settings.model_path)
+        if settings.sync_method == "checkpoint":
+            # Version 0 must be somewhere to be taken from.
+            engine.save_checkpoint(directory, engine.progress)
     else:
         log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
-    publisher = WeightPublisher(
-        settings.host,
-        bucket_bytes=settings.bucket_mib << 20,
-        timeout_s=settings.sync_timeout_s,
-        backend="gloo" if engine.layout.device.type == "cpu" else "nccl",
-    )
-    return engine, publisher
+    return engine, make_publisher(settings, directory, engine.layout.device.type)
 
 
 def _leave_groups() -> None:
@@ -157,7 +152,7 @@ class _Trainer:
         producer: Producer,
         thread: EngineThread,
         engine: "TrainingEngine",
-        publisher: "WeightPublisher",
+        publisher: Publisher,
     ) -> None:
         self._settings = settings.trainer
         self._model = settings.coordinator.model
@@ -341,7 +336,7 @@ class _Trainer:
                 step=self._progress.step,
                 version=self._progress.version,
                 publish=publish,
-                method=self._publisher.backend,
+                method=self._publisher.method,
                 batch_id=None if batch is None else batch.batch_id,
                 metrics={**metrics, "weights_mismatched": float(self._publication.mismatches)},
                 checksum=checksum,

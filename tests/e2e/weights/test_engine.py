@@ -172,7 +172,7 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
     rig.sync(0)
     served = rig.version
     corrupt = rig.announce(1)
-    rig.publisher._staged[rig.version].buffers[0][100] ^= 1
+    rig.publisher.staging._staged[rig.version].buffers[0][100] ^= 1
     with pytest.raises(WeightTransferError, match="have checksum"):
         rig.run(rig.transfer(corrupt))
     # A trainer that never sends: generation goes on meanwhile.

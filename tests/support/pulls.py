@@ -1,0 +1,76 @@
+"""One end of a pull in a process of its own, to be killed: ``python -m tests.support.pulls take|serve ...``.
+
+``take HOST PORT CHECKSUM``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
+prints ``amid``, and stays there.
+"""
+
+import socket
+import sys
+
+import torch
+
+from tests.support.transfers import settled
+from trinity_bus.weights import server
+from trinity_bus.weights.feed import Source
+from trinity_bus.weights.pull_feed import PullFeed
+from trinity_bus.weights.receiver import WeightReceiver
+
+
+def say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def take(host: str, port: str, checksum: str) -> None:
+    original = PullFeed._receive
+    pieces = []
+
+    def receive_and_stay(self: PullFeed, view: memoryview) -> None:
+        original(self, view)
+        pieces.append(len(view))
+        # The length and the answer are pieces, too.
+        if len(pieces) == 3:
+            say("first")
+            sys.stdin.read()
+
+    PullFeed._receive = receive_and_stay  # type: ignore[method-assign]
+    receiver = WeightReceiver()
+    receiver.start(
+        Source(
+            method="memory",
+            host=host,
+            port=int(port),
+            prefix="life/1/victim",
+            version=0,
+            checksum=checksum,
+            timeout_s=60,
+        )
+    )
+    settled(receiver, 60)
+
+
+def serve() -> None:
+    made = server.WeightServer(bucket_bytes=1 << 20)
+    checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
+    send = server._send
+    sent = []
+
+    def send_and_stay(connection: socket.socket, piece: memoryview) -> None:
+        send(connection, piece)
+        sent.append(piece)
+        if len(sent) == 6:
+            say("amid")
+            sys.stdin.read()
+
+    server._send = send_and_stay
+    say(f"{made.address[1]} {checksum}")
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    if command == "take":
+        take(*arguments)
+    else:
+        serve()

@@ -1,0 +1,241 @@
+"""The trainer's side of pulls: a TCP server of staged versions, for many members at once, each at its own pace.
+
+::
+
+    LISTENING --connection--> a thread: read the request --> lease the version --> answer, bytes --> close
+        |                                   |                     |                    |
+        |                                   +--silent: dropped    +--gone: refused     +--too slow, gone: dropped
+        +--close--> (gone; every connection is cut)
+
+The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
+beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
+that is slow holds its version's buffers and one thread, nobody else; one that takes no more than nothing within the
+time limit is dropped, and so is one that was killed.
+
+Where the member holds a version that is still here, and what has changed since is smaller than the whole, only that is
+sent. A delta is made by the first who asks for it and kept as long as both versions are.
+
+Failures: see the drawing; none reaches training or another member.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+
+from schemas.model_version import ModelVersion
+from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
+from trinity_bus.weights.delta import Delta, encode
+from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.feed import Method
+from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
+from trinity_bus.weights.wire import LENGTH, MAX_REQUEST_BYTES, Answer, Request, body_length
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("trinity_bus.weights")
+
+MAX_CONNECTIONS = 256
+PIECE = 1 << 20
+"""Bytes that a member must take within the time limit."""
+
+
+class WeightServer:
+    """Stages versions and serves them to whoever asks. All methods may be called from any thread.
+
+    Args:
+        host: Address to listen on.
+        bucket_bytes: Size of one bucket.
+        timeout_s: Limit of a request's arrival, and of each piece that a member takes.
+        retain: How many of the newest versions can be had.
+        dtype: As what floating-point tensors travel; as they are if None.
+        deltas: Whether to send only what has changed, where that is smaller.
+
+    Raises:
+        LinkError: Nothing can listen on ``host``.
+    """
+
+    method: Method = "memory"
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        timeout_s: float = 30.0,
+        retain: int = 2,
+        dtype: str | None = None,
+        deltas: bool = False,
+    ) -> None:
+        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype)
+        self._host = host
+        self._timeout_s = timeout_s
+        self._deltas: _Deltas | None = _Deltas() if deltas else None
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._closed = False
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
+        except OSError as error:
+            raise LinkError(f"cannot listen on {host!r} for weight transfers: {error}") from error
+        self._port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="serve-weights", daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, for ``ModelVersion``."""
+        return self._host, self._port
+
+    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
+        """Copy a version into buffers of its own; its checksum. See ``Staging.stage``."""
+        checksum = self.staging.stage(version, named_tensors).checksum
+        if self._deltas is not None:
+            self._deltas.forget(checksum)
+        return checksum
+
+    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+        """Nothing: members come by themselves."""
+        del traceparent
+        return {member.explorer: None for member in announced.members}
+
+    def close(self) -> None:
+        """Stop listening and cut all connections."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        # Closing alone does not wake a thread that waits in ``accept``.
+        for one in (self._listener, *connections):
+            _shut(one)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if self._closed:
+                    return
+                # Such as too many open files: it may pass, and the listener must outlive it.
+                _log.error("a member could not be let in: %s", error)
+                threading.Event().wait(0.1)
+                continue
+            with self._lock:
+                welcome = not self._closed and len(self._connections) < MAX_CONNECTIONS
+                if welcome:
+                    self._connections.add(connection)
+            if not welcome:
+                connection.close()
+                continue
+            threading.Thread(target=self._attend, args=(connection,), name="serve-weights-to", daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        """Body of a connection's thread."""
+        try:
+            connection.settimeout(self._timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            request = _read_request(connection)
+            with _tracer.start_as_current_span(
+                f"send weights {request.who}",
+                attributes={RL_EXPLORER: request.who, RL_MODEL_VERSION: request.version},
+            ) as span:
+                try:
+                    self._answer(connection, request)
+                except (WeightTransferError, OSError) as error:
+                    span.set_status(trace.StatusCode.ERROR, str(error))
+                    _log.warning("version %d was not sent to %s: %s", request.version, request.who, error)
+        except (WeightTransferError, OSError) as error:
+            _log.warning("a connection for weights came to nothing: %s", error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, connection: socket.socket, request: Request) -> None:
+        """Send what is asked for, or say why not.
+
+        Raises:
+            VersionGoneError: The member was refused.
+            OSError: It is gone or too slow.
+        """
+        try:
+            with self.staging.lease(request.version, request.checksum) as staged:
+                delta = self._delta(staged, request.held)
+                answer = Answer(manifest=staged.manifest.to_json(), changes=None if delta is None else delta.changes)
+                connection.sendall(answer.pack())
+                parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
+                for part in parts:
+                    view = memoryview(part)
+                    for start in range(0, len(view), PIECE):
+                        _send(connection, view[start : start + PIECE])
+        except VersionGoneError as error:
+            connection.sendall(Answer(refusal=str(error)).pack())
+            raise
+
+    def _delta(self, staged: Staged, held: str | None) -> Delta | None:
+        base = None if self._deltas is None or held is None else self.staging.find(held)
+        if self._deltas is None or base is None or base is staged:
+            return None
+        try:
+            with self.staging.lease(base.manifest.version, base.manifest.checksum):
+                return self._deltas.between(base, staged)
+        except VersionGoneError:
+            # Retired between the two calls: all of it is sent.
+            return None
+
+
+class _Deltas:
+    """Deltas to the newest version, each made once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, str], Delta | None] = {}
+
+    def between(self, base: Staged, target: Staged) -> Delta | None:
+        """What turns one into the other; None where all of it is smaller, or they are of different models."""
+        if base.layout != target.layout:
+            return None
+        key = (base.manifest.checksum, target.manifest.checksum)
+        # Whoever else wants the same one waits for it.
+        with self._lock:
+            if key not in self._made:
+                old, new = ([buffer.numpy() for buffer in staged.buffers] for staged in (base, target))
+                self._made[key] = encode(target.layout, old, new, target.nbytes)
+            return self._made[key]
+
+    def forget(self, newest: str) -> None:
+        """Drop those that do not lead to ``newest``."""
+        with self._lock:
+            self._made = {key: delta for key, delta in self._made.items() if key[1] == newest}
+
+
+def _send(connection: socket.socket, piece: memoryview) -> None:
+    """Send a piece, within the connection's time limit."""
+    connection.sendall(piece)
+
+
+def _read_request(connection: socket.socket) -> Request:
+    length = body_length(_exactly(connection, LENGTH.size), MAX_REQUEST_BYTES)
+    return Request.unpack(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise LinkError("it closed before it had asked for anything")
+        data += piece
+    return bytes(data)
+
+
+def _shut(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        _log.debug("a socket was shut already")

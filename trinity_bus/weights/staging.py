@@ -1,0 +1,215 @@
+"""Staged versions: whole models in buffers of their own, packed, hashed, and kept while somebody reads them.
+
+::
+
+    tensors --stage: convert, pack--> bucket after bucket --hash beside the next--> STAGED --newer ones--> retired
+                                                                                      |  lease / release
+                                                                                      +--> buffers are used again
+
+Staging copies, so training may go on at once. Where layers are split over ranks, each tensor is gathered as the
+iteration comes to it: gathering, converting and packing the next bucket overlap hashing the one before. It is the one
+place at which weights change their dtype on the way to the engines.
+
+Failures: a version that is not staged, or has another checksum than was asked for, is refused with what there is. The
+buffers of a lease that ended badly are *spoiled*: pending operations may still read them, so they are given up.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
+from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
+from trinity_bus.weights.hashing import BackgroundHash
+from trinity_bus.weights.manifest import TransferManifest
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_BUCKET_BYTES = 64 << 20
+"""Large, because each bucket costs a round trip."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A version in buffers."""
+
+    manifest: TransferManifest
+    layout: list[Bucket]
+    buffers: "list[torch.Tensor]"
+    """uint8, one for each bucket, of its size."""
+    memory: "list[torch.Tensor]"
+    """What the buffers are views of; a bucket need not fill it."""
+    leases: int = 0
+    spoiled: bool = False
+    """A broken link may still read the buffers."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all buckets."""
+        return sum(bucket.nbytes for bucket in self.layout)
+
+
+class Staging:
+    """Keeps the newest versions. All methods may be called from any thread.
+
+    Args:
+        bucket_bytes: Size of one bucket.
+        retain: How many of the newest versions can be leased.
+        device: Where the buffers lie.
+        dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
+    """
+
+    def __init__(self, *, bucket_bytes: int, retain: int, device: str = "cpu", dtype: str | None = None) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._retain = retain
+        self._device = device
+        self._dtype = dtype
+        self._lock = threading.Lock()
+        self._staged: dict[int, Staged] = {}
+        self._spare: list[torch.Tensor] = []
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions that can be leased, oldest first."""
+        with self._lock:
+            return list(self._staged)
+
+    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> TransferManifest:
+        """Copy a version into buffers, replacing what was staged under the same number.
+
+        Args:
+            version: Its number.
+            named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order. They are
+                looked at one by one, each before the next is asked for.
+
+        Returns:
+            What there is to be said about it; its checksum is the SHA-256 over the buffers.
+
+        Raises:
+            WeightTransferError: There are no tensors.
+            ManifestError: They are too many to be announced.
+        """
+        packing = _Packing(self)
+        with BackgroundHash() as digest:
+            for name, tensor in named_tensors:
+                packing.add(name, tensor, digest)
+            packing.close_bucket(digest)
+        if not packing.metas:
+            raise WeightTransferError(f"version {version} has no tensors; there is nothing to serve")
+        manifest = TransferManifest(version, digest.hexdigest(), self._bucket_bytes, tuple(packing.metas))
+        # Fails here, where the version is made, rather than when it is served.
+        manifest.to_json()
+        with self._lock:
+            replaced = self._staged.pop(version, None)
+            self._staged[version] = Staged(manifest, packing.layout, packing.buffers, packing.memory)
+            # What was used before and is not now had another size: the model has changed, and it will not come back.
+            self._spare.clear()
+            oldest = list(self._staged)[: -self._retain]
+            for old in (replaced, *(self._staged.pop(number) for number in oldest)):
+                if old is not None:
+                    self._recycle(old)
+        return manifest
+
+    def find(self, checksum: str) -> Staged | None:
+        """The staged version with this checksum, if there is one; not leased."""
+        with self._lock:
+            return next((staged for staged in self._staged.values() if staged.manifest.checksum == checksum), None)
+
+    @contextlib.contextmanager
+    def lease(self, version: int, checksum: str) -> Iterator[Staged]:
+        """A version whose buffers stay as they are within the context.
+
+        Raises:
+            VersionGoneError: It is not staged, or has another checksum.
+        """
+        with self._lock:
+            staged = self._staged.get(version)
+            if staged is None:
+                raise VersionGoneError(f"version {version} is not staged; there are {list(self._staged)}")
+            if staged.manifest.checksum != checksum:
+                raise VersionGoneError(f"version {version} has checksum {staged.manifest.checksum}, not {checksum}")
+            staged.leases += 1
+        try:
+            yield staged
+        finally:
+            with self._lock:
+                staged.leases -= 1
+                self._recycle(staged)
+
+    def buffer(self, nbytes: int) -> "torch.Tensor":
+        """Memory of this size; used before where there is some, because fresh memory costs page faults."""
+        import torch
+
+        with self._lock:
+            # The last that came: it is the likeliest to be in a cache.
+            for i in reversed(range(len(self._spare))):
+                if self._spare[i].numel() == nbytes:
+                    return self._spare.pop(i)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Size of one bucket."""
+        return self._bucket_bytes
+
+    def travelling_dtype(self, tensor: "torch.Tensor") -> "torch.dtype":
+        """As what a tensor travels."""
+        import torch
+
+        if self._dtype is None or not tensor.is_floating_point():
+            return tensor.dtype
+        dtype: torch.dtype = getattr(torch, self._dtype)
+        return dtype
+
+    def _recycle(self, staged: Staged) -> None:
+        """With the lock held: give the buffers of a version back if nothing can lease or reads them any more."""
+        if staged.leases == 0 and not staged.spoiled and self._staged.get(staged.manifest.version) is not staged:
+            self._spare += staged.memory
+
+
+class _Packing:
+    """Tensors on their way into buckets: what ``buckets.plan`` says, found while they come.
+
+    Args:
+        staging: Gives memory.
+    """
+
+    def __init__(self, staging: Staging) -> None:
+        self.metas: list[TensorMeta] = []
+        self.layout: list[Bucket] = []
+        self.buffers: list[torch.Tensor] = []
+        self.memory: list[torch.Tensor] = []
+        self._staging = staging
+        self._slots: list[Slot] = []
+        self._open: torch.Tensor | None = None
+        self._end = 0
+
+    def add(self, name: str, tensor: "torch.Tensor", digest: BackgroundHash) -> None:
+        """Copy one tensor behind the last."""
+        kind = self._staging.travelling_dtype(tensor)
+        meta = TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
+        self.metas.append(meta)
+        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+        if self._slots and offset + meta.nbytes > self._staging.bucket_bytes:
+            self.close_bucket(digest)
+            offset = 0
+        if self._open is None:
+            self._open = self._staging.buffer(max(self._staging.bucket_bytes, meta.nbytes))
+        self._open[self._end : offset].zero_()
+        self._slots.append(Slot(meta, offset))
+        self._end = offset + meta.nbytes
+        self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
+
+    def close_bucket(self, digest: BackgroundHash) -> None:
+        """The open bucket is whole: hash it beside what follows."""
+        if self._open is None:
+            return
+        buffer = self._open[: self._end]
+        self.layout.append(Bucket(tuple(self._slots), self._end))
+        self.buffers.append(buffer)
+        self.memory.append(self._open)
+        digest.put(buffer)
+        self._slots, self._open, self._end = [], None, 0
