@@ -17,6 +17,10 @@ from schemas.event import Position
 from schemas.free_form import MAX_ITEMS
 from schemas.record import BatchType, Identifier, Metrics, Record
 
+MAX_BATCH_TASKS = 16_384
+MAX_BATCH_PARTS = 32_768
+"""Parts of all tasks of a batch together, so that its manifest can be sent. At least two of each task."""
+
 
 class BatchLifecycleState(StrEnum):
     """Where a batch stands. The transitions are drawn in ``trinity_bus.coordination.lifecycle``."""

@@ -181,7 +181,7 @@ class CoordinatorSettings(Section):
     dedup_window: Count = 100_000
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
-    """Tasks taken off the topic and not yet ended; beyond it, tasks wait in the log."""
+    """Tasks taken off the topic and not yet ended, of batches that are full; beyond it, tasks wait in the log."""
 
 
 class SynchronizerSettings(Section):

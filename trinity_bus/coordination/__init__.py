@@ -16,6 +16,7 @@ from trinity_bus.coordination.commands import (
     Refuse,
     Reply,
 )
+from trinity_bus.coordination.figures import Figures
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     Event,
@@ -45,6 +46,7 @@ __all__ = [
     "Event",
     "EventArrived",
     "Fact",
+    "Figures",
     "IllegalTransitionError",
     "Input",
     "Leader",

@@ -1,118 +1,115 @@
-"""Handing tasks out and taking them back: what the books, the fleet and the outbox must agree on.
+"""Handing parts of tasks out and taking them back: what the books, the fleet and the outbox must agree on.
 
-A running attempt is in three places: in its task, in the ledger's ``running``, and in the ``assigned`` of its explorer.
+A running attempt is in three places: in its part, in the ledger's ``running``, and in the ``assigned`` of its explorer.
 All changes to them are made here.
 """
 
-from schemas import Cancel, Dispatch, RolloutFinished
-from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination import results
-from trinity_bus.coordination.commands import Answered, BatchMoved, Fact, Order, Outbox
+from collections.abc import Collection
+
+from schemas import Cancel, Dispatch
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.commands import Order, Outbox
 from trinity_bus.coordination.dispatch import Room
 from trinity_bus.coordination.fleet import Explorer, Fleet
 from trinity_bus.coordination.ledger import Ledger
 from trinity_bus.coordination.limits import short_error
-from trinity_bus.coordination.tasks import Attempt, OpenTask, Result
-from trinity_bus.coordination.versions import WeightSync
+from trinity_bus.coordination.pace import Pace
+from trinity_bus.coordination.parts import Attempt, Part
+from trinity_bus.coordination.tasks import OpenTask
 
 
 class Attempts:
     """Starts attempts where there is room, and ends them."""
 
-    def __init__(
-        self, settings: CoordinatorSettings, ledger: Ledger, fleet: Fleet, sync: WeightSync, out: Outbox
-    ) -> None:
-        self._settings = settings
+    def __init__(self, ledger: Ledger, fleet: Fleet, pace: Pace, out: Outbox) -> None:
         self._ledger = ledger
         self._fleet = fleet
-        self._sync = sync
+        self._pace = pace
         self._out = out
 
-    def dispatch(self, now: float) -> None:
-        """Hands out tasks until there is no more room, or nothing that fits it."""
-        batches = self._ledger.handed_out()
-        if not batches:
+    def dispatch(self, newest_version: int, now: float) -> None:
+        """Hands out parts until there is no more room, or nothing that fits it."""
+        if not self._ledger.line:
             return
-        explorers = [explorer for explorer in self._fleet.live() if explorer.free > 0]
-        for batch in batches:
-            room = Room(explorers, batch.min_version)
-            while (task := self._ledger.next_task(batch, room.workflows)) is not None:
-                explorer = room.place(task)
-                self._start(task, explorer, batch.min_version, now)
+        explorers = self.with_room()
+        for batch in self._ledger.line:
+            if not explorers:
+                return
+            min_version = _min_version(batch, newest_version)
+            room = Room(explorers, min_version)
+            while (queued := batch.next_in_line(room.workflows)) is not None:
+                _, index, task_id = queued
+                task = self._ledger.tasks[task_id]
+                part = task.parts[index]
+                explorer = room.place(task, part)
+                self._ledger.line.take(batch, task.task.workflow)
+                self._start(task, part, explorer, min_version, now)
                 room.taken(explorer)
+            explorers = [explorer for explorer in explorers if explorer.free > 0]
 
-    def failed(self, task: OpenTask, attempt: Attempt, error: str, fact: Fact, *, cancel: bool = False) -> None:
-        """The running attempt ended without a result: the task is tried again, or fails.
+    def copy(self, attempt: Attempt, newest_version: int, now: float) -> bool:
+        """Starts a second attempt beside a slow one, on another explorer. Returns whether there was room."""
+        task = self._ledger.tasks[attempt.task_id]
+        batch = self._ledger.batches[task.batch_id]
+        min_version = _min_version(batch, newest_version)
+        others = [explorer for explorer in self.with_room() if explorer.name != attempt.explorer]
+        room = Room(others, min_version)
+        if task.task.workflow not in room.workflows:
+            return False
+        part = task.parts[attempt.part]
+        self._start(task, part, room.place(task, part), min_version, now)
+        return True
 
-        Args:
-            task: The task.
-            attempt: Its running attempt.
-            error: What went wrong.
-            fact: What to count it as.
-            cancel: Whether its explorer may still be at it.
-        """
-        task_id = task.task.task_id
-        error = short_error(error)
-        self._free(task)
-        if cancel:
-            order = Cancel(
-                explorer=attempt.explorer,
-                incarnation=attempt.incarnation,
-                task_id=task_id,
-                attempt=attempt.number,
-                reason=error,
-            )
-            self._out.add(Order(order, task.traceparent))
-        self._out.observe(fact, task_id, f"attempt {attempt.number} on {attempt.explorer}: {error}")
-        if not self._ledger.stopped(task, error):
-            self.give_up(task, error)
+    def with_room(self) -> list[Explorer]:
+        """Explorers with a free slot."""
+        return [explorer for explorer in self._fleet.live() if explorer.free > 0]
 
-    def give_up(self, task: OpenTask, error: str) -> None:
-        """The task, which is not running, fails for good, with its first error."""
-        first = task.first_error or short_error(error)
-        self._out.observe(Fact.TASK_FAILED, task.task.task_id, first)
-        self.settle(task, results.failure(task, first))
+    def stop(self, attempt: Attempt) -> tuple[OpenTask, Part]:
+        """The attempt is over; its explorer has a slot more. Returns its task and part."""
+        del self._ledger.running[attempt.key]
+        self._fleet.release(attempt.explorer, attempt.key)
+        task = self._ledger.tasks[attempt.task_id]
+        return task, task.stop(attempt)
 
-    def settle(self, task: OpenTask, result: Result, event: RolloutFinished | None = None) -> None:
-        """The task has its result; ``event`` is what its attempt said."""
-        self._free(task)
-        runs = task.task.repeat_times or self._settings.group_size
-        record = results.told(task, task.task.batch_type, result, event, runs)
-        self._out.add(Answered(record, result.traceparent or task.traceparent))
-        complete = self._ledger.settle(task, result)
-        if complete is not None:
-            self._out.add(BatchMoved(complete))
+    def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:
+        """The attempts are over, and their explorers, who may still be at them, are told."""
+        for attempt in list(attempts):
+            task, _ = self.stop(attempt)
+            self.recall(attempt, task, reason, restart_runner=restart_runner)
 
-    def lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
-        """A life of an explorer is over; what it ran is tried again or fails. To be called while it is in the fleet."""
-        lost = sorted((self._ledger.tasks[task_id] for task_id in explorer.assigned), key=lambda task: task.order)
-        for task in lost:
-            if task.running is not None:
-                self.failed(task, task.running, reason, Fact.ATTEMPT_FAILED, cancel=cancel)
-        self._sync.departed((explorer.name, explorer.incarnation))
+    def recall(self, attempt: Attempt, task: OpenTask, reason: str, *, restart_runner: bool = False) -> None:
+        """Tells the explorer of an attempt that is over."""
+        order = Cancel(
+            explorer=attempt.explorer,
+            incarnation=attempt.incarnation,
+            task_id=attempt.task_id,
+            attempt=attempt.number,
+            reason=short_error(reason),
+            restart_runner=restart_runner,
+        )
+        self._out.add(Order(order, task.traceparent))
 
-    def _start(self, task: OpenTask, explorer: Explorer, min_version: int, now: float) -> None:
-        wanted = task.task
-        timeout_s = wanted.timeout_s or self._settings.task_timeout_s
-        attempt = task.start(explorer.name, explorer.incarnation, timeout_s, now)
-        explorer.assigned.add(wanted.task_id)
-        self._ledger.started(task)
+    def _start(self, task: OpenTask, part: Part, explorer: Explorer, min_version: int, now: float) -> None:
+        batch = self._ledger.batches[task.batch_id]
+        timeout_s = self._pace.limit(task.task.timeout_s)
+        attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
+        self._ledger.running[attempt.key] = attempt
+        self._fleet.assign(explorer, attempt.key)
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
-            task=wanted,
+            task=task.task,
             attempt=attempt.number,
-            batch_id=task.batch_id,
-            batch_type=wanted.batch_type,
-            repeat_times=wanted.repeat_times or self._settings.group_size,
+            batch_id=batch.batch_id,
+            batch_type=batch.batch_type,
+            repeat_times=part.runs,
+            run_id_base=part.run_id_base,
             min_version=min_version,
             timeout_s=timeout_s,
         )
         self._out.add(Order(dispatch, task.traceparent))
 
-    def _free(self, task: OpenTask) -> None:
-        """Its explorer has a slot more."""
-        if task.running is not None:
-            explorer = self._fleet.find(task.running.explorer, task.running.incarnation)
-            if explorer is not None:
-                explorer.assigned.discard(task.task.task_id)
+
+def _min_version(batch: Batch, newest_version: int) -> int:
+    """What an attempt that starts now needs; those of open batches get the newest weights."""
+    return max(0, newest_version) if batch.is_open else batch.min_version

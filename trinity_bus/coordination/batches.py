@@ -1,10 +1,12 @@
 """Batches on the way from their first task to their manifest.
 
 A task that names a batch joins it; one that names none joins the batch of its type that is being filled. Tasks of a
-batch are not handed out before it is full: see :mod:`trinity_bus.coordination.lifecycle`.
+batch are not handed out before it is full: see :mod:`trinity_bus.coordination.lifecycle`. An *open* batch, without a
+number of tasks, is never full and never waits; of its tasks that have ended only the numbers are kept.
 """
 
 import heapq
+from bisect import insort
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -13,35 +15,77 @@ from schemas import BatchRecord
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.lifecycle import Transition
 from trinity_bus.coordination.limits import bounded
+from trinity_bus.coordination.pages import Pages
+from trinity_bus.coordination.parts import Part
 from trinity_bus.coordination.tasks import OpenTask, Result
 from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metrics
 
 MAX_TRACE_LINKS = 128
 """Links of one batch; what OpenTelemetry keeps of a span's links unless told otherwise."""
 
+type Queued = tuple[int, int, str]
+"""A part to be handed out: order of its task, its index, id of its task."""
+
 
 @dataclass(slots=True)
 class Batch:
-    """One open batch."""
+    """A batch that has not ended."""
 
     batch_id: str
     batch_type: BatchType
-    expected: int
+    expected: int | None
+    """None: it is open."""
     number: int
     """Of its creation, over all batches."""
-    unnamed: bool
+    unnamed: bool = False
     """Whether it is filled with tasks that name no batch."""
+    born: int = 0
+    """Number of the last task that was accepted before it was registered."""
+    min_wait_num: int | None = None
     state: State = State.PENDING
     filled: int = 0
     """Number in the order of getting full; 0 before."""
     sequence: int = 0
     """Place in the order of training; 0 for eval batches, and before RUNNING."""
     min_version: int = 0
-    accepted: int = field(default=0, compare=False)
-    """Follows from the tasks and the results."""
+    finished: int = 0
+    """Tasks that ended by themselves. These counts follow from the results, but for an open batch."""
+    failed: int = 0
+    """Among the finished ones."""
+    aborted: int = 0
+    """Tasks that were cut off."""
+    open_tasks: dict[str, OpenTask] = field(default_factory=dict, compare=False)
+    """Tasks without a result; follows from the tasks."""
     results: dict[str, Result] = field(default_factory=dict)
-    queued: dict[str, list[tuple[int, str]]] = field(default_factory=dict, compare=False)
-    """Of each workflow, a heap of (order, task id) to be handed out; follows from the tasks."""
+    """Of the others; none are kept of an open batch."""
+    packed: Pages = field(default_factory=Pages, compare=False)
+    """The results, as the changelog has them."""
+    queued: dict[str, list[Queued]] = field(default_factory=dict, compare=False)
+    """Of each workflow, a heap of what is to be handed out; follows from the tasks."""
+    durations: list[float] = field(default_factory=list, compare=False)
+    """Seconds that answered parts took, sorted; follows from the results."""
+    cut_at: float | None = field(default=None, compare=False)
+    """When its unfinished tasks are cut off, on the machine's own clock; set anew by a restart."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no number of tasks."""
+        return self.expected is None
+
+    @property
+    def accepted(self) -> int:
+        """Tasks, with and without a result."""
+        return self.finished + self.aborted + len(self.open_tasks)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all its tasks have come and have a result."""
+        return not self.open_tasks and self.accepted == self.expected
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether so many tasks are finished that the others need not be waited for."""
+        return self.min_wait_num is not None and self.finished >= self.min_wait_num
 
     def move(self, target: State) -> None:
         """Goes to another state.
@@ -51,25 +95,50 @@ class Batch:
         """
         self.state = Transition(self.state, target).target
 
-    def enqueue(self, task: OpenTask) -> None:
-        """The task is to be handed out, for the first time or again."""
-        heapq.heappush(self.queued.setdefault(task.task.workflow, []), (task.order, task.task.task_id))
+    def count(self, result: Result) -> None:
+        """A task has ended."""
+        if result.entry.status == "aborted":
+            self.aborted += 1
+        else:
+            self.finished += 1
+            self.failed += result.entry.status == "failed"
 
-    def next_in_line(self, workflows: Collection[str]) -> str | None:
-        """The id of the next task to be handed out whose workflow is one of these."""
+    def keep(self, result: Result, packed: bytes) -> int:
+        """Keeps a result. Returns its page."""
+        self.results[result.entry.task_id] = result
+        for seconds in result.elapsed:
+            insort(self.durations, seconds)
+        return self.packed.add(packed)
+
+    def enqueue(self, task: OpenTask, part: Part) -> None:
+        """The part is to be handed out, for the first time or again."""
+        heapq.heappush(self.queued.setdefault(task.task.workflow, []), (task.order, part.index, task.task.task_id))
+
+    def next_in_line(self, workflows: Collection[str]) -> Queued | None:
+        """What is to be handed out next, of those whose workflow is one of these."""
         heads = [heap[0] for workflow, heap in self.queued.items() if workflow in workflows]
-        return min(heads)[1] if heads else None
+        return min(heads) if heads else None
 
     def take(self, workflow: str) -> None:
-        """The next task of this workflow is handed out or given up."""
+        """The first in line of this workflow is handed out."""
         heap = self.queued[workflow]
         heapq.heappop(heap)
         if not heap:
             del self.queued[workflow]
 
-    def record(self, *, reason: str | None = None) -> BatchRecord:
-        """The batch as others see it; a FINALIZED one with its manifest, metrics and trace links."""
-        results = sorted(self.results.values(), key=lambda r: r.order) if self.state is State.FINALIZED else []
+    def drop(self, task: OpenTask) -> None:
+        """No part of the task is to be handed out any more."""
+        workflow = task.task.workflow
+        heap = [item for item in self.queued.get(workflow, ()) if item[0] != task.order]
+        if heap:
+            heapq.heapify(heap)
+            self.queued[workflow] = heap
+        else:
+            self.queued.pop(workflow, None)
+
+    def record(self, *, reason: str | None = None, with_results: bool = False) -> BatchRecord:
+        """The batch as others see it; with manifest, metrics and trace links where they are asked for."""
+        results = sorted(self.results.values(), key=lambda r: r.order) if with_results else []
         return BatchRecord(
             batch_id=self.batch_id,
             batch_type=self.batch_type,
@@ -77,11 +146,13 @@ class Batch:
             sequence=self.sequence,
             expected_task_count=self.expected,
             accepted_task_count=self.accepted,
-            completed_task_count=len(self.results),
-            failed_task_count=sum(1 for r in self.results.values() if r.failed),
+            completed_task_count=self.finished,
+            failed_task_count=self.failed,
+            aborted_task_count=self.aborted,
+            min_wait_num=self.min_wait_num,
             min_version=self.min_version,
             manifest=[r.entry for r in results],
-            metrics=self._metrics(results) if self.state is State.FINALIZED else {},
+            metrics=self._metrics(results) if with_results else {},
             reason=reason,
             trace_links=_trace_links(results),
         )
@@ -95,11 +166,12 @@ class Batch:
         else:
             prefix = f"eval/{self.batch_id.partition('/')[2] or self.batch_id}"
             metrics = bounded(aggregate_eval_metrics(of_tasks, prefix))
-        metrics[f"{prefix}/finished_task_count"] = float(len(results))
-        metrics[f"{prefix}/failed_task_count"] = float(sum(1 for r in results if r.failed))
+        metrics[f"{prefix}/finished_task_count"] = float(self.finished)
+        if results:
+            metrics[f"{prefix}/failed_task_count"] = float(self.failed)
         return metrics
 
 
 def _trace_links(results: list[Result]) -> list[str]:
-    links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and not r.failed)
+    links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and r.entry.parts)
     return list(links)[:MAX_TRACE_LINKS]

@@ -90,6 +90,8 @@ class Fact(StrEnum):
     EXPLORER_LEFT = "explorer_left"
     ATTEMPT_FAILED = "attempt_failed"
     TASK_COMPLETED = "task_completed"
+    TASK_ABORTED = "task_aborted"
+    SECOND_COPY = "second_copy"
 
     LATE_RESULT = "late_result"
     ZOMBIE_EXPLORER = "zombie_explorer"

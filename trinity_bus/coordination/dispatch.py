@@ -1,30 +1,21 @@
-"""Which task goes to which explorer.
+"""Which part of a task goes to which explorer.
 
-Batches take their turn in the order of :func:`batch_priority`; inside a batch, tasks go in the order in which they were
-accepted, those that are tried again too. A task may go to an explorer that is ready, has a free slot, knows the
-workflow and serves at least the version that the batch needs. Among those, in this order:
+Batches take their turn in the order of the :mod:`line <trinity_bus.coordination.line>`; inside a batch, parts go in the
+order of their tasks and runs, those that are tried again too. A part may go to an explorer that is ready, has a free
+slot, knows the workflow and serves at least the version that the batch needs. Among those, in this order:
 
-1. not the one where the task has just failed, if there is another;
+1. not the one where the part has just failed, if there is another;
 2. the one with the newest version;
-3. the one with the smallest share of its slots taken, so that all get the same share;
-4. the first by name, so that the same history always gives the same decisions.
+3. one that has another part of the same task, because it may have the prompt in its prefix cache;
+4. the one with the smallest share of its slots taken, so that all get the same share;
+5. the first by name, so that the same history always gives the same decisions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.fleet import Explorer
+from trinity_bus.coordination.parts import Part
 from trinity_bus.coordination.tasks import OpenTask
-from trinity_bus.rollout.order import BatchOrder, sort_batch_id
-
-
-def batch_priority(batch: Batch) -> tuple[BatchOrder, int]:
-    """Sort key of batches: train batch n, then eval batches whose id starts with the number n, then n + 1, then others.
-
-    Train batches are known by their sequence here, whatever they are called.
-    """
-    name = batch.sequence if batch.batch_type == "train" else batch.batch_id
-    return sort_batch_id(name), batch.number
 
 
 class Room:
@@ -41,9 +32,12 @@ class Room:
             self._workflows = frozenset[str]().union(*(e.workflows for e in self._open))
         return self._workflows
 
-    def place(self, task: OpenTask) -> Explorer:
-        """The explorer for this task, whose workflow is one of ``workflows``."""
-        return min((e for e in self._open if task.task.workflow in e.workflows), key=lambda e: _preference(e, task))
+    def place(self, task: OpenTask, part: Part) -> Explorer:
+        """The explorer for this part, of a task whose workflow is one of ``workflows``."""
+        homes: Collection[str] = task.homes if len(task.parts) > 1 else ()
+        workflow, failed_on = task.task.workflow, part.failed_on
+        able = (e for e in self._open if workflow in e.workflows)
+        return min(able, key=lambda e: _preference(e, failed_on, homes))
 
     def taken(self, explorer: Explorer) -> None:
         """A slot of this explorer was taken."""
@@ -52,6 +46,8 @@ class Room:
             self._workflows = None
 
 
-def _preference(explorer: Explorer, task: OpenTask) -> tuple[bool, int, float, str]:
+def _preference(
+    explorer: Explorer, failed_on: str | None, homes: Collection[str]
+) -> tuple[bool, int, bool, float, str]:
     load = len(explorer.assigned) / explorer.slots
-    return explorer.name == task.failed_on, -explorer.version, load, explorer.name
+    return explorer.name == failed_on, -explorer.version, explorer.name not in homes, load, explorer.name

@@ -22,6 +22,7 @@ from enum import Enum, auto
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
 from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.parts import AttemptKey
 
 GONE_KEPT_S = 3600.0
 ZOMBIES_KEPT = 8
@@ -43,12 +44,12 @@ class Explorer:
     distrusted: int | None = None
     """A version that it believes to serve, but whose bytes did not arrive as they were sent."""
     last_seen: float = field(default=0.0, compare=False)
-    assigned: set[str] = field(default_factory=set, compare=False)
-    """Tasks that it was handed and has not answered; follows from the tasks."""
+    assigned: dict[AttemptKey, None] = field(default_factory=dict)
+    """Attempts that it was handed and has not answered, in the order of their dispatch."""
 
     @property
     def free(self) -> int:
-        """Tasks that it may be handed now."""
+        """Attempts that it may be handed now."""
         return self.slots - len(self.assigned) if self.state == "ready" and not self.gone else 0
 
     @property
@@ -80,6 +81,8 @@ class Fleet:
         self.explorers: dict[str, Explorer] = {}
         self._timeout_s = timeout_s
         self._journal = journal
+        self.news = 0
+        """Grows when explorers that know other workflows come or go."""
         self._known: frozenset[str] | None = None
 
     def heartbeat(self, beat: ExplorerHeartbeat, now: float) -> News:
@@ -112,6 +115,16 @@ class Fleet:
             return None
         return explorer
 
+    def assign(self, explorer: Explorer, key: AttemptKey) -> None:
+        """It is handed an attempt."""
+        explorer.assigned[key] = None
+        self._journal.touch(f"assigned/{explorer.name}")
+
+    def release(self, name: str, key: AttemptKey) -> None:
+        """An attempt that this explorer was handed is over."""
+        del self.explorers[name].assigned[key]
+        self._journal.touch(f"assigned/{name}")
+
     def depart(self, explorer: Explorer, *, for_good: bool) -> None:
         """It is gone. ``for_good``: this life never comes back."""
         explorer.gone = True
@@ -137,7 +150,7 @@ class Fleet:
         forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]
         for explorer in forgotten:
             del self.explorers[explorer.name]
-            self._known = None
+            self._forget_known()
             self._journal.touch(f"explorer/{explorer.name}")
         silent = [e for e in self.live() if now - e.last_seen > self._timeout_s]
         return sorted(silent, key=lambda e: e.name)
@@ -164,7 +177,7 @@ class Fleet:
     def restore(self, explorers: list[Explorer], now: float) -> None:
         """Takes over the explorers of a changelog; all of them count as just heard of."""
         self.explorers = {explorer.name: explorer for explorer in explorers}
-        self._known = None
+        self._forget_known()
         for explorer in explorers:
             explorer.last_seen = now
 
@@ -179,7 +192,7 @@ class Fleet:
             zombies=zombies,
         )
         self.explorers[beat.explorer] = explorer
-        self._known = None
+        self._forget_known()
         self._journal.touch(f"explorer/{beat.explorer}")
         return explorer
 
@@ -192,6 +205,10 @@ class Fleet:
             return News.SAME
         explorer.state, explorer.slots, explorer.version, explorer.workflows = told
         explorer.gone = False
-        self._known = None
+        self._forget_known()
         self._journal.touch(f"explorer/{explorer.name}")
         return News.JOINED if rejoined else News.CHANGED
+
+    def _forget_known(self) -> None:
+        self._known = None
+        self.news += 1

@@ -51,7 +51,8 @@ class Tick:
     """Nothing came for a while; time-outs are due."""
 
 
-type Request = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion
+type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
+type Request = BatchRequest | PublishVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The books: every task that was accepted and has not ended, every batch that is open, and what has lately ended.
+"""The books: every task that was accepted and has not ended, every batch that has not ended, and what has lately ended.
 
 ::
 
@@ -9,48 +9,49 @@
                         in the order of sequence: FINALIZED, and off the books <+
 
 A task id is on the books from acceptance to result, and remembered for ``dedup_window`` further tasks; the id of a
-batch likewise. Nothing else is kept of what has ended: the log has it.
+batch likewise, and for a shorter time what became of it. Nothing else is kept of what has ended: the log has it.
 
-Entries of the changelog: ``books`` (the counters), ``batch/<id>``, ``task/<id>`` (written once, at acceptance),
-``attempt/<id>`` (what changes about a task), ``result/<id>`` (until the batch is finalized), ``done/<n>`` and
-``closed/<n>`` (the ids that are remembered).
+Entries of the changelog. A task that is accepted, handed out once and answered shares all of its entries with others:
+
+====================================  ==================================================================================
+``books``                             the counters
+``batch/<id>``                        a batch that has not ended
+``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.pages``
+``assigned/<explorer>``               its running attempts
+``progress/<task id>``                what attempts that have ended left behind, from the first one on
+``answer/<part>/<task id>``           the answer of a part, of a task with several
+``results/<n>/<batch id>``            results, until the batch ends
+``finalizers/<batch id>``             who waits for its end
+``done/<n>``, ``closed/<n>``          ids of ended tasks and batches that are remembered
+``outcomes/<n>``, ``replies/<n>``     what became of batches, and what commands were answered
+====================================  ==================================================================================
 """
 
-from collections import deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from schemas import BatchLifecycleState as State
-from schemas import BatchRecord, Task
+from schemas import BatchRecord, SubmitBatch, Task
+from schemas.batch import MAX_BATCH_TASKS
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import state_codec as codec
+from trinity_bus.coordination.admission import Admission
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import Refusal
-from trinity_bus.coordination.dispatch import batch_priority
+from trinity_bus.coordination.counters import BOOKS_KEY, Counters
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.journal import Journal
-from trinity_bus.coordination.limits import MAX_BATCH_TASKS
+from trinity_bus.coordination.limits import MAX_KEPT_RESULTS, parts_allowed
+from trinity_bus.coordination.line import Line
+from trinity_bus.coordination.over_rollout import enough
+from trinity_bus.coordination.pages import TaskPages
+from trinity_bus.coordination.parts import Attempt, AttemptKey, split
 from trinity_bus.coordination.sync_policy import SyncPolicy
-from trinity_bus.coordination.tasks import Attempt, OpenTask, Result
+from trinity_bus.coordination.tasks import OpenTask, Result
 from trinity_bus.coordination.window import Window
 
 CLOSED_WINDOW = 10_000
 """Ids of ended batches that are remembered."""
-BOOKS_KEY = "books"
-
-
-@dataclass(slots=True)
-class Counters:
-    """Numbers given out so far."""
-
-    tasks: int = 0
-    batches: int = 0
-    unnamed: int = 0
-    filled: int = 0
-    sequence: int = 0
-    """Of the train batch that was admitted last."""
-    finalized: int = 0
-    """Sequence of the train batch that was finalized last."""
 
 
 class Ledger:
@@ -64,28 +65,31 @@ class Ledger:
 
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, journal: Journal) -> None:
         self.tasks: dict[str, OpenTask] = {}
-        self.running: dict[str, OpenTask] = {}
-        """Those of ``tasks`` that an explorer is working on."""
+        self.running: dict[AttemptKey, Attempt] = {}
         self.batches: dict[str, Batch] = {}
-        self.result_in: dict[str, str] = {}
-        """Ended tasks of open batches, to their batch."""
+        self.handed_out: dict[int, Batch] = {}
+        """RUNNING batches that are not open, by number."""
+        self.complete: dict[int, Batch] = {}
+        """FINALIZING batches, by number."""
         self.counters = Counters()
+        self.line = Line()
+        self.admission = Admission(settings.max_inflight_batches, policy, self.counters)
+        self.pages = TaskPages(journal)
         self.done = Window("done", settings.dedup_window, journal)
         self.closed = Window("closed", CLOSED_WINDOW, journal)
         self._settings = settings
-        self._policy = policy
         self._journal = journal
-        self._filling: dict[BatchType, Batch] = {}
-        self._waiting: dict[BatchType, deque[Batch]] = {"train": deque(), "eval": deque()}
-        self._handed_out: list[Batch] = []
-        self._complete: dict[int, Batch] = {}
+        self._active = 0
+        """Open tasks of batches that need no more of them to go on."""
+        self._kept_results = 0
 
     def wants_tasks(self) -> bool:
         """Whether more tasks should be read.
 
-        Not while ``max_open_tasks`` are open, unless none of their batches is full: then only more tasks help.
+        Not while ``max_open_tasks`` are open in batches that can go on: those end, be it by running out of time. Tasks
+        of batches that are not full do not count, because only more tasks help them; ``overflow`` bounds them.
         """
-        return len(self.tasks) < self._settings.max_open_tasks or not self._can_go_on()
+        return self._active < self._settings.max_open_tasks and self._kept_results < MAX_KEPT_RESULTS
 
     def refusal(self, task: Task) -> tuple[Refusal, str] | None:
         """Why the books cannot take this task; None if they can."""
@@ -93,187 +97,210 @@ class Ledger:
             return Refusal.DUPLICATE_TASK, f"a task with the id {task.task_id!r} was accepted before"
         if task.batch_size is not None and task.batch_size > MAX_BATCH_TASKS:
             return Refusal.BATCH_TOO_LARGE, f"a batch has {MAX_BATCH_TASKS} tasks at most, not {task.batch_size}"
-        if task.batch_id is None:
-            return None
-        if task.batch_id in self.closed:
+        batch = None if task.batch_id is None else self.batches.get(task.batch_id)
+        if batch is None and task.batch_id is not None and task.batch_id in self.closed:
             return Refusal.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
-        batch = self.batches.get(task.batch_id)
-        return None if batch is None else self._does_not_fit(task, batch)
+        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch)
 
-    def accept(self, arrived: TaskArrived) -> BatchRecord | None:
+    def accept(self, arrived: TaskArrived) -> Batch | None:
         """Takes a task for which there is no ``refusal``. Returns its batch if that is new."""
         task = arrived.task
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
-        opened = OpenTask(task, batch.batch_id, self.counters.tasks, arrived.origin, arrived.traceparent)
-        self.tasks[task.task_id] = opened
-        batch.accepted += 1
-        batch.enqueue(opened)
-        if batch.accepted == batch.expected:
-            self.counters.filled += 1
-            batch.filled = self.counters.filled
-            self._journal.touch(f"batch/{batch.batch_id}")
-            self._waiting[batch.batch_type].append(batch)
-            if batch.unnamed:
-                del self._filling[batch.batch_type]
-        self._journal.touch(f"task/{task.task_id}")
+        order = self.counters.tasks
+        runs, per_part = self._runs_of(task), self._settings.max_repeat_times_per_runner
+        packed = codec.task_bytes(arrived, batch.batch_id, order, runs, per_part)
+        page = self.pages.add(order, task.task_id, packed)
+        opened = OpenTask(task, batch.batch_id, order, arrived.origin, arrived.traceparent, split(runs, per_part), page)
+        self.tasks[task.task_id] = batch.open_tasks[task.task_id] = opened
+        for part in opened.parts:
+            self.line.enqueue(batch, opened, part)
+        if batch.is_open:
+            self._active += 1
+        elif self.admission.grew(batch):
+            self._active += len(batch.open_tasks)
+            self._kept_results += len(batch.results)
+            self.touch(batch)
         self._journal.touch(BOOKS_KEY)
-        return batch.record() if is_new else None
+        return batch if is_new else None
+
+    def register(self, wanted: SubmitBatch) -> Batch:
+        """Takes a batch that a client has submitted and whose id is free."""
+        batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count)
+        if wanted.min_wait_num is not None and batch.expected:
+            batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
+        return batch
+
+    def start_open(self, batch: Batch) -> None:
+        """An open batch starts at once."""
+        batch.move(State.RUNNING)
+        self.touch(batch)
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
-        """Starts full batches for which there is room.
-
-        Args:
-            announced: The version that explorers are told to serve; -1 before there is any.
-            newest: The newest that the trainer has published, be it held or announced: what evaluation needs.
-        """
-        admitted = []
-        while self._waiting["eval"]:
-            batch = self._waiting["eval"].popleft()
-            batch.min_version = max(0, newest)
-            admitted.append(self._admitted(batch))
-        open_batches = self.counters.sequence - self.counters.finalized
-        for _ in range(min(len(self._waiting["train"]), self._settings.max_inflight_batches - open_batches)):
-            batch = self._waiting["train"].popleft()
-            self.counters.sequence += 1
-            batch.sequence = self.counters.sequence
-            batch.min_version = self._policy.version_needed(batch.sequence, announced)
+        """Starts full batches for which there is room; see :meth:`Admission.admit`."""
+        admitted = self.admission.admit(announced=announced, newest=newest)
+        records = []
+        for batch in admitted:
+            batch.move(State.RUNNING)
+            self.handed_out[batch.number] = batch
+            self.line.join(batch)
+            self.touch(batch)
             self._journal.touch(BOOKS_KEY)
-            admitted.append(self._admitted(batch))
-        if admitted:
-            self._handed_out.sort(key=batch_priority)
-        return admitted
-
-    def handed_out(self) -> list[Batch]:
-        """RUNNING batches with tasks to hand out, the most urgent first."""
-        return [batch for batch in self._handed_out if batch.queued]
+            records.append(batch.record())
+            if batch.all_ended:
+                records.append(self.completed(batch))
+        return records
 
     def oldest_needed(self) -> int | None:
         """The oldest version that a batch needs which is handed out and not done; None where there is no such batch."""
-        return min((batch.min_version for batch in self._handed_out), default=None)
+        return min((batch.min_version for batch in self.handed_out.values()), default=None)
 
-    def next_task(self, batch: Batch, workflows: Collection[str]) -> OpenTask | None:
-        """The next task of the batch to hand out to somebody who knows these workflows."""
-        task_id = batch.next_in_line(workflows)
-        return None if task_id is None else self.tasks[task_id]
-
-    def started(self, task: OpenTask) -> None:
-        """The next attempt at the task has begun; it was the first of its workflow in its batch's queue."""
-        self.batches[task.batch_id].take(task.task.workflow)
-        self.running[task.task.task_id] = task
-        self._journal.touch(f"attempt/{task.task.task_id}")
-
-    def stopped(self, task: OpenTask, error: str) -> bool:
-        """The running attempt has failed. Returns whether there will be another one."""
-        self.running.pop(task.task.task_id, None)
-        task.fail(error)
-        self._journal.touch(f"attempt/{task.task.task_id}")
-        if task.attempts >= self._settings.max_attempts:
-            return False
-        self.batches[task.batch_id].enqueue(task)
-        return True
-
-    def dropped(self, task: OpenTask) -> None:
-        """A task that was never tried fails; it was the first of its workflow in its batch's queue."""
-        self.batches[task.batch_id].take(task.task.workflow)
-
-    def overdue(self, now: float) -> list[tuple[OpenTask, Attempt]]:
-        """Running attempts whose time is up, in the order of their tasks."""
-        late = [(t, t.running) for t in self.running.values() if t.running is not None and t.running.deadline <= now]
-        return sorted(late, key=lambda found: found[0].order)
-
-    def settle(self, task: OpenTask, result: Result) -> BatchRecord | None:
-        """The task has its result. Returns its batch if that was the last one."""
-        task_id = task.task.task_id
-        del self.tasks[task_id]
-        self.running.pop(task_id, None)
-        self.done.add(task_id)
-        batch = self.batches[task.batch_id]
-        batch.results[task_id] = result
-        self.result_in[task_id] = batch.batch_id
-        self._journal.touch(f"task/{task_id}")
-        if task.attempts:
-            self._journal.touch(f"attempt/{task_id}")
-        self._journal.touch(f"result/{task_id}")
-        if len(batch.results) < batch.expected:
-            return None
+    def completed(self, batch: Batch) -> BatchRecord:
+        """The batch waits for nothing but its turn."""
         batch.move(State.FINALIZING)
-        self._journal.touch(f"batch/{batch.batch_id}")
-        self._handed_out.remove(batch)
-        self._complete[batch.number] = batch
+        self.handed_out.pop(batch.number, None)
+        self.complete[batch.number] = batch
+        self.line.leave(batch)
+        self.touch(batch)
         return batch.record()
 
-    def finalize(self) -> Iterator[BatchRecord]:
-        """Ends complete batches whose turn has come, in the order of their turns."""
-        for batch in sorted(self._complete.values(), key=batch_priority):
-            if batch.batch_type == "train":
-                if batch.sequence != self.counters.finalized + 1:
-                    continue
-                self.counters.finalized = batch.sequence
-            batch.move(State.FINALIZED)
-            yield batch.record()
-            self._close(batch)
+    def settle(self, task: OpenTask, result: Result) -> Batch:
+        """The task, of which nothing is running or queued any more, has its result. Returns its batch."""
+        task_id = task.task.task_id
+        batch = self.batches[task.batch_id]
+        del self.tasks[task_id], batch.open_tasks[task_id]
+        self.pages.remove(task.page, task_id)
+        self.done.add(task_id)
+        if task.progressed:
+            self._journal.touch(f"progress/{task_id}")
+            if len(task.parts) > 1:
+                for part in task.parts:
+                    if part.answer is not None:
+                        self._journal.touch(f"answer/{part.index}/{task_id}")
+        batch.count(result)
+        if batch.filled or batch.is_open:
+            self._active -= 1
+        if batch.is_open:
+            self.touch(batch)
+        else:
+            page = batch.keep(result, codec.result_bytes(result))
+            self._journal.touch(f"results/{page}/{batch.batch_id}")
+            self._kept_results += bool(batch.filled)
+        return batch
 
-    def restore(self, batches: list[Batch], tasks: list[OpenTask], counters: Counters) -> None:
+    def progressed(self, task: OpenTask) -> None:
+        """An attempt at the task has ended, and the task has not."""
+        task.progressed = True
+        self._journal.touch(f"progress/{task.task.task_id}")
+
+    def answered(self, task: OpenTask, index: int) -> None:
+        """A part of the task is answered, and the task has not ended."""
+        self.progressed(task)
+        self._journal.touch(f"answer/{index}/{task.task.task_id}")
+
+    def touch(self, batch: Batch) -> None:
+        """What is kept of the batch itself has changed."""
+        self._journal.touch(f"batch/{batch.batch_id}")
+
+    def finalized(self, batch: Batch) -> None:
+        """A complete batch whose turn has come has ended."""
+        batch.move(State.FINALIZED)
+        self.admission.finalized(batch)
+        self._close(batch)
+
+    def aborted(self, batch: Batch) -> None:
+        """A batch that is ABORTED, and none of whose tasks is open any more, leaves the books."""
+        for moved_up in self.admission.aborted(batch):
+            self.line.moved(moved_up)
+            self.touch(moved_up)
+        self._close(batch)
+
+    def overdue(self, now: float) -> list[Attempt]:
+        """Running attempts whose time is up, in the order of their tasks."""
+        late = [attempt for attempt in self.running.values() if attempt.deadline <= now]
+        return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
+
+    def restore(self, batches: Iterable[Batch], tasks: Iterable[OpenTask], counters: Counters) -> None:
         """Takes over the books of a changelog; whatever follows from them is found again."""
-        self.counters = counters
+        self.counters.become(counters)
         self.batches = {batch.batch_id: batch for batch in sorted(batches, key=lambda b: b.number)}
-        self.tasks = {task.task.task_id: task for task in sorted(tasks, key=lambda t: t.order)}
-        self.running = {task_id: task for task_id, task in self.tasks.items() if task.running is not None}
-        self.result_in = {task_id: batch.batch_id for batch in batches for task_id in batch.results}
-        for batch in self.batches.values():
-            batch.accepted = len(batch.results)
-        for task in self.tasks.values():
+        for task in sorted(tasks, key=lambda t: t.order):
             batch = self.batches[task.batch_id]
-            batch.accepted += 1
-            if task.running is None:
-                batch.enqueue(task)
-        opened = self.batches.values()
-        self._filling = {b.batch_type: b for b in opened if b.unnamed and not b.filled}
-        for batch in sorted(opened, key=lambda b: b.filled):
-            if batch.filled and batch.state is State.PENDING:
-                self._waiting[batch.batch_type].append(batch)
-        self._handed_out = sorted((b for b in opened if b.state is State.RUNNING), key=batch_priority)
-        self._complete = {b.number: b for b in opened if b.state is State.FINALIZING}
+            self.tasks[task.task.task_id] = batch.open_tasks[task.task.task_id] = task
+            for attempt in task.running:
+                self.running[attempt.key] = attempt
+            for part in task.parts:
+                if part.queued:
+                    self.line.enqueue(batch, task, part)
+        for batch in self.batches.values():
+            if batch.filled or batch.is_open:
+                self._active += len(batch.open_tasks)
+            if batch.filled:
+                self._kept_results += len(batch.results)
+        self.handed_out = {b.number: b for b in self.batches.values() if b.state is State.RUNNING and not b.is_open}
+        self.complete = {b.number: b for b in self.batches.values() if b.state is State.FINALIZING}
+        self.admission.restore(self.batches.values())
 
-    def _does_not_fit(self, task: Task, batch: Batch) -> tuple[Refusal, str] | None:
-        expected = task.batch_size or self._settings.batch_size
-        if (batch.batch_type, batch.expected) != (task.batch_type, expected):
+    def _does_not_fit(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        if batch is None:
+            return None
+        wrong_size = task.batch_size is not None and task.batch_size != batch.expected
+        if batch.batch_type != task.batch_type or wrong_size:
+            size = "any number of" if batch.expected is None else str(batch.expected)
             return Refusal.BATCH_MISMATCH, (
-                f"batch {batch.batch_id!r} has {batch.expected} {batch.batch_type} tasks, "
-                f"this task says {expected} {task.batch_type} tasks"
+                f"batch {batch.batch_id!r} has {size} {batch.batch_type} tasks, "
+                f"this task says {task.batch_size or size} {task.batch_type} tasks"
             )
-        if batch.accepted >= batch.expected:
+        if batch.accepted == batch.expected:
             return Refusal.BATCH_FULL, f"batch {batch.batch_id!r} has its {batch.expected} tasks; name another one"
         return None
 
-    def _can_go_on(self) -> bool:
-        return bool(self._handed_out or any(self._waiting.values()))
+    def _too_many_parts(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        per_part = self._settings.max_repeat_times_per_runner
+        if per_part is None:
+            return None
+        expected = self._size_of(task) if batch is None else batch.expected
+        parts, allowed = -(-self._runs_of(task) // per_part), parts_allowed(expected)
+        if parts <= allowed:
+            return None
+        return Refusal.BATCH_TOO_LARGE, (
+            f"{self._runs_of(task)} runs are {parts} parts of {per_part}, and a task of a batch of {expected} has "
+            f"{allowed} parts at most; send smaller batches or raise max_repeat_times_per_runner"
+        )
 
-    def _admitted(self, batch: Batch) -> BatchRecord:
-        batch.move(State.RUNNING)
-        self._journal.touch(f"batch/{batch.batch_id}")
-        self._handed_out.append(batch)
-        return batch.record()
+    def _runs_of(self, task: Task) -> int:
+        return task.repeat_times or self._settings.group_size
+
+    def _size_of(self, task: Task) -> int:
+        return (None if task.batch_id is None else task.batch_size) or self._settings.batch_size
 
     def _batch_of(self, task: Task) -> tuple[Batch, bool]:
-        unnamed = task.batch_id is None
-        batch = self._filling.get(task.batch_type) if task.batch_id is None else self.batches.get(task.batch_id)
+        if task.batch_id is None:
+            batch = self.admission.filling.get(task.batch_type)
+        else:
+            batch = self.batches.get(task.batch_id)
         if batch is not None:
             return batch, False
+        unnamed = task.batch_id is None
+        batch_id = task.batch_id or self._new_name(task.batch_type)
+        return self._register(batch_id, task.batch_type, self._size_of(task), unnamed=unnamed), True
+
+    def _register(self, batch_id: str, batch_type: BatchType, expected: int | None, *, unnamed: bool = False) -> Batch:
         self.counters.batches += 1
         batch = Batch(
-            batch_id=task.batch_id or self._new_name(task.batch_type),
-            batch_type=task.batch_type,
-            expected=self._settings.batch_size if unnamed else task.batch_size or self._settings.batch_size,
+            batch_id=batch_id,
+            batch_type=batch_type,
+            expected=expected,
             number=self.counters.batches,
             unnamed=unnamed,
+            born=self.counters.tasks,
+            min_wait_num=enough(batch_type, expected, self._settings.over_rollout_ratio),
         )
-        self.batches[batch.batch_id] = batch
-        if unnamed:
-            self._filling[batch.batch_type] = batch
-        self._journal.touch(f"batch/{batch.batch_id}")
-        return batch, True
+        self.batches[batch_id] = batch
+        self.admission.created(batch)
+        self.touch(batch)
+        self._journal.touch(BOOKS_KEY)
+        return batch
 
     def _new_name(self, batch_type: BatchType) -> str:
         while True:
@@ -283,10 +310,14 @@ class Ledger:
                 return name
 
     def _close(self, batch: Batch) -> None:
-        del self._complete[batch.number], self.batches[batch.batch_id]
+        if batch.filled:
+            self._kept_results -= len(batch.results)
+        self.handed_out.pop(batch.number, None)
+        self.complete.pop(batch.number, None)
+        self.line.leave(batch)
+        del self.batches[batch.batch_id]
         self.closed.add(batch.batch_id)
-        for task_id in batch.results:
-            del self.result_in[task_id]
-            self._journal.touch(f"result/{task_id}")
-        self._journal.touch(f"batch/{batch.batch_id}")
+        for page in range(len(batch.packed)):
+            self._journal.touch(f"results/{page}/{batch.batch_id}")
+        self.touch(batch)
         self._journal.touch(BOOKS_KEY)

@@ -1,19 +1,53 @@
-"""What keeps a batch's record below its size limit, whatever tasks and workflows come up with.
+"""What keeps records below their size limits and the books of bounded size, whatever tasks, workflows and clients do.
 
-A manifest entry takes up to 340 bytes besides its error, so the largest batch's manifest takes 14 MiB; its metrics take
-less than another one.
+Bytes of a batch's largest record, ABORTED or FINALIZED (names of fields and framing included):
+
+======================================  ===================================================================
+a manifest entry with one part          340 at most, besides its error
+each further part                       72 at most
+the error of a task                     ``MAX_ERROR_BYTES`` at most
+all metrics                             ``MAX_METRICS`` names of ``MAX_METRIC_NAME`` characters, four bytes
+                                        each, and nine for the value
+trace links                             128 of 128 bytes
+======================================  ===================================================================
+
+A batch has ``MAX_BATCH_TASKS`` tasks at most, and they have ``MAX_BATCH_PARTS`` parts together: each task may be split
+into ``MAX_BATCH_PARTS / expected tasks`` parts. The result of one task, of ``MAX_REPEAT_TIMES`` parts at most, is far
+smaller.
 """
 
 from schemas import BatchRecord
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.record import Metrics
+from schemas.task import MAX_REPEAT_TIMES
 
-MAX_BATCH_TASKS = 16_384
 MAX_ERROR_BYTES = 500
 MAX_METRICS = 1024
 MAX_METRIC_NAME = 200
+MAX_UNFILLED_TASKS = 2 * MAX_BATCH_TASKS
+"""Tasks in named batches that are not full."""
+MAX_UNFILLED_BATCHES = 4096
+MAX_OPEN_BATCHES = 1024
+"""Batches without a number of tasks."""
+MAX_KEPT_RESULTS = 4 * MAX_BATCH_TASKS
+"""Results of batches that have not ended; above it no more tasks are read."""
+MAX_FINALIZERS = 1024
+"""Clients that wait for the end of one batch."""
 
-if (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS + 4 * MAX_METRICS * MAX_METRIC_NAME > BatchRecord.MAX_BYTES:
+_LARGEST = (
+    (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS
+    + 72 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
+    + MAX_METRICS * (4 * MAX_METRIC_NAME + 9)
+    + 128 * 128
+    + 1024
+)
+if _LARGEST > BatchRecord.MAX_BYTES:
     raise ValueError("the limits of batches allow records that nobody may send")
+
+
+def parts_allowed(expected: int | None) -> int:
+    """Into how many parts each task of a batch of ``expected`` tasks may be split; None: of an open one."""
+    return MAX_REPEAT_TIMES if expected is None else MAX_BATCH_PARTS // max(1, expected)
 
 
 def short_error(error: str) -> str:

@@ -2,15 +2,15 @@ r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, 
 
 ::
 
-              tasks                    events                          time
-                |                        |                               |
-                v                        v                               v
+          tasks         commands            events                       time
+            |               |                 |                            |
+            v               v                 v                            v
         +-------------------------------------------------------------------------+
         |  Ledger: tasks, batches     Fleet: explorers      WeightSync: versions  |
-        |         \____________________ Attempts ___________________/             |
+        |     \________________ Attempts, Endings, Requests ______________/       |
         +-------------------------------------------------------------------------+
-             |             |              |                |               |
-          rollouts      batches     model-versions    dead-letters     changelog
+           |          |          |          |           |              |            |
+        rollouts   batches    results    replies  model-versions  dead-letters  changelog
 
 The machine has no clock, no client and no thread: it is told the time, and returns what is to be done. The same inputs
 from the same state give the same commands. Whoever runs it carries out the commands of a call and stores its
@@ -20,12 +20,14 @@ from the same state give the same commands. Whoever runs it carries out the comm
 told that                    it
 ===========================  ===========================================================================================
 a task came                  refuses it (id known, batch ended or full, workflow unknown) or puts it in a batch
+a client asks for something  does it and replies, or refuses with a reason; who asks for the end of a batch may wait
 an explorer lives            takes note of room and version; a new life of it ends the attempts of the old one
 an explorer left             hands its tasks out again
-a rollout finished           takes the result if that attempt is the one that counts, else ignores it
-the trainer has a version    announces it, and names who is to take it
+a rollout finished           takes the answer if that attempt is one that counts, else ignores it
+the trainer has a version    announces it when the sync style lets it, and names who is to take it
 an explorer took it, or not  looks whether the round of the transfer is over, and who still needs it
-nothing happened for a while finds silent explorers, attempts out of time, and transfers out of time
+nothing happened for a while finds silent explorers, attempts, clients and transfers out of time, batches that have
+                             waited for their last tasks, and attempts so slow that a second one is worth it
 ===========================  ===========================================================================================
 
 After each input: full batches start, lagging explorers get the weights, tasks go to explorers with room, and complete
@@ -36,9 +38,9 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from schemas import (
-    CommandReply,
     ExplorerHeartbeat,
     ExplorerLeft,
+    ModelVersion,
     PublishVersion,
     RolloutFinished,
     StepTrained,
@@ -50,14 +52,18 @@ from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import results
 from trinity_bus.coordination.attempts import Attempts
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.commands import Announce, Ask, BatchMoved, Command, Fact, Outbox, Refusal, Refuse, Reply
-from trinity_bus.coordination.fleet import Fleet, News
-from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
+from trinity_bus.coordination.commands import Announce, Ask, BatchMoved, Command, Fact, Outbox, Refusal, Refuse
+from trinity_bus.coordination.endings import Endings
+from trinity_bus.coordination.figures import Figures
+from trinity_bus.coordination.fleet import Explorer, News
+from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, Request, TaskArrived, Tick
 from trinity_bus.coordination.journal import Journal
-from trinity_bus.coordination.ledger import Ledger
+from trinity_bus.coordination.kept import Context, Kept
+from trinity_bus.coordination.pace import Pace
+from trinity_bus.coordination.requests import Requests
 from trinity_bus.coordination.state_store import StateStore
+from trinity_bus.coordination.stragglers import slow_attempts
 from trinity_bus.coordination.sync_policy import SyncPolicy
-from trinity_bus.coordination.versions import WeightSync
 
 LONGEST_STEP = 0.25
 """Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
@@ -85,11 +91,16 @@ class CoordinatorMachine:
         self._journal = Journal()
         self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
         self._out = Outbox()
-        self.ledger = Ledger(settings, self._policy, self._journal)
-        self.fleet = Fleet(settings.explorer_timeout_s, self._journal)
-        self.sync = WeightSync(settings.model, self._policy, settings.sync_timeout_s, self._journal)
-        self._attempts = Attempts(settings, self.ledger, self.fleet, self.sync, self._out)
-        self._store = StateStore(self.ledger, self.fleet, self.sync)
+        self.kept = Kept(settings, self._policy, self._journal)
+        self.ledger, self.fleet, self.sync = self.kept.ledger, self.kept.fleet, self.kept.sync
+        context = Context(settings, self._clock, self._journal, self._out)
+        self._pace = Pace(settings, self.ledger.counters, self._journal)
+        self._attempts = Attempts(self.ledger, self.fleet, self._pace, self._out)
+        self._endings = Endings(context, self.kept, self._attempts, self._pace)
+        self._requests = Requests(context, self.kept, self._endings)
+        self._store = StateStore(self.kept)
+        self._judged: tuple[int, int, bool] | None = None
+        """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
     # -- what whoever runs it calls ----------------------------------------------------------------------------------
 
@@ -108,6 +119,7 @@ class CoordinatorMachine:
     def handle_all(self, inputs: Iterable[Input], now: float) -> list[Command]:
         """Takes in several inputs that arrived together; what follows from them is decided once, at the end."""
         self._clock.advance(now)
+        ticked = False
         for given in inputs:
             match given:
                 case TaskArrived():
@@ -115,12 +127,13 @@ class CoordinatorMachine:
                 case EventArrived():
                     self._event(given.event, given.traceparent)
                 case CommandArrived():
-                    self._command(given)
+                    self._command(given.command, given.traceparent)
                 case Tick():
                     self._time_passed()
+                    ticked = True
                 case _:
                     assert_never(given)
-        self._follow_up()
+        self._follow_up(ticked=ticked)
         return self._out.take()
 
     def wants_tasks(self) -> bool:
@@ -129,6 +142,7 @@ class CoordinatorMachine:
 
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries of the state that changed since the last call, with their present values; None: no longer there."""
+        self.ledger.pages.turn()
         return [(key, self._store.entry(key)) for key in self._journal.take()]
 
     def entries(self) -> dict[str, bytes]:
@@ -142,6 +156,18 @@ class CoordinatorMachine:
             StateError: They cannot be read.
         """
         self._store.load(entries, self._clock.now)
+        self._endings.restored()
+
+    def figures(self) -> Figures:
+        """How much there is to do, and how long it may take."""
+        return Figures(
+            open_batches=len(self.ledger.batches),
+            open_tasks=len(self.ledger.tasks),
+            running_attempts=len(self.ledger.running),
+            max_timeout_s=self._settings.task_timeout_s,
+            attempts_per_task=self._settings.max_attempts,
+            dynamic_timeout_s=self._pace.limit(),
+        )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
@@ -155,18 +181,15 @@ class CoordinatorMachine:
             return
         new_batch = self.ledger.accept(arrived)
         if new_batch is not None:
-            self._out.add(BatchMoved(new_batch))
+            self._out.add(BatchMoved(new_batch.record()))
+        self._endings.give_up_unfilled()
 
-    def _command(self, arrived: CommandArrived) -> None:
-        command = arrived.command
-        reply = CommandReply(
-            client=command.client,
-            command_id=command.command_id,
-            batch_id=command.model if isinstance(command, PublishVersion) else command.batch_id,
-            error="invalid",
-            detail=f"this coordinator does not carry out {command.SCHEMA}",
-        )
-        self._out.add(Reply(reply, arrived.traceparent))
+    def _command(self, command: Request, traceparent: str | None) -> None:
+        if isinstance(command, PublishVersion):
+            refused = f"this coordinator does not carry out {command.SCHEMA}"
+            self._out.add(self.kept.replies.give(command, "invalid", refused, traceparent))
+        else:
+            self._requests.handle(command, traceparent)
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:
@@ -188,7 +211,7 @@ class CoordinatorMachine:
     def _heartbeat(self, beat: ExplorerHeartbeat) -> None:
         replaced = self.fleet.is_replaced_by(beat)
         if replaced is not None:
-            self._attempts.lose(replaced, "a new life of the explorer has begun", cancel=True)
+            self._lose(replaced, "a new life of the explorer has begun", cancel=True)
         news = self.fleet.heartbeat(beat, self._clock.now)
         if news is News.ZOMBIE:
             self._out.observe(Fact.ZOMBIE_EXPLORER, beat.explorer, f"life {beat.incarnation} is over")
@@ -200,24 +223,23 @@ class CoordinatorMachine:
         if explorer is None:
             self._out.observe(Fact.ZOMBIE_EXPLORER, event.explorer, f"life {event.incarnation} left, was over before")
             return
-        self._attempts.lose(explorer, f"the explorer left: {event.reason}", cancel=False)
+        self._lose(explorer, f"the explorer left: {event.reason}", cancel=False)
         self.fleet.depart(explorer, for_good=True)
         self._out.observe(Fact.EXPLORER_LEFT, event.explorer, event.reason)
 
     def _finished(self, event: RolloutFinished, traceparent: str | None) -> None:
-        task = self.ledger.tasks.get(event.task_id)
-        attempt = None if task is None else task.running
-        if task is None or attempt is None or not attempt.is_of(event.attempt, event.explorer, event.incarnation):
+        attempt = self.ledger.running.get((event.task_id, event.attempt))
+        if attempt is None or (attempt.explorer, attempt.incarnation) != (event.explorer, event.incarnation):
             detail = f"attempt {event.attempt} of {event.explorer} does not count"
             self._out.observe(Fact.LATE_RESULT, event.task_id, detail)
             return
-        problem = results.problem(event, task.task.batch_type, self.ledger.batches[task.batch_id].min_version)
+        batch = self.ledger.batches[self.ledger.tasks[event.task_id].batch_id]
+        accept_partial = self._settings.return_partial_tasks
+        problem = results.problem(event, batch.batch_type, batch.min_version, accept_partial=accept_partial)
         if problem is not None:
-            self._attempts.failed(task, attempt, problem, Fact.ATTEMPT_FAILED)
-            return
-        self._out.observe(Fact.TASK_COMPLETED, event.task_id, event.status)
-        result = results.answer(event, task.order, task.task.batch_type, traceparent or task.traceparent)
-        self._attempts.settle(task, result, event)
+            self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED)
+        else:
+            self._endings.answered(attempt, event, traceparent)
 
     def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
         release = self.sync.state.release
@@ -263,52 +285,78 @@ class CoordinatorMachine:
     def _time_passed(self) -> None:
         now = self._clock.now
         for explorer in self.fleet.silent(now):
-            self._attempts.lose(explorer, "the explorer was silent for too long", cancel=True)
+            self._lose(explorer, "the explorer was silent for too long", cancel=True)
             self.fleet.depart(explorer, for_good=False)
             self._out.observe(Fact.EXPLORER_LOST, explorer.name, f"no heartbeat for {now - explorer.last_seen:.1f} s")
-        for task, attempt in self.ledger.overdue(now):
-            error = f"timeout: no result after {attempt.timeout_s:g} s"
-            self._attempts.failed(task, attempt, error, Fact.ATTEMPT_TIMED_OUT, cancel=True)
+        for attempt in self.ledger.overdue(now):
+            if attempt.key in self.ledger.running:
+                error = f"timeout: no result after {attempt.timeout_s:g} s"
+                self._endings.failed(attempt, error, Fact.ATTEMPT_TIMED_OUT, cancel=True)
+        self._endings.cut_overdue()
         for name in self.sync.overdue(now):
             self._out.observe(Fact.SYNC_FAILED, name, f"no answer for version {self.sync.version} in time")
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
-    def _follow_up(self) -> None:
+    def _follow_up(self, *, ticked: bool) -> None:
         now = self._clock.now
-        for record in self.ledger.finalize():
-            self._out.add(BatchMoved(record))
-        announcement = self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), now)
+        self._endings.finalize()
+        announcement = self._released()
         if announcement is None:
             announcement = self.sync.next_round(self.fleet.live(), now)
         if announcement is not None:
             self._out.add(Announce(announcement, self.sync.state.traceparent))
-        while True:
-            finalized = self.ledger.finalize()
-            for record in (*finalized, *self.ledger.admit(announced=self.sync.version, newest=self.sync.newest)):
-                self._out.add(BatchMoved(record))
-            if not self._give_up_unknown():
-                break
+        self._settle_batches()
+        if self._requests.expire(time_passed=ticked):
+            self._settle_batches()
         self._ask(self.sync.want(self.ledger.counters.finalized))
-        self._attempts.dispatch(now)
+        self._attempts.dispatch(self.sync.version, now)
+        if ticked:
+            for attempt in slow_attempts(self._settings, self.ledger, now):
+                if self._attempts.copy(attempt, self.sync.version, now):
+                    self._out.observe(Fact.SECOND_COPY, attempt.task_id, f"attempt {attempt.number} is slow")
+
+    def _released(self) -> ModelVersion | None:
+        """The announcement of a version that was held, and is no more."""
+        if self.sync.state.held is None:
+            return None
+        return self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), self._clock.now)
+
+    def _settle_batches(self) -> None:
+        """Ends and starts batches until nothing more follows from it."""
+        while True:
+            ended = self._endings.finalize()
+            admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.newest)
+            for record in admitted:
+                self._out.add(BatchMoved(record))
+            if not (ended or admitted or self._give_up_unknown()):
+                return
 
     def _give_up_unknown(self) -> bool:
         """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
-        hopeless = [
-            self.ledger.tasks[task_id]
-            for batch in self.ledger.handed_out()
+        looked = (self.fleet.news, self.ledger.line.additions, self.fleet.can_judge())
+        if looked == self._judged:
+            return False
+        hopeless = {
+            task_id: self.ledger.tasks[task_id]
+            for batch in self.ledger.line
             for workflow, queue in batch.queued.items()
             if self._nobody_knows(workflow)
-            for _, task_id in sorted(queue)
-        ]
-        for task in hopeless:
+            for *_, task_id in sorted(queue)
+        }
+        for task in hopeless.values():
             error = self._unknown(task.task.workflow)
             self._out.add(Refuse(task.task, task.origin, Refusal.UNKNOWN_WORKFLOW, error, task.traceparent))
-            self.ledger.dropped(task)
-            self._attempts.give_up(task, error)
+            self._endings.give_up(task, error)
+        self._judged = (self.fleet.news, self.ledger.line.additions, self.fleet.can_judge())
         return bool(hopeless)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
+        """A life of an explorer is over. To be called while it is in the fleet."""
+        self._endings.lose(explorer, reason, cancel=cancel)
+        self.sync.departed((explorer.name, explorer.incarnation))
 
     def _nobody_knows(self, workflow: str) -> bool:
         return not self.fleet.knows(workflow) and self.fleet.can_judge()

@@ -1,22 +1,28 @@
-"""What an attempt that ended is worth."""
+"""What attempts that ended are worth, and what tasks that ended came to."""
+
+from collections.abc import Iterator
 
 from schemas import ManifestEntry, ResultPart, RolloutFinished, TaskResult
 from schemas.record import BatchType
 from trinity_bus.coordination.limits import bounded, short_error
+from trinity_bus.coordination.parts import Part, PartAnswer
 from trinity_bus.coordination.tasks import OpenTask, Result
 from trinity_bus.rollout.metrics import calculate_task_level_metrics
 
 
-def problem(event: RolloutFinished, batch_type: BatchType, min_version: int) -> str | None:
-    """Why the attempt is no answer to its task; None if it is one.
+def problem(event: RolloutFinished, batch_type: BatchType, min_version: int, *, accept_partial: bool) -> str | None:
+    """Why the attempt is no answer to its part; None if it is one.
 
     Args:
         event: What its explorer says.
         batch_type: Of the task.
         min_version: The oldest version that its batch may be drawn with.
+        accept_partial: Whether the runs of an attempt that broke off count.
     """
     if event.status == "failed" or event.completed_runs < 1:
         return event.error or "the rollout failed and did not say why"
+    if event.status == "partial" and not accept_partial:
+        return event.error or f"{event.completed_runs} of {event.total_runs} runs completed"
     if batch_type == "eval":
         return None
     if event.experience is None or event.samples < 1:
@@ -26,63 +32,95 @@ def problem(event: RolloutFinished, batch_type: BatchType, min_version: int) -> 
     return None
 
 
-def answer(event: RolloutFinished, order: int, batch_type: BatchType, traceparent: str | None) -> Result:
-    """The result of an attempt without a ``problem``; a partial one says what went wrong first."""
+def answer(
+    event: RolloutFinished, part: Part, batch_type: BatchType, elapsed: float | None, traceparent: str | None
+) -> PartAnswer:
+    """The answer of a part, from an attempt without a ``problem``."""
+    whole = event.status == "completed"
     error = None
-    if event.status == "partial":
+    if not whole:
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
-    runs = [*event.metrics, {"time/task_execution": event.seconds}]
+    return PartAnswer(
+        part=ResultPart(
+            attempt=event.attempt,
+            samples=event.samples,
+            position=event.experience if batch_type == "train" else None,
+        ),
+        completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
+        whole=whole,
+        metrics=[*map(bounded, event.metrics), {"time/task_execution": event.seconds}],
+        version_min=event.version_min,
+        version_max=event.version_max,
+        seconds=event.seconds,
+        elapsed=elapsed,
+        error=error,
+        explorer=event.explorer,
+        traceparent=traceparent,
+    )
+
+
+def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> Result:
+    """The result of a task of which at least one part is answered.
+
+    Args:
+        task: The task.
+        batch_type: Of its batch.
+        reason: Why its other parts will not be waited for, where that is so.
+    """
+    answers = task.answers
+    whole = len(answers) == len(task.parts) and all(answer.whole for answer in answers)
+    error = None if whole else task.first_error or next(_errors(answers), None) or reason
+    runs = [metrics for answer in answers for metrics in answer.metrics]
     return Result(
-        order=order,
+        order=task.order,
         entry=ManifestEntry(
-            task_id=event.task_id,
-            status=event.status,
-            parts=[
-                ResultPart(
-                    attempt=event.attempt,
-                    samples=event.samples,
-                    position=event.experience if batch_type == "train" else None,
-                )
-            ],
-            error=error,
-            version_min=event.version_min,
-            version_max=event.version_max,
+            task_id=task.task.task_id,
+            status="completed" if whole else "partial",
+            parts=[answer.part for answer in answers],
+            error=None if error is None else short_error(error),
+            version_min=min(answer.version_min for answer in answers),
+            version_max=max(answer.version_max for answer in answers),
         ),
         metrics=bounded(calculate_task_level_metrics(runs, batch_type == "eval")),
-        traceparent=traceparent,
-        failed=False,
+        traceparent=answers[0].traceparent,
+        elapsed=[answer.elapsed for answer in answers if answer.elapsed is not None],
     )
 
 
 def failure(task: OpenTask, error: str) -> Result:
     """The result of a task that will not be tried again. It has no metrics: a failure is not a reward of zero."""
-    entry = ManifestEntry(task_id=task.task.task_id, status="failed", error=error)
-    return Result(order=task.order, entry=entry, metrics={}, traceparent=None, failed=True)
+    entry = ManifestEntry(task_id=task.task.task_id, status="failed", error=short_error(error))
+    return Result(order=task.order, entry=entry, metrics={}, traceparent=None, elapsed=[])
 
 
-def told(task: OpenTask, batch_type: BatchType, result: Result, event: RolloutFinished | None, runs: int) -> TaskResult:
-    """The result as its record on ``results``.
+def cut_off(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
+    """The result of a task that is not waited for any longer."""
+    if keep_partial and task.answers:
+        return joined(task, batch_type, reason)
+    entry = ManifestEntry(task_id=task.task.task_id, status="aborted", error=short_error(reason))
+    return Result(order=task.order, entry=entry, metrics={}, traceparent=None, elapsed=[])
 
-    Args:
-        task: The task that has ended.
-        batch_type: Of its batch.
-        result: How it ended.
-        event: What its attempt said, where one counts.
-        runs: How many runs the task was to have.
-    """
+
+def told(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
+    """The result as its record on ``results``."""
     entry = result.entry
+    counted = task.answers if entry.parts else []
     return TaskResult(
         task_id=entry.task_id,
         batch_id=task.batch_id,
         batch_type=batch_type,
         status=entry.status,
-        completed_runs=0 if event is None else event.completed_runs,
-        total_runs=runs,
+        completed_runs=sum(answer.completed_runs for answer in counted),
+        total_runs=task.total_runs,
         parts=entry.parts,
         metrics=result.metrics,
         version_min=entry.version_min,
         version_max=entry.version_max,
-        seconds=0.0 if event is None else event.seconds,
+        seconds=sum(answer.seconds for answer in counted),
         attempts=task.attempts,
         error=entry.error,
     )
+
+
+def _errors(answers: list[PartAnswer]) -> Iterator[str]:
+    return (answer.error for answer in answers if answer.error is not None)

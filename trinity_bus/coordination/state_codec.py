@@ -1,26 +1,29 @@
 """Entries of the coordinator's state as bytes: the values of its changelog.
 
-Each is a msgpack array ``[STATE_VERSION, body]``; the body is a map (of a window: a list of names). Rules as for
-records: a new key has a default and an unknown key is ignored; anything else is a new version. Records inside a body
-are bytes of the record codec, and follow its rules.
+Each is a msgpack array ``[STATE_VERSION, body]``; the body is a map, or a list of things that are all alike. Rules as
+for records: a new key has a default and an unknown key is ignored; anything else is a new version. Records inside a
+body are bytes of the record codec, and follow its rules.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
 
 from schemas import BatchLifecycleState as State
-from schemas import ManifestEntry, StepTrained, Task
+from schemas import FinalizeBatch, ManifestEntry, Position, ResultPart, StepTrained, Task
 from schemas.codec import decode, encode
 from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.counters import Counters
+from trinity_bus.coordination.finalizers import Finalizer
 from trinity_bus.coordination.fleet import Explorer
-from trinity_bus.coordination.inputs import Origin
-from trinity_bus.coordination.ledger import Counters
-from trinity_bus.coordination.tasks import Attempt, OpenTask, Result
+from trinity_bus.coordination.inputs import Origin, TaskArrived
+from trinity_bus.coordination.parts import Attempt, PartAnswer, split
+from trinity_bus.coordination.tasks import OpenTask, Result
 from trinity_bus.coordination.versions import SyncState
 from trinity_bus.errors import TrinityError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class StateError(TrinityError, ValueError):
@@ -94,96 +97,185 @@ def explorer_of(name: str, body: dict[str, Any]) -> Explorer:
 
 def batch_body(batch: Batch) -> dict[str, Any]:
     """Of ``batch/<id>``. What follows from tasks and results is left out."""
-    return {
+    body: dict[str, Any] = {
         "type": batch.batch_type,
         "expected": batch.expected,
         "number": batch.number,
         "unnamed": batch.unnamed,
+        "born": batch.born,
+        "min_wait_num": batch.min_wait_num,
         "state": batch.state.value,
         "filled": batch.filled,
         "sequence": batch.sequence,
         "min_version": batch.min_version,
     }
+    if batch.is_open:
+        body["counts"] = (batch.finished, batch.failed, batch.aborted)
+    return body
 
 
-def batch_of(batch_id: str, body: dict[str, Any]) -> Batch:
-    """The inverse of :func:`batch_body`."""
-    return Batch(
+def batch_of(batch_id: str, body: dict[str, Any], pages: dict[int, list[bytes]]) -> Batch:
+    """The inverse of :func:`batch_body`, with the results of the batch."""
+    batch = Batch(
         batch_id=batch_id,
         batch_type=body["type"],
         expected=body["expected"],
         number=body["number"],
         unnamed=body["unnamed"],
+        born=body["born"],
+        min_wait_num=body["min_wait_num"],
         state=State(body["state"]),
         filled=body["filled"],
         sequence=body["sequence"],
         min_version=body["min_version"],
     )
+    if batch.is_open:
+        batch.finished, batch.failed, batch.aborted = body["counts"]
+    for _, items in sorted(pages.items()):
+        for item in items:
+            result = result_of(item)
+            batch.count(result)
+            batch.keep(result, item)
+    # Page by page as they were, whatever would fit into one now.
+    batch.packed.restore(pages)
+    return batch
 
 
-def task_body(task: OpenTask) -> dict[str, Any]:
-    """Of ``task/<id>``: what never changes about it."""
+def task_bytes(arrived: TaskArrived, batch_id: str, order: int, runs: int, per_part: int | None) -> bytes:
+    """An item of ``tasks/<n>``: what never changes about a task."""
+    origin = arrived.origin
+    item: bytes = msgpack.packb(
+        (batch_id, order, origin.partition, origin.offset, arrived.traceparent, runs, per_part, encode(arrived.task))
+    )
+    return item
+
+
+def task_of(item: bytes, page: int) -> OpenTask:
+    """The inverse of :func:`task_bytes`: the task as it was when it was accepted."""
+    batch_id, order, partition, offset, context, runs, per_part, task = msgpack.unpackb(item)
+    return OpenTask(
+        task=decode(task, Task),
+        batch_id=batch_id,
+        order=order,
+        origin=Origin(partition, offset),
+        traceparent=context,
+        parts=split(runs, per_part),
+        page=page,
+    )
+
+
+def progress_body(task: OpenTask) -> dict[str, Any]:
+    """Of ``progress/<task id>``."""
     return {
-        "task": encode(task.task),
-        "batch_id": task.batch_id,
-        "order": task.order,
-        "origin": (task.origin.partition, task.origin.offset),
-        "traceparent": task.traceparent,
-    }
-
-
-def attempt_body(task: OpenTask) -> dict[str, Any]:
-    """Of ``attempt/<id>``: what changes about a task, from its first attempt on."""
-    attempt = task.running
-    return {
-        "attempts": task.attempts,
-        "running": None if attempt is None else (attempt.explorer, attempt.incarnation, attempt.timeout_s),
+        "last_ended": task.last_ended,
         "first_error": task.first_error,
-        "failed_on": task.failed_on,
+        "parts": [(p.index, p.lost, p.failed, p.failed_on) for p in task.parts if p.lost],
     }
 
 
-def task_of(body: dict[str, Any], changing: dict[str, Any] | None, now: float) -> OpenTask:
-    """The inverse of :func:`task_body` and :func:`attempt_body`; a running attempt gets its whole time again."""
-    task = OpenTask(
-        task=decode(body["task"], Task),
-        batch_id=body["batch_id"],
-        order=body["order"],
-        origin=Origin(*body["origin"]),
-        traceparent=body["traceparent"],
+def take_progress(task: OpenTask, body: dict[str, Any]) -> None:
+    """The inverse of :func:`progress_body`."""
+    task.progressed = True
+    task.attempts = task.last_ended = body["last_ended"]
+    task.first_error = body["first_error"]
+    for index, lost, failed, failed_on in body["parts"]:
+        part = task.parts[index]
+        part.lost, part.failed_on = lost, failed_on
+        if failed:
+            task.fail(part)
+
+
+def assigned_body(attempts: Iterable[Attempt]) -> list[Any]:
+    """Of ``assigned/<explorer>``."""
+    return [(a.task_id, a.part, a.number, a.timeout_s) for a in attempts]
+
+
+def take_attempt(task: OpenTask, item: Any, explorer: Explorer, now: float) -> Attempt:
+    """The inverse of :func:`assigned_body`, for one of them: it gets its whole time again."""
+    _, part, number, timeout_s = item
+    attempt = Attempt(task.task.task_id, part, number, explorer.name, explorer.incarnation, timeout_s, now + timeout_s)
+    task.resume(attempt)
+    return attempt
+
+
+def answer_body(answer: PartAnswer) -> tuple[Any, ...]:
+    """Of ``answer/<part>/<task id>``."""
+    return (
+        _part(answer.part),
+        answer.completed_runs,
+        answer.whole,
+        answer.metrics,
+        answer.version_min,
+        answer.version_max,
+        answer.seconds,
+        answer.elapsed,
+        answer.error,
+        answer.explorer,
+        answer.traceparent,
     )
-    if changing is not None:
-        task.attempts = changing["attempts"]
-        task.first_error = changing["first_error"]
-        task.failed_on = changing["failed_on"]
-        if changing["running"] is not None:
-            explorer, incarnation, timeout_s = changing["running"]
-            task.running = Attempt(task.attempts, explorer, incarnation, timeout_s, now + timeout_s)
-    return task
 
 
-def result_body(batch_id: str, result: Result) -> dict[str, Any]:
-    """Of ``result/<task id>``."""
-    return {
-        "batch_id": batch_id,
-        "order": result.order,
-        "entry": result.entry.model_dump(mode="python", exclude_none=True),
-        "metrics": result.metrics,
-        "traceparent": result.traceparent,
-        "failed": result.failed,
-    }
+def answer_of(body: Any) -> PartAnswer:
+    """The inverse of :func:`answer_body`."""
+    return PartAnswer(_part_of(body[0]), *body[1:])
 
 
-def result_of(body: dict[str, Any]) -> tuple[str, Result]:
-    """The inverse of :func:`result_body`."""
-    result = Result(
-        order=body["order"],
-        entry=ManifestEntry.model_validate(body["entry"]),
-        metrics=body["metrics"],
-        traceparent=body["traceparent"],
-        failed=body["failed"],
+def result_bytes(result: Result) -> bytes:
+    """An item of ``results/<n>/<batch id>``."""
+    entry = result.entry
+    item: bytes = msgpack.packb(
+        (
+            result.order,
+            entry.task_id,
+            entry.status,
+            [_part(part) for part in entry.parts],
+            entry.error,
+            entry.version_min,
+            entry.version_max,
+            result.metrics,
+            result.traceparent,
+            result.elapsed,
+        )
     )
-    return body["batch_id"], result
+    return item
+
+
+def result_of(item: bytes) -> Result:
+    """The inverse of :func:`result_bytes`."""
+    order, task_id, status, parts, error, version_min, version_max, metrics, context, elapsed = msgpack.unpackb(item)
+    entry = ManifestEntry(
+        task_id=task_id,
+        status=status,
+        parts=[_part_of(part) for part in parts],
+        error=error,
+        version_min=version_min,
+        version_max=version_max,
+    )
+    return Result(order=order, entry=entry, metrics=metrics, traceparent=context, elapsed=elapsed)
+
+
+def finalizers_body(finalizers: Iterable[Finalizer]) -> list[Any]:
+    """Of ``finalizers/<batch id>``."""
+    return [(encode(one.command), one.traceparent, one.timeout_s) for one in finalizers]
+
+
+def finalizers_of(body: list[Any], now: float) -> list[Finalizer]:
+    """The inverse of :func:`finalizers_body`; each gets its whole time again."""
+    return [
+        Finalizer(decode(command, FinalizeBatch), context, timeout_s, now + timeout_s)
+        for command, context, timeout_s in body
+    ]
+
+
+def _part(part: ResultPart) -> tuple[int, int, tuple[int, int] | None]:
+    position = part.position
+    return part.attempt, part.samples, None if position is None else (position.partition, position.offset)
+
+
+def _part_of(packed: Any) -> ResultPart:
+    attempt, samples, place = packed
+    position = None if place is None else Position(partition=place[0], offset=place[1])
+    return ResultPart(attempt=attempt, samples=samples, position=position)
 
 
 def sync_body(state: SyncState) -> dict[str, Any]:

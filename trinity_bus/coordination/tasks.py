@@ -1,15 +1,17 @@
-"""The life of one accepted task: queued, running, and one result at the end.
+"""An accepted task, from acceptance to its one result.
 
 ::
 
-        accepted --> QUEUED --start--> RUNNING --completed, partial--------------> result
-                        ^                 |
-                        |                 +-- failed, timed out, explorer gone --+
-                        |                                                        |
-                        +------------------ attempts left ----------------------<+>-- none left --> result: failed
+        accepted --> parts queued and running --+-- all parts answered, each whole ------------> completed
+                                                +-- all parts ended, some runs are done -------> partial (1)
+                                                +-- a part has failed for good ----------------> failed  (2)
+                                                +-- its batch ends, or its client cancels it --> partial (3) or aborted
 
-At most one attempt runs at a time. An attempt is known by its number; once it has failed, nothing that it still says
-counts. The result of a failed task is its *first* error: later ones are often its consequences.
+(1) With ``return_partial_tasks`` alone: the attempts at a part that break off count for the runs that they have done.
+(2) At once, and its other parts are cancelled; with ``return_partial_tasks`` when no part has a run to show for itself.
+(3) Where partial results were asked for and at least one part is answered.
+
+The result of a failed task is its *first* error: later ones are often its consequences.
 """
 
 from dataclasses import dataclass, field
@@ -17,22 +19,7 @@ from dataclasses import dataclass, field
 from schemas import ManifestEntry, Task
 from schemas.record import Metrics
 from trinity_bus.coordination.inputs import Origin
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try at a task, on one life of one explorer."""
-
-    number: int
-    explorer: str
-    incarnation: str
-    timeout_s: float
-    deadline: float = field(compare=False)
-    """On the machine's own clock; set anew by a restart, so that time spent dead is not charged to the attempt."""
-
-    def is_of(self, number: int, explorer: str, incarnation: str) -> bool:
-        """Whether a result with these names is a result of this attempt."""
-        return (self.number, self.explorer, self.incarnation) == (number, explorer, incarnation)
+from trinity_bus.coordination.parts import Attempt, Part, PartAnswer
 
 
 @dataclass(slots=True)
@@ -45,25 +32,78 @@ class OpenTask:
     """Number of its acceptance, over all tasks."""
     origin: Origin
     traceparent: str | None
+    parts: list[Part]
+    page: int
+    """Where it is kept in the changelog, see :mod:`trinity_bus.coordination.pages`."""
     attempts: int = 0
-    """How many were started."""
-    running: Attempt | None = None
+    """How many were started, at all parts: the number of the last one."""
+    last_ended: int = 0
+    """The highest number of an attempt that has ended."""
     first_error: str | None = None
-    failed_on: str | None = None
-    """The explorer of the last failed attempt; another one is preferred for the next."""
+    progressed: bool = False
+    """Whether attempts have ended and it has not."""
+    homes: dict[str, int] = field(default_factory=dict, compare=False)
+    """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
+    This and the next follow from the parts."""
+    parts_left: int = field(default=0, compare=False)
+    """Parts that have not ended."""
 
-    def start(self, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
+    def __post_init__(self) -> None:
+        self.parts_left = sum(not part.ended for part in self.parts)
+        for name in (*(a.explorer for a in self.running), *(a.explorer for a in self.answers)):
+            self.homes[name] = self.homes.get(name, 0) + 1
+
+    @property
+    def total_runs(self) -> int:
+        """Of all parts."""
+        return self.parts[-1].run_id_base + self.parts[-1].runs
+
+    @property
+    def answers(self) -> list[PartAnswer]:
+        """Of the parts that have one, in the order of their runs."""
+        return [part.answer for part in self.parts if part.answer is not None]
+
+    @property
+    def running(self) -> list[Attempt]:
+        """Attempts at any part."""
+        return [attempt for part in self.parts for attempt in part.running]
+
+    def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
         """Begins the next attempt."""
         self.attempts += 1
-        self.running = Attempt(self.attempts, explorer, incarnation, timeout_s, now + timeout_s)
-        return self.running
+        attempt = Attempt(
+            self.task.task_id, part.index, self.attempts, explorer, incarnation, timeout_s, now + timeout_s, now
+        )
+        part.running.append(attempt)
+        self.homes[explorer] = self.homes.get(explorer, 0) + 1
+        return attempt
 
-    def fail(self, error: str) -> None:
-        """The running attempt is over without a result."""
-        if self.running is not None:
-            self.failed_on = self.running.explorer
-        self.running = None
-        self.first_error = self.first_error or error
+    def resume(self, attempt: Attempt) -> None:
+        """The attempt was running when the coordinator stopped, and still is."""
+        self.parts[attempt.part].running.append(attempt)
+        self.attempts = max(self.attempts, attempt.number)
+        self.homes[attempt.explorer] = self.homes.get(attempt.explorer, 0) + 1
+
+    def stop(self, attempt: Attempt) -> Part:
+        """The running attempt has ended, one way or another. Returns its part."""
+        part = self.parts[attempt.part]
+        part.running.remove(attempt)
+        self.last_ended = max(self.last_ended, attempt.number)
+        self.homes[attempt.explorer] -= 1
+        if not self.homes[attempt.explorer]:
+            del self.homes[attempt.explorer]
+        return part
+
+    def answer(self, part: Part, answer: PartAnswer) -> None:
+        """The part is answered."""
+        part.answer = answer
+        self.parts_left -= 1
+        self.homes[answer.explorer] = self.homes.get(answer.explorer, 0) + 1
+
+    def fail(self, part: Part) -> None:
+        """The part will not be tried again."""
+        part.failed = True
+        self.parts_left -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +114,8 @@ class Result:
     """Of the task's acceptance; manifests are sorted by it."""
     entry: ManifestEntry
     metrics: Metrics
-    """Of the task, reduced over its runs; empty for a failed one."""
+    """Of the task, reduced over its runs; empty for a failed or aborted one."""
     traceparent: str | None
     """Context of the rollout that counts."""
-    failed: bool
-    """Whether it counts as no answer at all; a partial result is an answer."""
+    elapsed: list[float]
+    """Seconds that its parts took, where that is known."""

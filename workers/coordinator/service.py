@@ -33,6 +33,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from schemas import (
@@ -188,18 +189,12 @@ class Coordinator:
     async def _beat(self, outputs: Outputs) -> None:
         """Says that it works, and how much."""
         self._beat_at = self._clock()
-        ledger, settings = self.machine.ledger, self._settings
         await outputs.tell_leader(self._leadership.entry("active"))
         await outputs.tell_figures(
             CoordinatorHeartbeat(
-                coordinator=settings.name,
+                coordinator=self._settings.name,
                 incarnation=self._leadership.incarnation,
-                open_batches=len(ledger.batches),
-                open_tasks=len(ledger.tasks),
-                running_attempts=len(ledger.running),
-                max_timeout_s=settings.task_timeout_s,
-                attempts_per_task=settings.max_attempts,
-                dynamic_timeout_s=settings.task_timeout_s,
+                **asdict(self.machine.figures()),
                 sent_at=time.time(),
             )
         )

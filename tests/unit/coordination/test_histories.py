@@ -94,24 +94,37 @@ class Told:
 
 def parts_of(machine: CoordinatorMachine) -> dict[str, object]:
     """The whole state of a machine, as it holds it; only the clock's readings are left out."""
-    ledger = machine.ledger
+    ledger, kept = machine.ledger, machine.kept
+    batches = ledger.batches.values()
     return {
         "tasks": ledger.tasks,
-        "running": set(ledger.running),
+        "left": {task_id: (task.parts_left, task.homes) for task_id, task in ledger.tasks.items()},
+        "running": ledger.running,
         "batches": ledger.batches,
+        "open tasks": {batch.batch_id: set(batch.open_tasks) for batch in batches},
+        "durations": {batch.batch_id: batch.durations for batch in batches},
+        "queued": {b.batch_id: {w: sorted(queue) for w, queue in b.queued.items()} for b in batches},
+        "line": [batch.batch_id for batch in ledger.line],
+        "handed out": set(ledger.handed_out),
+        "complete": set(ledger.complete),
         "counters": ledger.counters,
-        "accepted": {batch.batch_id: batch.accepted for batch in ledger.batches.values()},
-        "queued": {b.batch_id: {w: sorted(queue) for w, queue in b.queued.items()} for b in ledger.batches.values()},
-        "filling": {kind: batch.batch_id for kind, batch in ledger._filling.items()},
-        "waiting": {kind: [batch.batch_id for batch in queue] for kind, queue in ledger._waiting.items()},
-        "handed_out": [batch.batch_id for batch in ledger._handed_out],
-        "complete": set(ledger._complete),
-        "result_in": ledger.result_in,
+        "active": (ledger._active, ledger._kept_results),
+        "admission": {
+            "filling": {kind: batch.batch_id for kind, batch in ledger.admission.filling.items()},
+            "unfilled": list(ledger.admission._unfilled),
+            "unfilled tasks": ledger.admission._unfilled_tasks,
+            "waiting": [batch.batch_id for batch in ledger.admission.waiting()],
+            "training": list(ledger.admission._in_training),
+        },
+        "pages": ledger.pages._pages,
         "done": ledger.done._blocks,
         "closed": ledger.closed._blocks,
         "explorers": machine.fleet.explorers,
-        "assigned": {explorer.name: explorer.assigned for explorer in machine.fleet.explorers.values()},
         "sync": machine.sync.state,
+        "to cut": set(machine._endings._to_cut),
+        "finalizers": kept.finalizers._waiting,
+        "outcomes": kept.outcomes._entries,
+        "replies": kept.replies.memory._entries,
     }
 
 

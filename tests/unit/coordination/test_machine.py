@@ -295,6 +295,10 @@ def test_reading_stops_at_the_limit_unless_more_tasks_are_what_it_takes() -> Non
         story.task(f"t{number}", batch_id=f"b{number}")
     assert story.machine.wants_tasks(), "no batch is full: only more tasks help"
     story.task("t4", batch_id="b0")
+    assert story.machine.wants_tasks(), "two tasks can go on, and three may be open"
+    story.task("t5", batch_id="b1")
+    assert not story.machine.wants_tasks()
+    story.restart()
     assert not story.machine.wants_tasks()
 
 
@@ -319,7 +323,7 @@ def test_a_failed_attempt_goes_elsewhere_and_the_first_error_is_told_in_the_end(
 
 
 def test_a_partial_result_counts_with_its_error() -> None:
-    story = Story(batch_size=1)
+    story = Story(batch_size=1, return_partial_tasks=True)
     story.beat()
     story.task("a")
     ended = batches(story.finished("a", status="partial", completed_runs=1, error="boom"))[-1]
@@ -524,7 +528,7 @@ def test_explorers_that_start_or_drain_take_no_part() -> None:
 
 def test_entries_of_another_version_are_refused_with_advice() -> None:
     assert unpack("books", pack({"tasks": 1})) == {"tasks": 1}
-    with pytest.raises(StateError, match="'books' of the coordinator's state has version 99, this program reads 1"):
+    with pytest.raises(StateError, match="'books' of the coordinator's state has version 99, this program reads 2"):
         unpack("books", b"\x92\x63\x80")
     for broken in (b"\xc1", b"\x80", b"\x91\x01", b""):
         with pytest.raises(StateError, match="'books'"):

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from schemas import Task
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.dispatch import Room, batch_priority
+from trinity_bus.coordination.dispatch import Room
 from trinity_bus.coordination.fleet import Explorer
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
+from trinity_bus.coordination.line import batch_priority
+from trinity_bus.coordination.parts import split
 from trinity_bus.coordination.staleness import required_version, staleness
 from trinity_bus.coordination.tasks import OpenTask
 from trinity_bus.coordination.window import BLOCK_SIZE, Window
@@ -82,7 +84,7 @@ def test_metrics_are_bounded_in_number_and_length_of_names() -> None:
 
 def batch(batch_id: str, sequence: int = 0, number: int = 1) -> Batch:
     kind = "train" if sequence else "eval"
-    return Batch(batch_id, kind, 1, number, unnamed=False, sequence=sequence)
+    return Batch(batch_id, kind, 1, number, sequence=sequence)
 
 
 def test_train_steps_come_before_their_evaluation_and_before_the_next_step() -> None:
@@ -92,8 +94,13 @@ def test_train_steps_come_before_their_evaluation_and_before_the_next_step() -> 
 
 def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, workflow: str = "math") -> Explorer:
     found = Explorer(name, "life", "ready", slots, version, frozenset({workflow}))
-    found.assigned = {f"{name}-{i}" for i in range(busy)}
+    found.assigned = {(f"{name}-{i}", 1): None for i in range(busy)}
     return found
+
+
+def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | None = None) -> OpenTask:
+    task = Task(task_id=task_id, workflow="math", prompt="1")
+    return OpenTask(task, "b", order, Origin(0, 0), None, split(runs, per_part), page=1)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +116,17 @@ def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, work
     ],
 )
 def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
-    task = OpenTask(Task(task_id="t", workflow="math", prompt="1"), "b", 1, Origin(0, 0), None, failed_on="failed")
-    assert Room(explorers, min_version=0).place(task).name == chosen
+    task = open_task("t")
+    task.parts[0].failed_on = "failed"
+    assert Room(explorers, min_version=0).place(task, task.parts[0]).name == chosen
 
 
 def test_room_is_fair_over_many_tasks() -> None:
     explorers = [explorer("a", slots=30), explorer("b", slots=10)]
     room = Room(explorers, 0)
     for number in range(20):
-        task = OpenTask(Task(task_id=f"t{number}", workflow="math", prompt="1"), "b", number, Origin(0, 0), None)
-        taker = room.place(task)
-        taker.assigned.add(task.task.task_id)
+        task = open_task(f"t{number}", number)
+        taker = room.place(task, task.parts[0])
+        taker.assigned[task.task.task_id, 1] = None
         room.taken(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5]

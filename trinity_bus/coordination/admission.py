@@ -1,0 +1,152 @@
+"""Batches that wait: first to be full, then for their turn. And the order of training.
+
+::
+
+    created --> unfilled --full--> waiting --admit--> in training order (train), until it is FINALIZED or ABORTED
+                   |
+                   +--> the one that got no task for the longest time is given up when too much waits here
+
+Unfilled batches hold up nobody, but they take room: ``MAX_UNFILLED_TASKS`` tasks and ``MAX_UNFILLED_BATCHES`` batches
+at most, so that clients that died while they filled a batch cost the others nothing. Batches that are filled with tasks
+that name none are never given up.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from schemas import BatchLifecycleState as State
+from schemas.record import BatchType
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.counters import Counters
+from trinity_bus.coordination.limits import MAX_UNFILLED_BATCHES, MAX_UNFILLED_TASKS
+from trinity_bus.coordination.sync_policy import SyncPolicy
+
+
+class Admission:
+    """Who is being filled, who waits, and the sequence of train batches.
+
+    Args:
+        max_inflight_batches: Train batches that may be open at once.
+        policy: Which versions batches need.
+        counters: Where sequence numbers are drawn from.
+    """
+
+    def __init__(self, max_inflight_batches: int, policy: SyncPolicy, counters: Counters) -> None:
+        self.filling: dict[BatchType, Batch] = {}
+        """The batches that take tasks that name none."""
+        self._max_inflight_batches = max_inflight_batches
+        self._policy = policy
+        self._counters = counters
+        self._unfilled: OrderedDict[str, Batch] = OrderedDict()
+        self._unfilled_tasks = 0
+        self._waiting: dict[BatchType, OrderedDict[str, Batch]] = {"train": OrderedDict(), "eval": OrderedDict()}
+        self._in_training: OrderedDict[str, Batch] = OrderedDict()
+
+    def created(self, batch: Batch) -> None:
+        """A batch was registered, and has no task yet."""
+        if batch.unnamed:
+            self.filling[batch.batch_type] = batch
+        elif not batch.is_open:
+            self._unfilled[batch.batch_id] = batch
+
+    def grew(self, batch: Batch) -> bool:
+        """A batch has one task more. Returns whether it is full now."""
+        if batch.batch_id in self._unfilled:
+            self._unfilled_tasks += 1
+            self._unfilled.move_to_end(batch.batch_id)
+        if batch.accepted != batch.expected:
+            return False
+        self._counters.filled += 1
+        batch.filled = self._counters.filled
+        self._no_longer_filled(batch, batch.accepted)
+        self._waiting[batch.batch_type][batch.batch_id] = batch
+        return True
+
+    def overflow(self) -> Batch | None:
+        """The batch that is to be given up, so that unfilled ones do not take too much room."""
+        if self._unfilled_tasks <= MAX_UNFILLED_TASKS and len(self._unfilled) <= MAX_UNFILLED_BATCHES:
+            return None
+        return next(iter(self._unfilled.values()))
+
+    def admit(self, *, announced: int, newest: int) -> list[Batch]:
+        """Full batches that start now.
+
+        Args:
+            announced: The version that explorers are told to serve; -1 before there is any.
+            newest: The newest that the trainer has published, be it held or announced: what evaluation needs.
+        """
+        admitted = list(self._waiting["eval"].values())
+        self._waiting["eval"].clear()
+        for batch in admitted:
+            batch.min_version = max(0, newest)
+        waiting = self._waiting["train"]
+        while waiting and len(self._in_training) < self._max_inflight_batches:
+            _, batch = waiting.popitem(last=False)
+            self._counters.sequence += 1
+            batch.sequence = self._counters.sequence
+            batch.min_version = self._policy.version_needed(batch.sequence, announced)
+            self._in_training[batch.batch_id] = batch
+            admitted.append(batch)
+        return admitted
+
+    def is_next(self, batch: Batch) -> bool:
+        """Whether every train batch before this one has ended."""
+        return batch.sequence in (0, self._counters.finalized + 1)
+
+    def finalized(self, batch: Batch) -> None:
+        """The batch has ended as it should."""
+        self._forget(batch)
+        if batch.sequence:
+            self._counters.finalized = batch.sequence
+
+    def aborted(self, batch: Batch) -> list[Batch]:
+        """The batch was given up. Returns the train batches that have moved up by one for it."""
+        self._forget(batch)
+        if not batch.sequence:
+            return []
+        later = [other for other in self._in_training.values() if other.sequence > batch.sequence]
+        self._counters.sequence -= 1
+        batch.sequence = 0
+        for other in later:
+            other.sequence -= 1
+            other.min_version = self._policy.moved_down(other.sequence, other.min_version)
+        return later
+
+    def restore(self, batches: Iterable[Batch]) -> None:
+        """Finds again who waits for what; the batches of a changelog, by number."""
+        pending = [batch for batch in batches if batch.state is State.PENDING]
+        for batch in sorted(pending, key=_last_touched):
+            if not batch.filled:
+                self.created(batch)
+                self._unfilled_tasks += 0 if batch.unnamed else batch.accepted
+        for batch in sorted(pending, key=lambda b: b.filled):
+            if batch.filled:
+                self._waiting[batch.batch_type][batch.batch_id] = batch
+        for batch in sorted((b for b in batches if b.sequence), key=lambda b: b.sequence):
+            self._in_training[batch.batch_id] = batch
+
+    def waiting(self) -> Iterator[Batch]:
+        """Full batches whose turn has not come."""
+        for batches in self._waiting.values():
+            yield from batches.values()
+
+    def _no_longer_filled(self, batch: Batch, tasks: int) -> None:
+        if self._unfilled.pop(batch.batch_id, None) is not None:
+            self._unfilled_tasks -= tasks
+        if self.filling.get(batch.batch_type) is batch:
+            del self.filling[batch.batch_type]
+
+    def _forget(self, batch: Batch) -> None:
+        self._no_longer_filled(batch, batch.accepted)
+        self._waiting[batch.batch_type].pop(batch.batch_id, None)
+        self._in_training.pop(batch.batch_id, None)
+
+
+def _last_touched(batch: Batch) -> tuple[int, int]:
+    """When the batch was registered or got its newest task, counted in accepted tasks; then its own number."""
+    orders = (
+        [batch.born]
+        + [task.order for task in batch.open_tasks.values()]
+        + [result.order for result in batch.results.values()]
+    )
+    return max(orders), batch.number

@@ -1,0 +1,28 @@
+"""Numbers that only grow, but for one: the ``books`` entry of the changelog."""
+
+from dataclasses import dataclass
+
+BOOKS_KEY = "books"
+
+
+@dataclass(slots=True)
+class Counters:
+    """Numbers given out so far, and sums over what has ended."""
+
+    tasks: int = 0
+    batches: int = 0
+    unnamed: int = 0
+    filled: int = 0
+    sequence: int = 0
+    """Of the train batch that was admitted last; smaller by one when an admitted one is aborted."""
+    finalized: int = 0
+    """Sequence of the train batch that was finalized last."""
+    timed_attempts: int = 0
+    """Attempts at train tasks whose time was taken."""
+    attempt_seconds: float = 0.0
+    """That they took together."""
+
+    def become(self, other: "Counters") -> None:
+        """Takes over the numbers of a changelog."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))

@@ -1,0 +1,50 @@
+"""What the parts of the machine share: all that outlives a restart, and what they are run with."""
+
+from dataclasses import dataclass
+
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination.clock import SteadyClock
+from trinity_bus.coordination.commands import Outbox
+from trinity_bus.coordination.finalizers import Finalizers
+from trinity_bus.coordination.fleet import Fleet
+from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.ledger import Ledger
+from trinity_bus.coordination.memory import Memory
+from trinity_bus.coordination.replies import Replies
+from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.versions import WeightSync
+
+OUTCOMES_KEPT = 1000
+"""Ended batches whose result is remembered, for those who ask for it later."""
+OUTCOMES_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What each part is run with."""
+
+    settings: CoordinatorSettings
+    clock: SteadyClock
+    journal: Journal
+    out: Outbox
+
+
+class Kept:
+    """The state of a machine.
+
+    Attributes:
+        ledger: Tasks and batches.
+        fleet: Explorers.
+        sync: Versions of weights.
+        finalizers: Who waits for the end of a batch.
+        outcomes: What became of batches that have ended, a packed ``BatchResult`` each.
+        replies: Answers that were given.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, journal: Journal) -> None:
+        self.ledger = Ledger(settings, policy, journal)
+        self.fleet = Fleet(settings.explorer_timeout_s, journal)
+        self.sync = WeightSync(settings.model, policy, settings.sync_timeout_s, journal)
+        self.finalizers = Finalizers(journal)
+        self.outcomes = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, journal)
+        self.replies = Replies(journal)

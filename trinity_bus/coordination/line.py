@@ -1,0 +1,79 @@
+"""The line of batches that have something to hand out, the most urgent first.
+
+A batch is in it while it may be handed out (RUNNING) and something of it is queued. Its place is given by
+:func:`batch_priority`: train batch n, then eval batches whose id starts with the number n, then n + 1, then others.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from schemas import BatchLifecycleState as State
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.parts import Part
+from trinity_bus.coordination.tasks import OpenTask
+from trinity_bus.rollout.order import BatchOrder, sort_batch_id
+
+type Priority = tuple[BatchOrder, int]
+
+
+def batch_priority(batch: Batch) -> Priority:
+    """Sort key of batches. Train batches are known by their sequence here, whatever they are called."""
+    name = batch.sequence or batch.batch_id
+    return sort_batch_id(name), batch.number
+
+
+class Line:
+    """Batches in the order in which their tasks are handed out."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[Priority, Batch]] = []
+        self._places: dict[int, Priority] = {}
+        self.additions = 0
+        """How often something was queued; whoever looks at all of the line can tell that nothing is new."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches, the most urgent first; they may leave meanwhile."""
+        return iter([batch for _, batch in self._order])
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
+        """A part of a task is to be handed out; its batch joins the line if it is RUNNING."""
+        batch.enqueue(task, part)
+        self.join(batch)
+
+    def join(self, batch: Batch) -> None:
+        """The batch is in the line from now on, if it is RUNNING and something of it is queued."""
+        if batch.state is not State.RUNNING or not batch.queued:
+            return
+        self.additions += 1
+        if batch.number not in self._places:
+            place = self._places[batch.number] = batch_priority(batch)
+            insort(self._order, (place, batch), key=lambda found: found[0])
+
+    def take(self, batch: Batch, workflow: str) -> None:
+        """The first in line of this workflow is handed out."""
+        batch.take(workflow)
+        self._leave_if_done(batch)
+
+    def drop(self, batch: Batch, task: OpenTask) -> None:
+        """No part of the task is to be handed out any more."""
+        batch.drop(task)
+        self._leave_if_done(batch)
+
+    def leave(self, batch: Batch) -> None:
+        """Nothing of the batch is handed out any more."""
+        place = self._places.pop(batch.number, None)
+        if place is not None:
+            del self._order[bisect_left(self._order, place, key=lambda found: found[0])]
+
+    def moved(self, batch: Batch) -> None:
+        """The batch has another sequence than before."""
+        if batch.number in self._places:
+            self.leave(batch)
+            self.join(batch)
+
+    def _leave_if_done(self, batch: Batch) -> None:
+        if not batch.queued:
+            self.leave(batch)
