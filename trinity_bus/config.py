@@ -185,8 +185,18 @@ class CoordinatorSettings(Section):
 
 
 class SynchronizerSettings(Section):
-    """When versions are published and taken. The same for all services of a mesh; see docs/weight_sync.md."""
+    """How, and when, versions are published and taken. The same for all services of a mesh; see docs/weight_sync.md."""
 
+    sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
+    """How weights come to explorers. ``nccl``: sent to each over a private link; on CPUs, gloo carries it. ``memory``:
+    each explorer takes them from the trainer's memory, at its own pace. ``checkpoint``: each reads them from
+    ``trainer.checkpoint_dir``, which all must see under the same path."""
+    sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
+    """As what weights travel; give what the engines hold, to send no more than they can use. ``same``: as trained."""
+    sync_delta: bool = False
+    """With ``memory`` and ``checkpoint``: send only what has changed to explorers that hold an earlier version, where
+    that is smaller; worth it across slow links, with 16-bit weights. With ``checkpoint`` it costs the trainer one more
+    copy of the weights in memory; explorers keep a copy in any case."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fully_async"
     """Who says when. ``fixed``: the number of the batch. ``explorer_driven``: the explorers' side asks the trainer.
     ``trainer_driven``: the trainer publishes, and later batches wait for it. ``fully_async``: nobody waits, within
@@ -282,16 +292,6 @@ class TrainerSettings(Section):
     """How often it says that it lives."""
     host: str = "127.0.0.1"
     """Address at which explorers reach this trainer for weights."""
-    sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
-    """How weights come to explorers. ``nccl``: sent to each over a private link; on CPUs, gloo carries it. ``memory``:
-    each explorer takes them from this trainer's memory, at its own pace. ``checkpoint``: each reads them from
-    ``checkpoint_dir``, which all must see under the same path."""
-    sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
-    """As what weights travel; give what the engines hold, to send no more than they can use. ``same``: as trained."""
-    sync_delta: bool = False
-    """With ``memory`` and ``checkpoint``: send only what has changed to explorers that hold an earlier version, where
-    that is smaller; worth it across slow links, with 16-bit weights. With ``checkpoint`` it costs this trainer one more
-    copy of the weights in memory; explorers keep a copy in any case."""
     bucket_mib: Count = 16
     """Weights are sent in pieces of at most this many MiB."""
     sync_timeout_s: Seconds = 30.0

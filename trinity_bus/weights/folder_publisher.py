@@ -51,6 +51,7 @@ class FolderPublisher:
         self._keep = keep
         self._deltas = deltas
         self._last: tuple[int, str] | None = None
+        self._kept = -1
 
     @property
     def address(self) -> tuple[str, int]:
@@ -62,9 +63,14 @@ class FolderPublisher:
         manifest = self.staging.stage(version, named_tensors)
         base = "" if self._last is None else self._last[1]
         delta = self._delta(version, manifest.checksum) if self._deltas else None
-        published.write(self._directory, manifest, base, delta, keep=self._keep)
+        published.write(self._directory, manifest, base, delta)
+        published.prune(self._directory, keep=self._keep, spared={version, self._kept})
         self._last = (version, manifest.checksum)
         return manifest.checksum
+
+    def keep(self, version: int) -> None:
+        """Keep what belongs to a version, whatever newer ones are staged, until another is named."""
+        self._kept = version
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Nothing: members read by themselves."""

@@ -16,6 +16,7 @@ Failures: a manifest that is missing is a ``VersionGoneError``; one that is malf
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def delta_path(checkpoint: Path, version: int) -> Path:
     return manifest_path(checkpoint, version).with_suffix(".delta")
 
 
-def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta | None, *, keep: int) -> None:
+def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta | None) -> None:
     """Publish a version whose checkpoint is durable.
 
     Args:
@@ -61,7 +62,6 @@ def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta |
         manifest: Of the version.
         base: Checksum of the version before; of no interest without a delta.
         delta: What has changed since; None for nothing of the kind.
-        keep: How many manifests to keep, this one included.
     """
     folder = directory / FOLDER
     folder.mkdir(exist_ok=True)
@@ -74,9 +74,21 @@ def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta |
         head = msgpack.packb({"base": base, "target": manifest.checksum, "changes": rows})
         _write(stale, [LENGTH.pack(len(head)), head, *(memoryview(part) for part in delta.payload)])
     _write(folder / f"{name}.json", [manifest.to_json()])
-    for old in sorted(folder.glob("*.json"), key=lambda path: path.name)[:-keep]:
-        old.unlink(missing_ok=True)
-        old.with_suffix(".delta").unlink(missing_ok=True)
+
+
+def prune(directory: Path, *, keep: int, spared: Collection[int]) -> None:
+    """Remove what belongs to old versions.
+
+    Args:
+        directory: The trainer's checkpoint directory.
+        keep: How many of the versions with the highest numbers to keep.
+        spared: Others to keep.
+    """
+    versions = {int(path.stem): path for path in (directory / FOLDER).glob("*.json") if path.stem.isdigit()}
+    for version in sorted(versions)[:-keep]:
+        if version not in spared:
+            versions[version].unlink(missing_ok=True)
+            versions[version].with_suffix(".delta").unlink(missing_ok=True)
 
 
 def read_manifest(checkpoint: Path, version: int) -> TransferManifest:

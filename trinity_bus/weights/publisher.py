@@ -101,6 +101,10 @@ class WeightPublisher:
         """Copy a version into buffers of its own; its checksum. See ``Staging.stage``."""
         return self.staging.stage(version, named_tensors).checksum
 
+    def keep(self, version: int) -> None:
+        """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
+        self.staging.keep(version)
+
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Send a version to all members that its announcement names; blocks until each has it or is dropped.
 

@@ -99,6 +99,10 @@ class WeightServer:
             self._deltas.forget(checksum)
         return checksum
 
+    def keep(self, version: int) -> None:
+        """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
+        self.staging.keep(version)
+
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Nothing: members come by themselves."""
         del traceparent

@@ -57,7 +57,7 @@ class Staging:
 
     Args:
         bucket_bytes: Size of one bucket.
-        retain: How many of the newest versions can be leased.
+        retain: How many of the newest versions can be leased, besides the one that is to be kept.
         device: Where the buffers lie.
         dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
     """
@@ -69,6 +69,7 @@ class Staging:
         self._dtype = dtype
         self._lock = threading.Lock()
         self._staged: dict[int, Staged] = {}
+        self._kept: int | None = None
         self._spare: list[torch.Tensor] = []
 
     @property
@@ -107,11 +108,16 @@ class Staging:
             self._staged[version] = Staged(manifest, packing.layout, packing.buffers, packing.memory)
             # What was used before and is not now had another size: the model has changed, and it will not come back.
             self._spare.clear()
-            oldest = list(self._staged)[: -self._retain]
-            for old in (replaced, *(self._staged.pop(number) for number in oldest)):
-                if old is not None:
-                    self._recycle(old)
+            if replaced is not None:
+                self._recycle(replaced)
+            self._retire()
         return manifest
+
+    def keep(self, version: int) -> None:
+        """Keep this version, if it is staged, until another is named here; beside the newest, not as one of them."""
+        with self._lock:
+            self._kept = version
+            self._retire()
 
     def find(self, checksum: str) -> Staged | None:
         """The staged version with this checksum, if there is one; not leased."""
@@ -163,6 +169,12 @@ class Staging:
             return tensor.dtype
         dtype: torch.dtype = getattr(torch, self._dtype)
         return dtype
+
+    def _retire(self) -> None:
+        """With the lock held: let go of versions that are neither among the newest nor to be kept."""
+        for number in list(self._staged)[: -self._retain]:
+            if number != self._kept:
+                self._recycle(self._staged.pop(number))
 
     def _recycle(self, staged: Staged) -> None:
         """With the lock held: give the buffers of a version back if nothing can lease or reads them any more."""

@@ -21,7 +21,7 @@ from opentelemetry import metrics
 
 from schemas import ModelVersion, WeightsSynced
 from trinity_bus.bus import Reader
-from trinity_bus.config import TrainerSettings
+from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.telemetry import conventions as names
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class Server(Protocol):
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Sends a version to its members, or leaves it to them to take it; blocks."""
+        ...
+
+    def keep(self, version: int) -> None:
+        """Explorers are told to serve this version: it can be had until another is named, whatever is newer."""
         ...
 
 
@@ -69,12 +73,13 @@ class Publisher(Server, Protocol):
         ...
 
 
-def make_publisher(settings: TrainerSettings, directory: Path, device: str) -> Publisher:
+def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
     """The publisher that the settings name.
 
     Args:
         settings: The trainer's.
-        directory: Where its checkpoints go.
+        sync: How weights come to explorers.
+        directory: Where the trainer's checkpoints go.
         device: Type of the device that it trains on.
 
     Raises:
@@ -85,19 +90,19 @@ def make_publisher(settings: TrainerSettings, directory: Path, device: str) -> P
     from trinity_bus.weights.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, settings.sync_timeout_s
-    dtype = None if settings.sync_dtype == "same" else settings.sync_dtype
-    if settings.sync_method == "memory":
+    dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
+    if sync.sync_method == "memory":
         return WeightServer(
-            settings.host, bucket_bytes=bucket_bytes, timeout_s=timeout_s, dtype=dtype, deltas=settings.sync_delta
+            settings.host, bucket_bytes=bucket_bytes, timeout_s=timeout_s, dtype=dtype, deltas=sync.sync_delta
         )
-    if settings.sync_method == "checkpoint":
+    if sync.sync_method == "checkpoint":
         return FolderPublisher(
             directory,
             host=settings.host,
             bucket_bytes=bucket_bytes,
             keep=settings.keep_checkpoints,
             dtype=dtype,
-            deltas=settings.sync_delta,
+            deltas=sync.sync_delta,
         )
     return WeightPublisher(
         settings.host,
@@ -140,15 +145,10 @@ class Publication:
                     for received in await announcements.batch(_POLL_S)
                     if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
                 ]
+                if ours:
+                    self._server.keep(ours[-1][0].version)
                 for version, traceparent in newest_for_each_member(ours):
                     serving.create_task(self._serve_one(version, traceparent))
-
-    async def check(self, events: Reader) -> None:
-        """Compares what explorers say they received, as long as it runs."""
-        while True:
-            for received in await events.batch(_POLL_S):
-                if isinstance(received.record, WeightsSynced):
-                    self.compare(received.record)
 
     def compare(self, synced: WeightsSynced) -> bool:
         """Whether an answer is in order; a checksum that is not is reported.

@@ -47,7 +47,7 @@ from schemas import BatchRecord, ExperienceGroup, StepTrained, TrainerHeartbeat,
 from schemas.record import Metrics
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader, Start
-from trinity_bus.config import Settings, TrainerSettings, required
+from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.health.process import mark_ready
@@ -96,7 +96,7 @@ async def run(settings: Settings) -> None:
 async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
     async with Bus(settings.kafka, client_id=settings.trainer.name) as bus, EngineThread() as thread:
         await bus.ensure_topics()
-        engine, publisher = await thread.call(lambda: _load(settings.trainer, directory))
+        engine, publisher = await thread.call(lambda: _load(settings, directory))
         try:
             async with bus.producer() as producer:
                 trainer = _Trainer(
@@ -117,20 +117,21 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
             await thread.call(_leave_groups)
 
 
-def _load(settings: TrainerSettings, directory: Path) -> "tuple[TrainingEngine, Publisher]":
+def _load(settings: Settings, directory: Path) -> "tuple[TrainingEngine, Publisher]":
     """The engine as the newest checkpoint left it, and the publisher. Takes seconds: imports torch and Megatron."""
     from trinity_bus.training.engine import TrainingEngine
 
-    engine = TrainingEngine(settings)
+    engine = TrainingEngine(settings.trainer)
     progress = engine.load_latest(directory)
     if progress is None:
-        log.info("no checkpoint in %s: starting from %s", directory, settings.model_path)
-        if settings.sync_method == "checkpoint":
+        log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
+        if settings.synchronizer.sync_method == "checkpoint":
             # Version 0 must be somewhere to be taken from.
             engine.save_checkpoint(directory, engine.progress)
     else:
         log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
-    return engine, make_publisher(settings, directory, engine.layout.device.type)
+    device = engine.layout.device.type
+    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, device)
 
 
 def _leave_groups() -> None:

@@ -63,6 +63,10 @@ class FakeServer:
     def __init__(self) -> None:
         self.served: list[tuple[int, int, str | None]] = []
         self.both_served = threading.Event()
+        self.kept: list[int] = []
+
+    def keep(self, version: int) -> None:
+        self.kept.append(version)
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         self.served.append((announced.version, announced.epoch, traceparent))

@@ -224,6 +224,19 @@ def test_published_versions_go_with_their_checkpoints(tmp_path: Path) -> None:
     assert not (tmp_path / "published" / "00000004.delta").exists()
 
 
+def test_what_is_to_be_kept_or_was_published_again_is_not_pruned(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, keep=1)
+    for step in range(3):
+        trainer.publish(step, model(step))
+    trainer.publisher.keep(2)
+    trainer.publish(3, model(3))
+    assert (tmp_path / "published" / "00000002.json").exists()
+    trainer.publisher.stage(1, model(1).items())
+    trainer.publisher.keep(1)
+    trainer.publish(4, model(4))
+    assert sorted(path.stem for path in (tmp_path / "published").iterdir()) == ["00000001", "00000004"]
+
+
 @pytest.mark.parametrize(
     "table",
     [

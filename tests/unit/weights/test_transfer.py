@@ -96,6 +96,17 @@ def test_staging_copies_and_the_checksum_is_of_the_content(publisher: WeightPubl
     assert publisher.staging.versions == [1, 2]
 
 
+def test_the_version_that_is_to_be_kept_stays_beside_the_newest(publisher: WeightPublisher) -> None:
+    for version in range(3):
+        publisher.stage(version, model(version).items())
+    publisher.keep(1)
+    for version in range(3, 6):
+        publisher.stage(version, model(version).items())
+    assert publisher.staging.versions == [1, 4, 5]
+    publisher.keep(5)
+    assert publisher.staging.versions == [4, 5]
+
+
 def test_members_have_links_of_their_own(publisher: WeightPublisher) -> None:
     weights = model(3)
     announced = announcement(publisher, 0, publisher.stage(0, weights.items()), "a", "b")
