@@ -24,6 +24,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import make_consumer, stop_consumer
+from trinity_bus.bus.lag import watch_lag
 from trinity_bus.bus.received import Received, receive_all, unreadable
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
@@ -97,6 +98,7 @@ class Reader:
             await stop_consumer(client)
             raise
         self._running = client
+        watch_lag(self)
 
     async def stop(self) -> None:
         """Disconnect. Records that were fetched and not returned are simply not read."""
@@ -181,6 +183,19 @@ class Reader:
     def resume(self, topic: Topic) -> None:
         """Undo :meth:`pause`."""
         self._connected().resume(*self._of(topic))
+
+    def lag(self) -> dict[str, int]:
+        """Records of each topic that are in the log and not yet returned, as far as the last fetch has told."""
+        lags = dict.fromkeys((topic.name for topic in self._topics.values()), 0)
+        client = self._running
+        if client is None:
+            return lags
+        for position in self._assigned:
+            name, partition = self._place(position)
+            end = client.highwater(position)
+            if end is not None and (name, partition) in self._next:
+                lags[name] += max(0, end - self._next[name, partition])
+        return lags
 
     async def _ends(self) -> dict[TopicPartition, int]:
         with kafka_errors("find the end of the log"):

@@ -32,6 +32,41 @@ TASK_RETRIES = _METER.create_counter("rl.task.retries", unit="{attempt}", descri
 TOKENS = _METER.create_counter("rl.tokens", unit="{token}", description="Tokens of rollouts, by kind.")
 ROLLOUT_DURATION = _METER.create_histogram("rl.rollout.duration", unit="s", description="Of one attempt at a task.")
 TRAIN_STEP_DURATION = _METER.create_histogram("rl.train.step.duration", unit="s", description="Of one train step.")
+TRAIN = {
+    name: _METER.create_gauge(f"rl.train.{name}", unit=unit, description=description)
+    for name, unit, description in (
+        ("step", "{step}", "Steps trained."),
+        ("version", "{version}", "The newest model version."),
+        ("loss", "1", "Of the last step, mean over its tokens and updates; so are the next five."),
+        ("policy_loss", "1", "The loss without entropy bonus and KL penalty."),
+        ("entropy", "nat", "Of the policy."),
+        ("kl", "nat", "Estimate of the KL divergence from the reference model."),
+        ("mismatch_k3", "nat", "Estimate of the KL divergence of the trained policy from what the engines drew with."),
+        ("clip_fraction", "1", "Share of tokens whose gradient was clipped away."),
+        ("grad_norm", "1", "Before clipping, mean over updates."),
+        ("learning_rate", "1", "Of the last step."),
+        ("reward_mean", "1", "Over the samples of the last step."),
+        ("reward_std", "1", "Over the samples of the last step."),
+        ("groups_skipped", "{group}", "Groups of the last step that teach nothing, all their rewards being equal."),
+        ("trained_tokens", "{token}", "Tokens of the last step that gradients came from."),
+    )
+}
+"""What a train step reports, by the name that it has there."""
+STALENESS = _METER.create_histogram(
+    "rl.staleness",
+    unit="{version}",
+    description="Versions between the oldest token of a task's samples and the step that trains on them.",
+    explicit_bucket_boundaries_advisory=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
+)
+BATCH_DURATION = _METER.create_histogram(
+    "rl.batch.duration", unit="s", description="Of a batch in each state that it has left, by state."
+)
+WEIGHT_SYNC_PAUSE = _METER.create_histogram(
+    "rl.weight_sync.pause",
+    unit="s",
+    description="How long generation stood still.",
+    explicit_bucket_boundaries_advisory=(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
 WEIGHT_SYNC_DURATION = _METER.create_histogram(
     "rl.weight_sync.duration", unit="s", description="From announcement to serving the version."
 )

@@ -170,6 +170,7 @@ class Coordinator:
         began = self._clock()
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(state.entries.items())
+        observations.BATCH_AGES.follow(self.machine.ledger.batches)
         self._positions, lost = await changelog.readable(self._bus, INPUTS, state.positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)

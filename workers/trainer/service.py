@@ -53,12 +53,12 @@ from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
-from trinity_bus.telemetry.metrics import TRAIN_STEP_DURATION
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
+from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher, make_publisher
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class _Trainer:
                 await self._checkpoint(progress)
             seconds = time.perf_counter() - began
             self._last_step = batch, metrics, seconds
-            TRAIN_STEP_DURATION.record(seconds, {names.RL_MODEL: self._model})
+            step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
             log.info(
                 "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
                 progress.step,

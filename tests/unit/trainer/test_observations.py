@@ -1,0 +1,10 @@
+"""A step's figures as gauges."""
+
+from trinity_bus.telemetry.metrics import TRAIN
+from trinity_bus.training.losses import METRICS
+
+
+def test_every_figure_of_a_step_is_one_that_the_engine_reports() -> None:
+    reported = {*METRICS, "mismatch_k3", "grad_norm", "learning_rate", "groups_skipped", "trained_tokens"}
+    reported |= {"reward_mean", "reward_std", "step", "version"}
+    assert set(TRAIN) <= reported

@@ -1,0 +1,23 @@
+"""What the trainer tells of a step: gauges for dashboards."""
+
+from schemas.record import Metrics
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.metrics import TRAIN, TRAIN_STEP_DURATION
+
+
+def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
+    """Shows a step's figures until the next.
+
+    Args:
+        model: Its name.
+        step: Steps trained so far.
+        version: The version that the step made.
+        seconds: From the manifest to the checkpoint.
+        metrics: As :meth:`TrainingEngine.train_step` returns them; one that a step does not have keeps its value.
+    """
+    attributes = {names.RL_MODEL: model}
+    TRAIN_STEP_DURATION.record(seconds, attributes)
+    values = {**metrics, "step": float(step), "version": float(version)}
+    for name, gauge in TRAIN.items():
+        if name in values:
+            gauge.set(values[name], attributes)
