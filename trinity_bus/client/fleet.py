@@ -21,6 +21,7 @@ class _Explorer:
     runners: list[RunnerState] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class FleetView:
     """What is known of the fleet. Feed it every record of ``events``, in the order of each partition.
 
@@ -28,12 +29,14 @@ class FleetView:
         alive_s: Silence after which an explorer counts as lost, in seconds.
     """
 
-    def __init__(self, alive_s: float = ALIVE_S) -> None:
-        self.coordinator: CoordinatorHeartbeat | None = None
-        """Its newest heartbeat."""
-        self.now = 0.0
-        self._alive_s = alive_s
-        self._explorers: dict[str, _Explorer] = {}
+    alive_s: float = ALIVE_S
+    coordinator: CoordinatorHeartbeat | None = field(default=None, init=False)
+    """The newest heartbeat of the one that works."""
+    coordinator_at: float = field(default=0.0, init=False)
+    """When it was written."""
+    now: float = field(default=0.0, init=False)
+    """Time of the newest record, or of the last ``tick``."""
+    _explorers: dict[str, _Explorer] = field(default_factory=dict, init=False)
 
     def tick(self, now: float) -> None:
         """Let time go on where no record comes: seconds since the epoch."""
@@ -44,7 +47,7 @@ class FleetView:
         self.tick(at)
         match record:
             case CoordinatorHeartbeat():
-                self.coordinator = record
+                self.coordinator, self.coordinator_at = record, at
             case ExplorerHeartbeat():
                 explorer = self._of(record.explorer, record.incarnation, at)
                 explorer.running = frozenset(attempt.task_id for attempt in record.running)
@@ -73,7 +76,7 @@ class FleetView:
         return explorer
 
     def _alive(self) -> dict[str, _Explorer]:
-        return {name: e for name, e in self._explorers.items() if self.now - e.heard_at <= self._alive_s}
+        return {name: e for name, e in self._explorers.items() if self.now - e.heard_at <= self.alive_s}
 
 
 def runner_values(runner: RunnerState) -> dict[str, Any]:

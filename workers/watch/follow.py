@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, TASKS, Topic
+from schemas.topics import BATCHES, COMMANDS, EVENTS, MODEL_VERSIONS, TASKS, Topic
 from trinity_bus.bus import Bus, Reader, Received
 from workers.watch.state import MeshView
 
@@ -23,23 +23,36 @@ class Follower:
         """Take everything that the log holds now, in the order of its times."""
         self._apply(sorted([received async for received in self._reader.replay()], key=lambda r: r.timestamp_ms))
 
-    async def update(self, timeout_s: float) -> bool:
+    async def update(self, timeout_s: float) -> Sequence[Received[object]]:
         """Take what is new.
 
         Args:
             timeout_s: How long to wait for the first record.
 
         Returns:
-            Whether there was anything.
+            What was read; nothing if nothing came.
         """
         records = await self._reader.batch(timeout_s)
         self._apply(records)
-        return bool(records)
+        return records
 
     def _apply(self, records: Sequence[Received[object]]) -> None:
         # A record that cannot be read is the coordinator's to complain of; a view passes over it.
         for received in records:
             self.view.apply(received.record, received.timestamp_ms / 1000)
+
+
+@asynccontextmanager
+async def follow_batches(bus: Bus) -> AsyncIterator[Follower]:
+    """A follower whose view has every batch that the log has kept, and nothing else.
+
+    Args:
+        bus: Connected; the topic exists.
+    """
+    async with bus.reader(BATCHES, start="beginning") as reader:
+        follower = Follower(reader)
+        await follower.catch_up()
+        yield follower
 
 
 @asynccontextmanager
@@ -61,8 +74,8 @@ async def follow(bus: Bus, *, whole: bool = False) -> AsyncIterator[Follower]:
 
 
 async def lag(bus: Bus) -> Mapping[str, int]:
-    """How many offsets of ``tasks`` and ``events`` the coordinator has still to read. Topic name to offsets."""
-    topics: tuple[Topic, ...] = (TASKS, EVENTS)
+    """How many offsets of its inputs the coordinator has still to read. Topic name to offsets."""
+    topics: tuple[Topic, ...] = (TASKS, COMMANDS, EVENTS)
     committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", topics)
     result = {}
     for topic in topics:

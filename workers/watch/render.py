@@ -9,7 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas import BatchLifecycleState
-from workers.watch.state import MeshView
+from schemas.errors import one_line
+from trinity_bus.client.fleet import runner_values
+from workers.watch.state import BatchView, MeshView
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _RECENT: Final = 6
@@ -25,6 +27,9 @@ _COLOURS: Final = {
     "starting": "yellow",
     "draining": "dim",
     "left": "dim",
+    "idle": "dim",
+    "busy": "green",
+    "stopping": "red",
     "lost": "red",
 }
 
@@ -44,6 +49,88 @@ def sparkline(values: Sequence[float], width: int, low: float = 0.0, high: float
     return "".join(_BARS[min(int(height * len(_BARS)), len(_BARS) - 1)] for height in heights)
 
 
+def tasks(batch: BatchView) -> str:
+    """How many tasks have a result, of how many; those of an open batch are what has come so far."""
+    if batch.expected is None:
+        return f"{batch.completed}/{batch.accepted} open"
+    return f"{batch.completed}/{batch.expected}"
+
+
+def span(seconds: float) -> str:
+    """A stretch of time in its two largest units.
+
+    >>> span(4.2), span(75), span(7300), span(200_000)
+    ('4 s', '1 min 15 s', '2 h 1 min', '2 d 7 h')
+    """
+    whole = max(0, int(seconds))
+    units = ((whole // 86_400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
+    first = next((i for i, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2])
+
+
+def all_batches_table(view: MeshView, last: int) -> Table:
+    """Every batch that has not ended, and the newest of the others."""
+    table = Table(
+        "batch", "type", "state", "sequence", "done", "failed", "aborted", "expected", "age", "reward", "reason",
+        title=_counts(view),
+    )  # fmt: skip
+    ended = [batch.batch_id for batch in view.batches.values() if batch.ended]
+    left_out = set(ended[: max(0, len(ended) - last)])
+    for batch in view.batches.values():
+        if batch.batch_id in left_out:
+            continue
+        table.add_row(
+            Text(batch.batch_id),
+            batch.batch_type,
+            Text(batch.state, _COLOURS[batch.state]),
+            str(batch.sequence) if batch.sequence else "",
+            str(batch.completed),
+            str(batch.failed),
+            str(batch.aborted),
+            f"{batch.accepted}, open" if batch.expected is None else str(batch.expected),
+            span(view.now - batch.created_at),
+            "" if batch.reward is None else f"{batch.reward:.3f}",
+            Text(one_line(batch.reason or "")),
+        )
+    if left_out:
+        table.caption = f"and {len(left_out)} older ones that have ended"
+    return table
+
+
+def runners_table(view: MeshView) -> Table:
+    """Every runner of the explorers that are alive, and what it is at."""
+    table = Table("runner", "state", "pid", "at", "version", "for", "done", "replaced", "memory", title="runners")
+    for runner in view.fleet.runners():
+        values = runner_values(runner)
+        others = f" and {len(runner.running) - 1} more" if len(runner.running) > 1 else ""
+        at = values.get("workflow_id") or (runner.running[0].task_id if runner.running else "")
+        running_time = values.get("running_time")
+        table.add_row(
+            Text(runner.runner),
+            Text(runner.state, _COLOURS[runner.state]),
+            str(runner.pid),
+            Text(one_line(str(at)) + others),
+            one_line(str(values.get("model_version", ""))),
+            span(running_time) if isinstance(running_time, int | float) else "",
+            str(runner.completed),
+            str(runner.restarts),
+            f"{runner.rss_mib:,.0f} MiB",
+        )
+    return table
+
+
+def coordinator_line(view: MeshView) -> Text | None:
+    """The coordinator that works, by its own word; None before it was heard."""
+    beat = view.fleet.coordinator
+    if beat is None:
+        return None
+    return Text(
+        f"{beat.coordinator}: {beat.open_batches} open batches, {beat.open_tasks} open tasks, "
+        f"{beat.running_attempts} running attempts, {beat.dynamic_timeout_s:g} s for each, heard "
+        f"{span(view.now - view.fleet.coordinator_at)} ago"
+    )
+
+
 def batches_table(view: MeshView) -> Table:
     """The newest batches."""
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
@@ -53,7 +140,7 @@ def batches_table(view: MeshView) -> Table:
             Text(batch.batch_id),
             batch.batch_type if batch.batch_type == "eval" else f"train {batch.sequence or ''}",
             Text(batch.state, _COLOURS[batch.state]),
-            f"{batch.completed}/{batch.expected}",
+            tasks(batch),
             str(batch.failed),
             str(batch.min_version),
             "" if batch.reward is None else f"{batch.reward:.3f}",
@@ -101,6 +188,9 @@ def training_line(view: MeshView, width: int = 40) -> Text:
 def mesh(view: MeshView, lag: Mapping[str, int] | None = None) -> RenderableType:
     """Everything, for ``status``."""
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
+    coordinator = coordinator_line(view)
+    if coordinator is not None:
+        parts.append(coordinator)
     if view.trainer is not None:
         parts.append(Text(f"{view.trainer.trainer}: {view.trainer.state}, step {view.trainer.step}"))
     if view.model is not None:

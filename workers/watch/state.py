@@ -20,6 +20,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.record import BatchType, Metrics
+from trinity_bus.client.fleet import FleetView
 
 RATE_WINDOW_S: Final = 5.0
 """Tokens per second are averaged over this much time."""
@@ -35,16 +36,30 @@ class BatchView:
     batch_type: BatchType
     state: BatchLifecycleState
     sequence: int = 0
-    expected: int = 0
+    expected: int | None = None
+    """Tasks that it will have; ``None`` for an open batch."""
+    accepted: int = 0
     completed: int = 0
+    """Tasks with a result, failed ones too."""
     failed: int = 0
+    aborted: int = 0
+    min_wait_num: int | None = None
     min_version: int = 0
     reward: float | None = None
     """Mean over its tasks, once it is finalized."""
     metrics: Metrics = field(default_factory=dict)
     reason: str | None = None
+    created_at: float = 0.0
+    """Of the oldest record of it that the log still has."""
+    changed_at: float = 0.0
+    """Of the newest."""
     running_at: float | None = None
     finalized_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
 
 
 @dataclass(slots=True)
@@ -126,12 +141,15 @@ class MeshView:
     response_tokens: int = 0
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=5))
     """The newest failures of rollouts and of transfers, for people."""
+    fleet: FleetView = field(default_factory=FleetView)
+    """The coordinator that works, and every runner."""
     now: float = 0.0
     """Time of the newest record, or of the last ``tick``."""
 
     def tick(self, now: float) -> None:
         """Let time go on where no record comes: seconds since the epoch."""
         self.now = max(self.now, now)
+        self.fleet.tick(now)
 
     def apply(self, record: object, at: float) -> None:
         """Take one record; those of other kinds change nothing.
@@ -141,6 +159,7 @@ class MeshView:
             at: When it was written, in seconds since the epoch.
         """
         self.tick(at)
+        self.fleet.apply(record, at)
         match record:
             case BatchRecord():
                 self._batch(record, at)
@@ -202,11 +221,13 @@ class MeshView:
     def _batch(self, record: BatchRecord, at: float) -> None:
         batch = self.batches.get(record.batch_id)
         if batch is None:
-            batch = BatchView(record.batch_id, record.batch_type, record.state)
+            batch = BatchView(record.batch_id, record.batch_type, record.state, created_at=at)
             self.batches[record.batch_id] = batch
         batch.state, batch.sequence, batch.reason = record.state, record.sequence, record.reason
-        batch.expected, batch.min_version = record.expected_task_count or record.accepted_task_count, record.min_version
+        batch.expected, batch.accepted = record.expected_task_count, record.accepted_task_count
         batch.completed, batch.failed = record.completed_task_count, record.failed_task_count
+        batch.aborted, batch.min_wait_num = record.aborted_task_count, record.min_wait_num
+        batch.min_version, batch.changed_at = record.min_version, at
         if record.state is BatchLifecycleState.RUNNING and batch.running_at is None:
             batch.running_at = at
         if record.state is BatchLifecycleState.FINALIZED:

@@ -10,7 +10,15 @@ from uuid import uuid4
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, Task
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExplorerHeartbeat,
+    RunnersReport,
+    RunnerState,
+    RunningAttempt,
+    Task,
+)
 from schemas.topics import BATCHES, EVENTS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -134,8 +142,121 @@ def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
     asyncio.run(fill())
     shown = trinity_bus(log, "status", "--once")
     assert shown.returncode == 0, shown.stderr
-    for part in ("b-17", "running", "5/64", "explorer-9", "16", "1 tasks, 1 events"):
+    for part in ("b-17", "running", "5/64", "explorer-9", "16", "1 tasks, 0 commands, 1 events"):
         assert part in shown.stdout
+
+
+def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) -> None:
+    ended = BatchRecord(
+        batch_id="1",
+        batch_type="train",
+        state=BatchLifecycleState.FINALIZED,
+        sequence=1,
+        expected_task_count=64,
+        accepted_task_count=64,
+        completed_task_count=60,
+        failed_task_count=3,
+        aborted_task_count=4,
+        metrics={"rollout/reward/mean": 0.625},
+    )
+    aborted = ended.model_copy(
+        update={"batch_id": "2", "state": BatchLifecycleState.ABORTED, "metrics": {}, "reason": "an \x1b[2Jerror"}
+    )
+    opened = BatchRecord(
+        batch_id="3@sched",
+        batch_type="eval",
+        state=BatchLifecycleState.RUNNING,
+        sequence=0,
+        expected_task_count=None,
+        accepted_task_count=7,
+        completed_task_count=5,
+    )
+
+    async def fill() -> None:
+        async with Bus(log, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                for batch in (ended, aborted, opened):
+                    await (await producer.send(BATCHES, batch.batch_id, batch))
+
+    assert "batches: none" in trinity_bus(log, "batches").stdout
+    asyncio.run(fill())
+    listed = trinity_bus(log, "batches")
+    assert listed.returncode == 0, listed.stderr
+    lines = [line for line in listed.stdout.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    assert cells[0][:8] == ["1", "train", "finalized", "1", "60", "3", "4", "64"]
+    assert cells[0][9] == "0.625"
+    assert cells[1][2] == "aborted"
+    assert cells[2][:8] == ["3@sched", "eval", "running", "", "5", "0", "0", "7, open"]
+    assert "\x1b[2J" not in listed.stdout
+    assert "1 older ones" in trinity_bus(log, "batches", "--last", "1").stdout
+
+    told = [json.loads(line) for line in trinity_bus(log, "batches", "--json").stdout.splitlines()]
+    assert [(b["batch_id"], b["state"], b["completed"], b["expected"]) for b in told] == [
+        ("1", "finalized", 60, 64),
+        ("2", "aborted", 60, 64),
+        ("3@sched", "running", 5, None),
+    ]
+
+
+def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
+    async def fill() -> None:
+        async with Bus(log, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                batch = BatchRecord(
+                    batch_id="1",
+                    batch_type="train",
+                    state=BatchLifecycleState.FINALIZED,
+                    sequence=1,
+                    expected_task_count=1,
+                )
+                await (await producer.send(BATCHES, batch.batch_id, batch))
+
+    asyncio.run(fill())
+    unknown = trinity_bus(log, "abort", "2", "--reason", "enough")
+    assert unknown.returncode == 1
+    assert unknown.stderr.startswith("No batch is called '2'")
+    ended = trinity_bus(log, "abort", "1", "--reason", "enough")
+    assert ended.returncode == 1
+    assert "Batch 1 is finalized" in ended.stderr
+    assert trinity_bus(log, "abort", "1").returncode == 2
+
+
+def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
+    busy = RunnerState(
+        runner="explorer-9/0",
+        state="busy",
+        pid=4242,
+        running=[RunningAttempt(task_id="1#t", attempt=1), RunningAttempt(task_id="1#u", attempt=1)],
+        completed=17,
+        restarts=2,
+        rss_mib=123.4,
+        values=[{"workflow_id": "1/1#t/0", "model_version": 3, "running_time": 75.0, "board": "a b"}],
+    )
+
+    async def fill() -> None:
+        async with Bus(log, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                for name, runners in (
+                    ("explorer-9", [busy, RunnerState(runner="explorer-9/1", state="idle", pid=4243)]),
+                    ("explorer-8", [RunnerState(runner="explorer-8/0", state="starting", pid=4244)]),
+                ):
+                    report = RunnersReport(explorer=name, incarnation="a", runners=runners)
+                    await (await producer.send(EVENTS, name, report))
+
+    asyncio.run(fill())
+    shown = trinity_bus(log, "runners", "--once")
+    assert shown.returncode == 0, shown.stderr
+    lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    assert [row[0] for row in cells] == ["explorer-8/0", "explorer-9/0", "explorer-9/1"]
+    assert cells[1][1:] == ["busy", "4242", "1/1#t/0 and 1 more", "3", "1 min 15 s", "17", "2", "123 MiB"]
+    told = [json.loads(line) for line in trinity_bus(log, "runners", "--json").stdout.splitlines()]
+    assert [(r["runner"], r["state"], r["pid"]) for r in told][1] == ("explorer-9/0", "busy", 4242)
+    assert told[1]["model_version"] == 3
 
 
 def test_no_broker_is_one_line(log: KafkaSettings) -> None:

@@ -243,7 +243,7 @@ records = st.one_of(
         batch_type=batch_types,
         state=st.sampled_from(BatchLifecycleState),
         sequence=counts,
-        expected_task_count=counts,
+        expected_task_count=st.none() | counts,
         manifest=st.lists(
             st.builds(ManifestEntry, task_id=identifiers, status=statuses, parts=st.lists(result_parts, max_size=3)),
             max_size=3,

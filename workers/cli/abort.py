@@ -1,0 +1,69 @@
+"""``trinity-bus abort``: give a batch up."""
+
+import time
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from schemas.topics import BATCHES
+from trinity_bus.broker import resolve_bootstrap
+from trinity_bus.bus import Bus
+from trinity_bus.client import RolloutCoordinator
+from trinity_bus.config import Settings
+from trinity_bus.runtime.service import run_service
+from workers.runs import program
+from workers.watch import BatchView
+from workers.watch.follow import follow_batches
+
+app = typer.Typer(add_completion=False, help="Give a batch up.")
+console = Console(stderr=True)
+
+_NO: Final = 1
+_WAIT_S: Final = 30.0
+
+
+@app.command()
+def abort(
+    batch: Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus batches` lists it.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the batch's record.")],
+    keep_partial_results: Annotated[
+        bool, typer.Option("--keep-partial-results", help="Name the results so far in the batch's record.")
+    ] = False,
+) -> None:
+    """Stop the attempts of a batch and end it without training on it. Its results so far stay on the log.
+
+    Exit code 1 where there is no such batch, or it has ended.
+    """
+    settings = Settings()
+    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+
+    async def give_up() -> None:
+        async with Bus(kafka, client_id="abort") as bus:
+            await bus.ensure_topics([BATCHES])
+            async with follow_batches(bus) as follower:
+                found = follower.view.batches.get(batch)
+                if found is None or found.ended:
+                    _say(batch, found)
+                    raise typer.Exit(_NO)
+                async with RolloutCoordinator(bus=bus, name="abort") as coordinator:
+                    await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
+                # It may have ended by itself in the last moment; its record tells which.
+                until = time.monotonic() + _WAIT_S
+                while not found.ended and time.monotonic() < until:
+                    await follower.update(1.0)
+                _say(batch, found)
+                if found.state != "aborted":
+                    raise typer.Exit(_NO)
+
+    run_service(give_up)
+
+
+def _say(name: str, batch: BatchView | None) -> None:
+    if batch is None:
+        line = f"No batch is called {name!r}; {program()} batches lists those that there are."
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return
+    counts = f"{batch.completed} tasks done, {batch.aborted} cut off"
+    why = f": {batch.reason}" if batch.reason else ""
+    console.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)
