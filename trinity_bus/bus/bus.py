@@ -17,7 +17,7 @@ from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
-from trinity_bus.bus.reader import MAX_RECORDS, Reader, Start
+from trinity_bus.bus.reader import FETCH_WAIT_MS, MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
 from trinity_bus.config import KafkaSettings
 
@@ -94,6 +94,7 @@ class Bus:
         start: Start = "end",
         expect: Sequence[type] | None = None,
         max_records: int = MAX_RECORDS,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> Reader:
         """A reader of committed records, without a consumer group.
 
@@ -104,6 +105,9 @@ class Bus:
                 missing starts at its beginning.
             expect: The record types to decode; those of each topic where absent.
             max_records: Most records that one batch returns.
+            fetch_wait_ms: How long the broker holds a fetch for which it has nothing, in milliseconds. A partition that
+                was just read from is not part of the fetch that is under way, so this is also the longest that its next
+                record waits while the other partitions are silent.
         """
         return Reader(
             self.settings,
@@ -113,6 +117,7 @@ class Bus:
             start=start,
             expect=expect,
             max_records=max_records,
+            fetch_wait_ms=fetch_wait_ms,
         )
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:

@@ -39,6 +39,7 @@ MAX_FETCH_BYTES = 32 << 20
 """Bounds what a reader holds in memory: one fetch."""
 FETCH_WAIT_MS = 100
 """A partition with no room in the fetch under way waits at most this long for the next."""
+_WAIT_S = 60.0
 _REPLAY_WAIT_S = 0.05
 _CAREFUL_POLL_S = 0.005
 
@@ -55,12 +56,14 @@ class Reader:
         start: Start = "end",
         expect: Sequence[type] | None = None,
         max_records: int = MAX_RECORDS,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> None:
         self._settings = settings
         self._client_id = client_id
         self._start = start
         self._expect = None if expect is None else tuple(expect)
         self._max_records = max_records
+        self._fetch_wait_ms = fetch_wait_ms
         self._topics = {topic.full_name(settings.namespace): topic for topic in topics}
         self._assigned = [
             TopicPartition(name, partition)
@@ -85,7 +88,7 @@ class Reader:
             self._client_id,
             partition_bytes=MAX_PARTITION_FETCH_BYTES,
             fetch_bytes=MAX_FETCH_BYTES,
-            wait_ms=FETCH_WAIT_MS,
+            wait_ms=self._fetch_wait_ms,
         )
         try:
             with kafka_errors(f"start reader of {', '.join(self._topics)}"):
@@ -144,6 +147,16 @@ class Reader:
             metrics.CONSUMED_MESSAGES.add(count, metrics.messaging("poll", name))
         return records
 
+    async def wait(self) -> None:
+        """Return when :meth:`batch` would return something at once. Safe to cancel.
+
+        Raises:
+            RecordGoneError: A position no longer exists.
+            BusError: The broker refuses, or the reader is not started.
+        """
+        while not self._raw and not self._ready:
+            await self._fetch(_WAIT_S)
+
     async def replay(self) -> AsyncIterator[Received[Any]]:
         """Every record from the present positions to the end of the log as it is at the call.
 
@@ -176,14 +189,6 @@ class Reader:
         self._connected().seek(position, offset)
         self._next[topic.name, partition] = offset
 
-    def pause(self, topic: Topic) -> None:
-        """Fetch no more from a topic until :meth:`resume`. What was fetched already may still be returned once."""
-        self._connected().pause(*self._of(topic))
-
-    def resume(self, topic: Topic) -> None:
-        """Undo :meth:`pause`."""
-        self._connected().resume(*self._of(topic))
-
     def lag(self) -> dict[str, int]:
         """Records of each topic that are in the log and not yet returned, as far as the last fetch has told."""
         lags = dict.fromkeys((topic.name for topic in self._topics.values()), 0)
@@ -214,7 +219,9 @@ class Reader:
             return
         if self._pending is None:
             # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
-            self._pending = asyncio.create_task(client.getmany(timeout_ms=60_000, max_records=self._max_records))
+            self._pending = asyncio.create_task(
+                client.getmany(timeout_ms=round(_WAIT_S * 1000), max_records=self._max_records)
+            )
         if timeout_s <= 0:
             await asyncio.sleep(0)
         await asyncio.wait([self._pending], timeout=max(timeout_s, 0))
@@ -278,10 +285,6 @@ class Reader:
 
     def _place(self, position: TopicPartition) -> tuple[str, int]:
         return self._topics[position.topic].name, position.partition
-
-    def _of(self, topic: Topic) -> list[TopicPartition]:
-        name = topic.full_name(self._settings.namespace)
-        return [position for position in self._assigned if position.topic == name]
 
     def _expected(self, topic: Topic) -> tuple[type, ...]:
         return topic.records if self._expect is None else self._expect

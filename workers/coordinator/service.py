@@ -47,8 +47,8 @@ from schemas import (
     Task,
     VersionWanted,
 )
-from schemas.topics import COMMANDS, EVENTS, TASKS
-from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable
+from schemas.topics import TASKS
+from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.config import Settings
 from trinity_bus.coordination import (
     CommandArrived,
@@ -66,19 +66,16 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, observations
 from workers.coordinator.changelog import Changelog
+from workers.coordinator.intake import INPUTS, Intake
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 
 log = logging.getLogger("workers.coordinator")
 
-INPUTS = (TASKS, COMMANDS, EVENTS)
-"""What the machine is fed with."""
 REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
 """Events that are for people, or the trainer, to look at."""
-MAX_RECORDS = 1000
-"""Most records of one transaction."""
 POSITIONS_EVERY_S = 1.0
 """How often positions are committed under the consumer group, while records come."""
 FAREWELL_S = 5.0
@@ -132,7 +129,6 @@ class Coordinator:
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
         self._marked_at = self._ticked_at = self._beat_at = clock()
-        self._paused = False
 
     async def run(self) -> None:
         """Stands by, works when it is its turn, until cancelled.
@@ -174,15 +170,15 @@ class Coordinator:
         self._positions, lost = await changelog.readable(self._bus, INPUTS, state.positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
-        self._has_unmarked = self._paused = False
+        self._has_unmarked = False
         try:
-            async with self._bus.reader(*INPUTS, start=self._positions, max_records=MAX_RECORDS) as reader:
+            async with Intake(self._bus, self._positions) as intake:
                 async with producer.transaction():
                     await self._beat(Outputs(producer))
                 self._leadership.lead(self._clock())
                 log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
                 while True:
-                    await self._step(producer, reader)
+                    await self._step(producer, intake)
         except asyncio.CancelledError:
             await self._say_left(producer)
             raise
@@ -208,10 +204,10 @@ class Coordinator:
         except (TimeoutError, BusError) as error:
             log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")
 
-    async def _step(self, producer: Producer, reader: Reader) -> None:
+    async def _step(self, producer: Producer, intake: Intake) -> None:
         """One loop: waits for records, until the next tick at most; decides; commits."""
         next_at = min(self._ticked_at + self._settings.tick_s, self._beat_at + self._settings.heartbeat_s)
-        received = await reader.batch(max(0.0, next_at - self._clock()))
+        received = await intake.next(max(0.0, next_at - self._clock()), tasks=self.machine.wants_tasks())
         now = self._clock()
         with Spans(self._namespace) as spans:
             unreadable = [item for item in received if isinstance(item.record, Undecodable)]
@@ -236,7 +232,6 @@ class Coordinator:
                         await outputs.show_progress(self._positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
                         self._has_unmarked, self._marked_at = False, now
                 observations.LATENCY.record(self._clock() - now)
-        self._throttle(reader)
 
     def _inputs(self, received: list[Received[Any]], now: float, spans: Spans) -> list[Input]:
         inputs: list[Input] = []
@@ -255,10 +250,3 @@ class Coordinator:
             self._ticked_at = now
             inputs.append(Tick())
         return inputs
-
-    def _throttle(self, reader: Reader) -> None:
-        """Stops or resumes the reading of tasks."""
-        wants = self.machine.wants_tasks()
-        if wants == self._paused:
-            (reader.resume if wants else reader.pause)(TASKS)
-            self._paused = not wants

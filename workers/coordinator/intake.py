@@ -1,0 +1,84 @@
+"""What the coordinator reads: commands and events first, tasks as far as they are wanted.
+
+::
+
+    commands, events --(all that are there, MAX_SIGNALS at most)--+
+                                                                  +--> one loop
+    tasks ------------(MAX_TASKS at most, none if not wanted)-----+
+
+Two clients, because one would return records in the order in which they were fetched: a result behind ten thousand
+tasks that somebody has just produced would wait for all of them, and so would the batch that it completes. Tasks that
+are not wanted stay in the log, but for one fetch.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from schemas.topics import COMMANDS, EVENTS, TASKS
+from trinity_bus.bus import Bus, Reader, Received
+
+INPUTS = (TASKS, COMMANDS, EVENTS)
+MAX_SIGNALS = 1000
+"""Most commands and events of one transaction."""
+MAX_TASKS = 64
+"""Most tasks of one transaction: a loop that takes them in keeps results waiting for as long as it lasts."""
+FETCH_WAIT_MS = 20
+"""Short, because a batch may wait for a result that comes when nothing else does."""
+
+
+class Intake:
+    """Reads the coordinator's inputs. An async context manager.
+
+    Args:
+        bus: Connected.
+        positions: Where to go on reading.
+    """
+
+    def __init__(self, bus: Bus, positions: Mapping[tuple[str, int], int]) -> None:
+        self._signals = bus.reader(
+            COMMANDS, EVENTS, start=positions, max_records=MAX_SIGNALS, fetch_wait_ms=FETCH_WAIT_MS
+        )
+        self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_wait_ms=FETCH_WAIT_MS)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._signals)
+            await stack.enter_async_context(self._tasks)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def next(self, timeout_s: float, *, tasks: bool) -> list[Received[Any]]:
+        """The next records; empty if none came within the limit.
+
+        Args:
+            timeout_s: How long to wait for the first, in seconds.
+            tasks: Whether tasks are wanted.
+
+        Raises:
+            BusError: The broker refuses, or a position no longer exists.
+        """
+        readers = [self._signals, self._tasks] if tasks else [self._signals]
+        await _any(readers, timeout_s)
+        return [received for reader in readers for received in await reader.batch(0)]
+
+
+async def _any(readers: list[Reader], timeout_s: float) -> None:
+    """Waits until one of them has something, or until the limit."""
+    waits = [asyncio.ensure_future(reader.wait()) for reader in readers]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    for wait in done:
+        wait.result()
