@@ -1,9 +1,9 @@
 """Rollouts: tokens per second through an explorer, over tokens per second of the bare engine with the same prompts.
 
-One process holds the engine and the explorer around it; this one holds a real broker and plays coordinator and trainer:
-dispatch records in, experiences and results out. Rounds with and without the explorer take turns on the same engine, so
-that both see the same machine. "Bare" is vLLM's ``AsyncLLM`` asked for the same token ids with the same sampling; all
-requests at once, nothing decoded, nothing rewarded, nothing published.
+One process holds the engine and the explorer around it, another runs its workflows; this one holds a real broker and
+plays coordinator and trainer: dispatch records in, experiences and results out. Rounds with and without the explorer
+take turns on the same engine, so that both see the same machine. "Bare" is vLLM's ``AsyncLLM`` asked for the same token
+ids with the same sampling; all requests at once, nothing decoded, nothing rewarded, nothing published.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from trinity_bus.config import BrokerSettings, ExplorerSettings, KafkaSettings, 
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.weights.publisher import WeightPublisher
+from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
@@ -97,16 +98,19 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
     async def main() -> None:
         settings = Settings(kafka=kafka, explorer=explorer_settings(model))
         began = time.perf_counter()
+        nursery = Nursery(settings)
         engine = InferenceEngine(settings.explorer)
         await engine.start()
+        await nursery.ready()
         pipe.send(time.perf_counter() - began)
         async with Bus(settings.kafka, client_id=NAME) as bus:
-            exploring = asyncio.create_task(Explorer(settings, bus, engine).run())
+            exploring = asyncio.create_task(Explorer(settings, bus, engine, nursery).run())
             while await asyncio.to_thread(pipe.recv) == "bare":
                 pipe.send(await bare(engine))
             exploring.cancel()
             await asyncio.wait([exploring])
         await engine.stop()
+        nursery.close()
 
     uvloop.run(main())
 
@@ -232,7 +236,7 @@ def main() -> None:
             Row("explorer over bare engine", statistics.median(ratios), "", GOAL),
             Row("explorer", speed, "tokens/s"),
             Row("bare engine", bare_speed, "tokens/s"),
-            Row("start of the engine", start_s, "s", better="lower"),
+            Row("start of engine and runners", start_s, "s", better="lower"),
         ],
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
     )

@@ -47,6 +47,7 @@ from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.weights.link import join_store, serve_store
 from trinity_bus.weights.publisher import WeightPublisher
 from workers.coordinator.service import Coordinator
+from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
@@ -111,8 +112,10 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str,
                 name=name, model_path=model, dtype="float32", max_model_len=128, max_tokens=64, drain_s=0.01
             ),
         )
+        nursery = Nursery(settings)
         engine = InferenceEngine(settings.explorer)
         await engine.start()
+        await nursery.ready()
         pipe.send("started")
         store = join_store("127.0.0.1", store_port, timeout_s=LIMIT_S)
         group: Any = None
@@ -129,7 +132,7 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str,
                 elif command == "raw":
                     answer = await asyncio.to_thread(raw_broadcast, group, buffer)
                 elif command == "explore":
-                    tasks = [asyncio.create_task(Explorer(settings, bus, engine).run())]
+                    tasks = [asyncio.create_task(Explorer(settings, bus, engine, nursery).run())]
                     tasks += [asyncio.create_task(keep_busy(engine, i)) for i in range(BUSY_REQUESTS)]
                 else:
                     for task in tasks:
@@ -141,6 +144,7 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str,
                 if command == "stop":
                     break
         await engine.stop()
+        nursery.close()
 
     uvloop.run(main())
 

@@ -60,7 +60,8 @@ class RunnerState(Record):
     SCHEMA: ClassVar[str] = "runner_state"
 
     runner: Identifier
-    """``<explorer>/<number>``; a runner that replaces a dead one has its number."""
+    """``<explorer>/<number>``; a runner that replaces another has its number. ``<explorer>/extra-<serial>`` is one that
+    has been replaced and finishes what it has, or that runs one attempt alone after a runner has died."""
     state: RunnerLifeState
     pid: int
     running: list[RunningAttempt] = Field(default_factory=list)
@@ -71,7 +72,8 @@ class RunnerState(Record):
     rss_mib: float = 0.0
     values: Annotated[list[PlainMap], Field(max_length=1024)] = Field(default_factory=list)
     """What is known of each attempt in ``running``: ``workflow_id`` (``batch/task/run``), ``model_version``,
-    ``begin_time``, ``running_time``, and whatever its workflow has set."""
+    ``begin_time``, ``running_time``, and whatever its workflow has set. Of an idle runner, of the attempt that ended
+    last, with its ``terminate_time``."""
 
 
 class RunnersReport(Record):

@@ -259,14 +259,20 @@ class ExplorerSettings(Section):
     """How long rollouts may still finish when the explorer is told to stop."""
     runners: Count = 1
     """Processes that run workflows. The slots are divided among them."""
+    workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None
+    """Modules of yours that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed,
+    in the working folder, or on ``PYTHONPATH``. They are imported once, before runners are forked, and start no
+    threads. Unset: only the workflows that come with the project."""
     runner_stuck_s: Seconds = 30.0
     """A runner that answers nothing for this long, because a workflow blocks it, is stopped and replaced."""
     cancel_grace_s: Seconds = 5.0
     """How long a workflow that is cancelled may take to let go, before its runner is stopped and replaced."""
     runner_max_attempts: Count | None = None
-    """Attempts after which a runner is replaced, against what workflows leave behind. Unset: never."""
+    """Attempts after which a runner is replaced, once they have ended, against what workflows leave behind. Unset:
+    never."""
     runner_max_rss_mib: Count | None = None
-    """Memory above which a runner is replaced, MiB. Unset: any."""
+    """Memory above which a runner takes no more attempts and is replaced, MiB; with twice as much it is killed. An idle
+    one has about 120, most of it shared. Unset: any."""
     runner_report_s: Seconds = 1.0
     """How often the states of the runners are told."""
 

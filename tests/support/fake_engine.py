@@ -13,19 +13,11 @@ from trinity_bus.config import Settings
 from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
+from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
-
-class FakeTokenizer:
-    """A token per character."""
-
-    chat_template = None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(character) for character in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(map(chr, token_ids))
+TOKENIZER = "tests.support.fake_tokenizer:load"
+"""For the nursery of an explorer on a fake engine."""
 
 
 class FakeEngine:
@@ -34,7 +26,6 @@ class FakeEngine:
     def __init__(self, *, version: int = 0, answer: str = "42") -> None:
         self.model_version = version
         self.tokens_generated = 0
-        self.tokenizer = FakeTokenizer()
         self.answer = answer
         self.open = asyncio.Event()
         self.open.set()
@@ -56,7 +47,7 @@ class FakeEngine:
             raise
         finally:
             self.waiting -= 1
-        token_ids = self.tokenizer.encode(self.answer)
+        token_ids = [ord(character) for character in self.answer]
         self.tokens_generated += n * len(token_ids)
         completion = Completion(token_ids, [-0.5] * len(token_ids), "stop", [(0, self.model_version)])
         return [completion] * n
@@ -77,8 +68,9 @@ async def main() -> None:
     settings = Settings()
     engine = FakeEngine()
     engine.open.clear()
-    async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
-        await Explorer(settings, bus, engine).run()
+    with Nursery(settings, tokenizer=TOKENIZER) as nursery:
+        async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
+            await Explorer(settings, bus, engine, nursery).run()
 
 
 if __name__ == "__main__":

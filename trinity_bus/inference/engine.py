@@ -20,7 +20,7 @@ import multiprocessing
 import threading
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schemas.model_version import Member, ModelVersion
 from schemas.task import Sampling
@@ -89,15 +89,6 @@ class InferenceEngine:
         if self._llm is None:
             raise EngineError("the engine is not started, or was stopped")
         return self._llm
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's Hugging Face tokenizer.
-
-        Raises:
-            EngineError: The engine is not started.
-        """
-        return self.llm.get_tokenizer()
 
     async def start(self) -> None:
         """Start the engine's process and load the model.

@@ -6,9 +6,12 @@ and an engine to ask for more; text exists only at its edges. Nothing here impor
 
 from trinity_bus.rollout import workflows
 from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
+from trinity_bus.rollout.single_runs import SingleRunWorkflow
+from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.workflow import (
     Completion,
     Engine,
+    PartialRunsError,
     Rollout,
     RolloutContext,
     Tokenizer,
@@ -20,8 +23,11 @@ __all__ = [
     "REGISTRY",
     "Completion",
     "Engine",
+    "PartialRunsError",
     "Rollout",
     "RolloutContext",
+    "RunState",
+    "SingleRunWorkflow",
     "Tokenizer",
     "UnknownWorkflow",
     "Workflow",

@@ -1,14 +1,15 @@
 """What a workflow is, what it is given, and what it gives back.
 
-States: a workflow has none. One instance serves every task of its kind, several at once on one event loop, so it keeps
-nothing between calls to ``run`` and never blocks the loop.
+States: a workflow has none. One instance serves every task of its kind, several at once on one event loop of a runner
+(a process that runs nothing but workflows), so it keeps nothing between calls to ``run`` and does not block the loop.
 
 Failures: whatever ``run`` raises is the typed failure of this attempt, and the task is tried again elsewhere. A
-workflow raises ``WorkflowError`` for a task that it can never answer. It never turns a failure into a reward of zero:
-zero is what a wrong answer earns.
+workflow raises ``WorkflowError`` for a task that it can never answer, and ``PartialRunsError`` where it has some of the
+runs. It never turns a failure into a reward of zero: zero is what a wrong answer earns. One that blocks the loop, or
+takes the process down, costs the others in its runner a delay, and fails when it does so again in a runner of its own.
 
-Cancellation: ``run`` is cancelled when its time is up or when the attempt no longer counts. It must let
-``CancelledError`` through.
+Cancellation: ``run`` is cancelled when its time is up or when the attempt no longer counts. It should let
+``CancelledError`` through; when it does not within ``explorer.cancel_grace_s``, its runner is killed.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from schemas.record import BatchType, Metrics
 from schemas.task import Sampling, Task
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.state import RunState
 
 type VersionSpan = tuple[int, int]
 """(first response token, model version): this version drew the tokens from here to the next span."""
@@ -25,6 +27,19 @@ type VersionSpan = tuple[int, int]
 
 class WorkflowError(TrinityError):
     """A workflow cannot run this task; the message names the task and what it lacks."""
+
+
+class PartialRunsError(WorkflowError):
+    """Some of the runs were done when one broke off.
+
+    Args:
+        rollouts: Those that were done, in order.
+        error: The first error.
+    """
+
+    def __init__(self, rollouts: "Sequence[Rollout]", error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.rollouts = list(rollouts)
 
 
 class Completion(Protocol):
@@ -114,6 +129,19 @@ class RolloutContext:
     batch_type: BatchType = "train"
     traceparent: str | None = None
     """Trace context of this rollout, the parent of the engine's own spans."""
+    state: RunState = field(default_factory=RunState)
+    """What the workflow has said of itself."""
+
+    def set_state(self, **values: Any) -> None:
+        """Say something about this run that people can see while it goes on: in the states of the runners.
+
+        Args:
+            **values: Plain data; each replaces what was said under its name.
+
+        Raises:
+            ValueError: A value is not plain data, or there is too much of it.
+        """
+        self.state.set(values)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling | None = None, n: int = 1

@@ -22,11 +22,12 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER = 36
 _POLL_MS = 100
 """How often the owner is looked at on a kernel without pidfds."""
 
@@ -54,8 +55,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids below ``root``, parents before their children, zombies included."""
+def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
+    """Process ids below ``root``, parents before their children, zombies included.
+
+    Args:
+        root: Not one of them.
+        without: Those that are left out, with all that is below them.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -67,7 +73,7 @@ def descendants(root: int) -> list[int]:
     found: list[int] = []
     level = [root]
     while level:
-        level = [child for parent in level for child in children.get(parent, ())]
+        level = [child for parent in level for child in children.get(parent, ()) if child not in without]
         found += level
     return found
 
@@ -89,7 +95,7 @@ class Guard:
         # Handlers, not SIG_IGN: the command must start with the default actions.
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda _number, _frame: None)
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._owner_fd = os.pidfd_open(owner) if hasattr(os, "pidfd_open") else None
         if os.getppid() != owner:
             sys.exit("guard: the owner is gone")

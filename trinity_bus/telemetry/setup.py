@@ -74,6 +74,11 @@ class Telemetry:
         self.meter_provider.shutdown(FLUSH_TIMEOUT_MS)
 
 
+def destination_configured(settings: TelemetrySettings) -> bool:
+    """Whether spans go anywhere at all."""
+    return _endpoint("TRACES") is not None or settings.run_dir is not None
+
+
 def setup_telemetry(
     service_name: str, settings: TelemetrySettings, *, namespace: str = "trinity", instance: str | None = None
 ) -> Telemetry:
@@ -131,12 +136,16 @@ def build_telemetry(
     )
 
 
+def _endpoint(signal: str) -> str | None:
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get(_ENDPOINT) or None
+
+
 def _exporter[E: SpanExporter | MetricExporter](
     signal: str, otlp: Callable[[], E], file: Callable[[Path], E], run_dir: Path | None, path: Path
 ) -> tuple[str, E | None]:
     """Where a signal goes, in words and as an exporter."""
-    endpoint = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get(_ENDPOINT)
-    if endpoint:
+    endpoint = _endpoint(signal)
+    if endpoint is not None:
         for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", _PROTOCOL):
             protocol = os.environ.get(variable)
             if protocol and protocol != _HTTP:

@@ -2,7 +2,7 @@
 
 ::
 
-    order --> WAITING for a slot, and for the version it asks for --> RUNNING its workflow
+    order --> WAITING for the version it asks for --> RUNNING its workflow, as soon as a runner has room
                                                                        |
          cancelled: no answer (it would not count) <-------------------+--> raised, or out of time: FAILED
                                                                        |
@@ -12,8 +12,11 @@
 
 The result is sent only when the experiences are durable, so nobody ever sees a result whose experiences cannot be read.
 
-Failures: what a workflow raises is the attempt's typed failure. A dead engine or a broken connection to the log is the
-explorer's own end, told through ``fatal``.
+An attempt that is out of time, or cancelled, ends at once, whatever its workflow does: a runner that does not let go of
+it is the affair of the runners.
+
+Failures: what a workflow raises is the attempt's typed failure. A broken connection to the log is the explorer's own
+end, told through ``fatal``.
 """
 
 import asyncio
@@ -24,19 +27,17 @@ from collections.abc import Callable
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from schemas import Cancel, Dispatch, RolloutFinished, RunningAttempt, Sampling
+from schemas import Cancel, Dispatch, RolloutFinished, RunningAttempt
 from schemas.topics import EVENTS, EXPERIENCES
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
-from trinity_bus.inference.errors import EngineDeadError
-from trinity_bus.rollout import Rollout, RolloutContext, get_workflow
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context, traceparent
 from trinity_bus.telemetry.metrics import ROLLOUT_DURATION, TOKENS
 from workers.explorer import outcome
-from workers.explorer.engine import ExplorerEngine
 from workers.explorer.orders import Attempt, attempt_of
 from workers.explorer.outcome import Identity
+from workers.explorer.runners.service import Runners, Yield
 from workers.explorer.served import Served
 
 _log = logging.getLogger(__name__)
@@ -48,34 +49,28 @@ class AttemptTimeoutError(TrinityError, TimeoutError):
 
 
 class Attempts:
-    """Runs attempts on one engine.
+    """Runs attempts.
 
     Args:
-        engine: Started.
+        runners: Started.
         producer: Connected.
         who: Whose answers these are.
-        slots: How many run at once.
-        sampling: How tokens are drawn where a task does not say.
         served: The version that the engine serves.
         on_ended: Told of every attempt that has ended, however.
     """
 
     def __init__(
         self,
-        engine: ExplorerEngine,
+        runners: Runners,
         producer: Producer,
         who: Identity,
         *,
-        slots: int,
-        sampling: Sampling,
         served: Served,
         on_ended: Callable[[Attempt], None],
     ) -> None:
-        self._engine = engine
+        self._runners = runners
         self._producer = producer
         self._who = who
-        self._slots = asyncio.Semaphore(slots)
-        self._sampling = sampling
         self._served = served
         self._on_ended = on_ended
         self._running: dict[Attempt, asyncio.Task[None]] = {}
@@ -104,6 +99,8 @@ class Attempts:
         task = self._running.get(attempt_of(order))
         if task is not None:
             _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)
+            if order.restart_runner:
+                self._runners.stop_at_once(attempt_of(order))
             task.cancel()
 
     async def drain(self, limit_s: float) -> None:
@@ -138,8 +135,7 @@ class Attempts:
         ) as span:
             began = time.perf_counter()
             try:
-                rollouts = await self._roll_out(order)
-                result = await self._publish(order, rollouts, began)
+                result = await self._publish(order, await self._roll_out(order), began)
             # Anything that a workflow raises is this attempt's failure, and nobody else's.
             except Exception as error:
                 if _ends_the_explorer(error):
@@ -155,50 +151,45 @@ class Attempts:
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
             await (await self._producer.send(EVENTS, self._who.explorer, result))
 
-    async def _roll_out(self, order: Dispatch) -> list[Rollout]:
+    async def _roll_out(self, order: Dispatch) -> Yield:
         """Run the workflow within the attempt's limit.
 
         Raises:
             AttemptTimeoutError: It took too long.
-            Exception: Whatever the workflow raises.
+            WorkflowRaisedError: The workflow raised something.
+            RunnerDiedError: It took its runner with it.
+            WorkflowError: It gave nothing, or too much.
         """
         try:
             async with asyncio.timeout(order.timeout_s) as limit:
-                async with self._slots:
-                    await self._served.wait_for(order.min_version)
-                    rollouts = await get_workflow(order.task.workflow).run(order.task, self._context(order))
+                await self._served.wait_for(order.min_version)
+                yielded = await self._runners.roll_out(order, traceparent())
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
-        outcome.check(order, rollouts)
-        return rollouts
+        outcome.check(order, yielded.rollouts)
+        return yielded
 
-    def _context(self, order: Dispatch) -> RolloutContext:
-        return RolloutContext(
-            engine=self._engine,
-            tokenizer=self._engine.tokenizer,
-            repeat_times=order.repeat_times,
-            run_id_base=order.run_id_base,
-            sampling=self._sampling,
-            batch_type=order.batch_type,
-            traceparent=traceparent(),
-        )
-
-    async def _publish(self, order: Dispatch, rollouts: list[Rollout], began: float) -> RolloutFinished:
+    async def _publish(self, order: Dispatch, yielded: Yield, began: float) -> RolloutFinished:
         """Make the experiences durable, where there are any; only then is there a result."""
         position = None
         if order.batch_type == "train":
-            group = outcome.experiences(order, rollouts, self._who)
+            group = outcome.experiences(order, yielded.rollouts, self._who)
             position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
-        result = outcome.finished(order, rollouts, self._who, experience=position, seconds=time.perf_counter() - began)
+        result = outcome.finished(
+            order,
+            yielded.rollouts,
+            self._who,
+            experience=position,
+            seconds=time.perf_counter() - began,
+            error=yielded.error,
+        )
         for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
             TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, "kind": kind})
         return result
 
 
 def _ends_the_explorer(error: Exception) -> bool:
-    """Whether an error is the explorer's own rather than the attempt's: its engine is dead, or its log is gone."""
-    if isinstance(error, RecordTooLargeError):
-        return False
-    return isinstance(error, EngineDeadError | BusError)
+    """Whether an error is the explorer's own rather than the attempt's: its log is gone."""
+    return isinstance(error, BusError) and not isinstance(error, RecordTooLargeError)

@@ -1,7 +1,7 @@
 """What an explorer needs of an engine. ``trinity_bus.inference.engine.InferenceEngine`` is the real one."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
 from trinity_bus.inference.completion import Completion
@@ -11,11 +11,6 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 
 class ExplorerEngine(Protocol):
     """Generates, takes over weights, and can die."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's Hugging Face tokenizer."""
-        ...
 
     @property
     def model_version(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from schemas import Dispatch, ExperienceGroup, Position, RolloutFinished
 from schemas.experience import SampleInput, build_group
 from trinity_bus.rollout import Rollout, WorkflowError
+from workers.explorer.runners.errors import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
 
@@ -65,9 +66,24 @@ def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: Identity) -> 
 
 
 def finished(
-    order: Dispatch, rollouts: Sequence[Rollout], who: Identity, *, experience: Position | None, seconds: float
+    order: Dispatch,
+    rollouts: Sequence[Rollout],
+    who: Identity,
+    *,
+    experience: Position | None,
+    seconds: float,
+    error: str | None = None,
 ) -> RolloutFinished:
-    """The result of an attempt that yielded something: completed, or partial where runs are missing."""
+    """The result of an attempt that yielded something: completed, or partial where runs are missing.
+
+    Args:
+        order: What was asked for.
+        rollouts: The runs that were done.
+        who: Who did them.
+        experience: Where they lie in the log.
+        seconds: How long it took.
+        error: The first error, where the workflow told one.
+    """
     versions = [version for rollout in rollouts for _, version in rollout.versions]
     missing = order.repeat_times - len(rollouts)
     return RolloutFinished(
@@ -88,7 +104,7 @@ def finished(
         prompt_tokens=sum(len(rollout.prompt_token_ids) for rollout in rollouts),
         response_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
         seconds=seconds,
-        error=f"the workflow gave {len(rollouts)} of {order.repeat_times} runs" if missing else None,
+        error=_missing(len(rollouts), order.repeat_times, error) if missing else None,
     )
 
 
@@ -105,5 +121,15 @@ def failed(order: Dispatch, error: BaseException, who: Identity, *, seconds: flo
         completed_runs=0,
         total_runs=order.repeat_times,
         seconds=seconds,
-        error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+        error=_text(error)[:MAX_ERROR_CHARS],
     )
+
+
+def _text(error: BaseException) -> str:
+    """An error with its type; that of a workflow carries its own."""
+    return str(error) if isinstance(error, WorkflowRaisedError) else f"{type(error).__name__}: {error}"
+
+
+def _missing(given: int, asked: int, error: str | None) -> str:
+    why = "" if error is None else f"; first error: {error}"
+    return f"the workflow gave {given} of {asked} runs{why}"[:MAX_ERROR_CHARS]

@@ -2,13 +2,14 @@
 
 ::
 
-    start:  check settings and broker -> start the engine -> connect -> take the lane's end position
-            -> first heartbeat (this is how it joins)
+    start:  check settings and broker -> start the nursery of the runners, and the engine -> connect
+            -> take the lane's end position -> first heartbeat (this is how it joins)
 
-    rollouts (its lane) --Dispatch--> attempt --> experiences, then events: RolloutFinished
-                        --Cancel----> attempt is aborted in the engine
+    rollouts (its lane) --Dispatch--> attempt, in a runner --> experiences, then events: RolloutFinished
+                        --Cancel----> attempt is cancelled in its runner, and aborted in the engine
     model-versions ----names it-----> weights received beside generation --> events: WeightsSynced
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
+    every runner_report_s -----------------------------------------------> events: RunnersReport
 
     stop:   DRAINING: no new orders, drain_s for what runs -> events: ExplorerLeft
 
@@ -19,32 +20,36 @@ again. So nothing has to be remembered over a restart, and the lane is read from
 what fails                    what happens
 ============================  ========================================================================================
 a workflow, or its time       ``RolloutFinished`` with status failed, and the type and message of the error
+a runner                      another takes its place; its attempts run again, see ``workers/explorer/runners``
+the nursery of the runners    as the engine's process
 a weight transfer             ``WeightsSynced`` not ok; the engine serves what it served before
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
 the broker                    the process ends with one line
-this process is killed        its engine's process ends with it; the coordinator notices the silence
+this process is killed        its engine's process and its runners end with it; the coordinator notices the silence
 ============================  ========================================================================================
 """
 
 import asyncio
 import logging
+import time
 import uuid
 from contextlib import AsyncExitStack
 
-from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, Sampling
+from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState
 from schemas.topics import EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
 from trinity_bus.health.process import mark_ready
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.rollout import REGISTRY
 from trinity_bus.telemetry import setup_telemetry
 from workers.explorer.attempts import Attempts
 from workers.explorer.engine import ExplorerEngine
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.orders import Orders
 from workers.explorer.outcome import Identity
+from workers.explorer.runners.nursery import Nursery
+from workers.explorer.runners.service import Runners
 from workers.explorer.served import Served
 from workers.explorer.weights import WeightFollower
 
@@ -57,8 +62,9 @@ async def run(settings: Settings) -> None:
     """Explores until it is cancelled.
 
     Raises:
-        ConfigError: A setting that is needed is absent.
+        ConfigError: A setting that is needed is absent, or names workflows that cannot be imported.
         EngineError: The engine does not start, or has died.
+        RunnersError: Runners cannot be started.
         BusError: The broker does not answer, or refuses.
     """
     name = settings.explorer.name
@@ -66,33 +72,39 @@ async def run(settings: Settings) -> None:
     # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
     async with Bus(settings.kafka, client_id=name) as bus:
         await bus.ensure_topics()
-    engine = InferenceEngine(settings.explorer)
-    await engine.start()
-    try:
-        # After the engine, whose process must not inherit exporters.
-        telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace, instance=name)
+    # It loads beside the engine, and takes less long.
+    with Nursery(settings) as nursery:
+        engine = InferenceEngine(settings.explorer)
         try:
-            async with Bus(settings.kafka, client_id=name) as bus:
-                await Explorer(settings, bus, engine).run()
+            await engine.start()
+            await nursery.ready()
+            # After the engine, whose process must not inherit exporters.
+            namespace = settings.kafka.namespace
+            telemetry = setup_telemetry("explorer", settings.telemetry, namespace=namespace, instance=name)
+            try:
+                async with Bus(settings.kafka, client_id=name) as bus:
+                    await Explorer(settings, bus, engine, nursery).run()
+            finally:
+                telemetry.shutdown()
         finally:
-            telemetry.shutdown()
-    finally:
-        await engine.stop()
+            await engine.stop()
 
 
 class Explorer:
-    """One life of an explorer, over a connected bus and a started engine.
+    """One life of an explorer, over a connected bus, a started engine and a nursery of runners.
 
     Args:
         settings: The sections ``explorer`` and ``coordinator`` (the model's name) are used.
         bus: Connected.
         engine: Started; not stopped here.
+        nursery: Not closed here; its runners are.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine) -> None:
+    def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, nursery: Nursery) -> None:
         self._settings = settings.explorer
         self._bus = bus
         self._engine = engine
+        self._nursery = nursery
         self._who = Identity(
             explorer=self._settings.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model
         )
@@ -103,8 +115,10 @@ class Explorer:
 
         Raises:
             EngineDeadError: The engine has died.
+            RunnersError: Runners cannot be started any more.
             BusError: The log is gone.
         """
+        workflows = await self._nursery.ready()
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(self._bus.producer())
             # Their positions are fixed before the first heartbeat: no order to this life can lie before them.
@@ -112,19 +126,18 @@ class Explorer:
                 self._bus.reader(ROLLOUTS, partitions=[lane_partition(self._who.explorer)], start="end")
             )
             versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
-            await self._work(producer, lane, versions)
+            runners = Runners(self._nursery, self._engine, self._settings)
+            runners.start()
+            try:
+                await self._work(producer, lane, versions, runners, workflows)
+            finally:
+                await runners.close()
 
-    async def _work(self, producer: Producer, lane: Reader, versions: Reader) -> None:
+    async def _work(
+        self, producer: Producer, lane: Reader, versions: Reader, runners: Runners, workflows: list[str]
+    ) -> None:
         served = Served(self._engine.model_version)
-        attempts = Attempts(
-            self._engine,
-            producer,
-            self._who,
-            slots=self._settings.slots,
-            sampling=Sampling(temperature=self._settings.temperature, max_tokens=self._settings.max_tokens),
-            served=served,
-            on_ended=self._orders.ended,
-        )
+        attempts = Attempts(runners, producer, self._who, served=served, on_ended=self._orders.ended)
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
             return ExplorerHeartbeat(
@@ -134,7 +147,7 @@ class Explorer:
                 slots=self._settings.slots,
                 running=attempts.running,
                 model_version=served.version,
-                workflows=sorted(REGISTRY),
+                workflows=workflows,
                 tokens_generated=self._engine.tokens_generated,
             )
 
@@ -148,7 +161,10 @@ class Explorer:
                 loops.create_task(self._obey(lane, attempts, producer), name="orders")
                 loops.create_task(follower.run(versions), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
+                loops.create_task(runners.run(), name="runners")
+                loops.create_task(self._report(producer, runners), name="report")
                 loops.create_task(_raised(attempts.fatal), name="attempts")
+                loops.create_task(_raised(runners.fatal), name="runners' end")
                 mark_ready()
                 _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
         except BaseExceptionGroup as group:
@@ -170,6 +186,17 @@ class Explorer:
                     attempts.start(order, received.traceparent)
                 elif order is not None:
                     attempts.cancel(order)
+
+    async def _report(self, producer: Producer, runners: Runners) -> None:
+        while True:
+            await asyncio.sleep(self._settings.runner_report_s)
+            report = RunnersReport(
+                explorer=self._who.explorer,
+                incarnation=self._who.incarnation,
+                runners=runners.states(),
+                sent_at=time.time(),
+            )
+            await (await producer.send(EVENTS, self._who.explorer, report))
 
     async def _watch_engine(self) -> None:
         raise await self._engine.wait_dead()

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,12 +24,13 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import TOKENIZER, FakeEngine
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runtime.service import first_error
 from trinity_bus.weights.errors import WeightTransferError
+from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
 pytestmark = pytest.mark.integration
@@ -88,6 +89,13 @@ def settings(kafka: KafkaSettings) -> Settings:
     )
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all tests: every explorer has runners of its own."""
+    with Nursery(Settings(), tokenizer=TOKENIZER) as nursery:
+        yield nursery
+
+
 @asynccontextmanager
 async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
     async with Bus(settings.kafka, client_id="test") as bus:
@@ -97,9 +105,9 @@ async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
 
 
 @asynccontextmanager
-async def exploring(settings: Settings, engine: FakeEngine) -> AsyncIterator[asyncio.Task[None]]:
+async def exploring(settings: Settings, engine: FakeEngine, nursery: Nursery) -> AsyncIterator[asyncio.Task[None]]:
     async with Bus(settings.kafka, client_id=NAME) as bus:
-        task = asyncio.create_task(Explorer(settings, bus, engine).run())
+        task = asyncio.create_task(Explorer(settings, bus, engine, nursery).run())
         try:
             yield task
         finally:
@@ -107,18 +115,27 @@ async def exploring(settings: Settings, engine: FakeEngine) -> AsyncIterator[asy
             await asyncio.wait([task])
 
 
-def run(settings: Settings, body: Callable[[Mesh, FakeEngine, asyncio.Task[None]], Awaitable[None]]) -> None:
+def run(
+    settings: Settings, nursery: Nursery, body: Callable[[Mesh, FakeEngine, asyncio.Task[None]], Awaitable[None]]
+) -> None:
     """Run a test's body with a mesh and an explorer, and look at how the explorer ended."""
 
     async def main() -> None:
         engine = FakeEngine()
         async with mesh_of(settings) as mesh:
-            async with exploring(settings, engine) as explorer:
+            async with exploring(settings, engine, nursery) as explorer:
                 await body(mesh, engine, explorer)
             if not explorer.cancelled() and (error := explorer.exception()) is not None:
                 assert isinstance(first_error(error), EngineDeadError)
 
     asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what this process's own tasks do."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110  a fake sets no event
+            await asyncio.sleep(0.005)
 
 
 def dispatch(life: str, task_id: str = "t", **changes: Any) -> Dispatch:
@@ -161,7 +178,7 @@ def announcement(version: int, life: str, *, epoch: int = 1) -> ModelVersion:
     )
 
 
-def test_a_result_is_never_visible_before_its_experiences(settings: Settings) -> None:
+def test_a_result_is_never_visible_before_its_experiences(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         for i in range(40):
@@ -178,10 +195,12 @@ def test_a_result_is_never_visible_before_its_experiences(settings: Settings) ->
             assert (group.explorer, group.incarnation, group.model) == (NAME, life, "policy")
         assert engine.most_waiting <= settings.explorer.slots
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(settings: Settings) -> None:
+def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
+    settings: Settings, nursery: Nursery
+) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         await mesh.send(dispatch("former-life", "void"))
@@ -194,10 +213,10 @@ def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
         assert sorted(result.task_id for result in results) == ["last", "mine"]
         assert sorted(group.task_id for group in await mesh.experiences()) == ["last", "mine"]
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_eval_batches_publish_no_experiences(settings: Settings) -> None:
+def test_eval_batches_publish_no_experiences(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         await mesh.send(dispatch(life, batch_type="eval", batch_id="0/held-out"))
@@ -206,10 +225,10 @@ def test_eval_batches_publish_no_experiences(settings: Settings) -> None:
         assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
         assert await mesh.experiences() == []
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Settings) -> None:
+def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         await mesh.send(dispatch(life, task=Task(task_id="a", workflow="math", prompt="no answer given")))
@@ -222,28 +241,30 @@ def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Setti
             assert result.error.startswith(error)
         assert await mesh.experiences() == []
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings) -> None:
+def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         engine.open.clear()
-        await mesh.send(dispatch(life, timeout_s=0.2))
+        # Long enough for its request to be in the engine.
+        await mesh.send(dispatch(life, timeout_s=4.0))
         result = await mesh.event(RolloutFinished)
-        assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 0.2 s")
-        assert engine.aborted == 1
+        assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 4 s")
+        await until(lambda: engine.aborted == 1)
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings) -> None:
+def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         engine.open.clear()
         order = dispatch(life, "unwanted")
         await mesh.send(order)
         await mesh.event(ExplorerHeartbeat, lambda beat: [a.task_id for a in beat.running] == ["unwanted"])
+        await until(lambda: engine.waiting == 1)
         await mesh.send(cancel(order))
         await mesh.event(ExplorerHeartbeat, lambda beat: not beat.running)
         assert engine.aborted == 1
@@ -251,10 +272,10 @@ def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings) -> 
         await mesh.send(dispatch(life, "next"))
         assert (await mesh.event(RolloutFinished)).task_id == "next"
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings) -> None:
+def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         await mesh.send(dispatch(life, "later", min_version=3))
@@ -267,10 +288,10 @@ def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings) -> N
         assert (result.version_min, result.version_max) == (3, 3)
         await mesh.event(ExplorerHeartbeat, lambda beat: beat.model_version == 3)
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(settings: Settings) -> None:
+def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         hanging = asyncio.Event()
@@ -295,15 +316,15 @@ def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(settings:
         assert (await mesh.event(WeightsSynced)).version == 3
         assert began == [1, 2, 3]
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(settings: Settings) -> None:
+def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
         life = await mesh.joined()
         engine.open.clear()
         await mesh.send(dispatch(life))
-        await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
+        await until(lambda: engine.waiting == 1)
         explorer.cancel()
         await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
         farewell = await mesh.event(ExplorerLeft)
@@ -311,10 +332,10 @@ def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(settings: Se
         await asyncio.wait([explorer])
         assert engine.aborted == 1
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_a_dead_engine_ends_the_explorer_with_a_farewell(settings: Settings) -> None:
+def test_a_dead_engine_ends_the_explorer_with_a_farewell(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
         await mesh.joined()
         engine.death.set_result(EngineDeadError("the engine's process is gone"))
@@ -324,10 +345,10 @@ def test_a_dead_engine_ends_the_explorer_with_a_farewell(settings: Settings) -> 
         assert error is not None
         assert str(first_error(error)) == "the engine's process is gone"
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Settings) -> None:
+def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Settings, nursery: Nursery) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
         life = await mesh.joined()
         await mesh.send_raw(b"\xc1 no msgpack")
@@ -336,10 +357,12 @@ def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Set
         async with mesh.bus.reader(DEAD_LETTERS, start="beginning") as letters:
             assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
 
-    run(settings, body)
+    run(settings, nursery, body)
 
 
-def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(settings: Settings) -> None:
+def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
+    settings: Settings, nursery: Nursery
+) -> None:
     async def start() -> asyncio.subprocess.Process:
         environment = os.environ | {
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
@@ -358,7 +381,7 @@ def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
             process.send_signal(signal.SIGKILL)
             await process.wait()
             mesh.seen.clear()
-            async with exploring(settings, FakeEngine()):
+            async with exploring(settings, FakeEngine(), nursery):
                 second = await mesh.joined()
                 assert second != life
                 # Handed out again by a coordinator that has not heard of the death, and then by one that has.

@@ -1,0 +1,130 @@
+"""Workflows that do what none should, and some that only tests need. Loaded as a user's are: by a setting."""
+
+import asyncio
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from opentelemetry import trace
+
+from schemas.task import Task
+from trinity_bus.rollout import Rollout, RolloutContext, SingleRunWorkflow, register
+
+CHUNK = 8 << 20
+
+
+def one(reward: float = 1.0) -> Rollout:
+    return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-0.5], reward=reward)
+
+
+@register("block")
+class Block:
+    """Never gives the event loop back; says in a file that it has it."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        Path(str(task.prompt)).write_text("blocked")  # noqa: ASYNC240
+        while True:
+            time.sleep(0.01)  # noqa: ASYNC251
+
+
+@register("exit")
+class Exit:
+    """Ends its process, and leaves one of its own behind that has left its session."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
+        Path(str(task.prompt)).write_text(str(child.pid))  # noqa: ASYNC240
+        os._exit(3)
+
+
+@register("segfault")
+class Segfault:
+    """Reads where nothing is."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctypes.string_at(0)
+        return []
+
+
+@register("eat")
+class Eat:
+    """Takes memory without end."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        kept = []
+        while True:
+            kept.append(b"x" * CHUNK)
+            await asyncio.sleep(0.005)
+
+
+@register("ignore")
+class Ignore:
+    """Does not care that it is cancelled."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctx.set_state(turn=1)
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                continue
+
+
+@register("leave")
+class Leave:
+    """Asks the whole process to end."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        sys.exit("enough")
+
+
+@register("babble")
+class Babble:
+    """Writes into the socket to the explorer."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        for entry in Path("/proc/self/fd").iterdir():  # noqa: ASYNC240
+            if str(entry.readlink()).startswith("socket:"):
+                os.write(int(entry.name), b"\xff" * 64)
+        await asyncio.sleep(600)
+        return []
+
+
+@register("tell")
+class Tell:
+    """Says something of itself, then asks the engine."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctx.set_state(turn=7, note="halfway")
+        with trace.get_tracer(__name__).start_as_current_span("think"):
+            await ctx.generate([1, 2, 3])
+        return [one()] * ctx.repeat_times
+
+
+@register("some")
+class Some(SingleRunWorkflow):
+    """Every third run breaks off."""
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        if run_id % 3 == 2:
+            raise ValueError(f"run {run_id} broke off")
+        return one(float(run_id))

@@ -1,0 +1,43 @@
+"""What a workflow says of itself while it runs, for whoever looks at the runners.
+
+Small and plain: it goes over a socket and through the log as often as somebody may want to see it.
+"""
+
+from typing import Any
+
+import msgpack
+
+from schemas.free_form import check_plain
+
+MAX_STATE_BYTES = 4096
+"""Of all values of one run together, as msgpack."""
+
+
+class RunState:
+    """Named values; each replaces the one of its name.
+
+    Failures: what is not plain data, or makes the whole too large, is refused, and what was there before stays.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self.changed = False
+        """Whether there is anything that was not taken."""
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Set some values.
+
+        Raises:
+            ValueError: One is not plain data, or all together are larger than ``MAX_STATE_BYTES``.
+        """
+        merged = self._values | check_plain(values)
+        size = len(msgpack.packb(merged))
+        if size > MAX_STATE_BYTES:
+            raise ValueError(f"the state of a run would be {size} bytes, at most {MAX_STATE_BYTES} are allowed")
+        self._values = merged
+        self.changed = True
+
+    def take(self) -> dict[str, Any]:
+        """All values; they count as not changed until the next one is set."""
+        self.changed = False
+        return self._values

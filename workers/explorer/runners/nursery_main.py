@@ -1,0 +1,235 @@
+"""``python -m workers.explorer.runners.nursery_main SOCKET``: the process that forks runners.
+
+It has one thread and imports everything that runners need, so that a new one is there in milliseconds and shares its
+memory. It runs none of a workflow itself, apart from importing it.
+
+::
+
+    LOADING --Loaded--> FORKING --the explorer's socket is closed, or the explorer dies--> all runners killed, ended
+       '--Broken--> ended
+
+Whatever a runner starts becomes the runner's own child when it is orphaned, and the nursery's when the runner is dead
+(both are "child subreapers"). So a child of the nursery that is no runner is left over from a dead one, and is killed.
+
+Failures: the nursery dies: the kernel kills the runners (parent-death signal), and the guard that it runs under
+(:mod:`trinity_bus.runtime.guard`) kills what they had started. A fork fails: that runner is told as dead.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from trinity_bus.rollout import REGISTRY, Tokenizer
+from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
+from workers.explorer.runners import control
+from workers.explorer.runners.control import (
+    Born,
+    Broken,
+    Died,
+    ForkRunner,
+    FromNursery,
+    Load,
+    Loaded,
+    SignalRunner,
+)
+from workers.explorer.runners.runner_main import run_runner
+
+_log = logging.getLogger(__name__)
+
+OOM_SCORE = 500
+"""Where the machine runs out of memory, the kernel is to take a runner rather than the engine."""
+
+
+def load(order: Load) -> Tokenizer:
+    """Import what the runners need.
+
+    Raises:
+        Exception: Whatever a module raises while it is imported.
+    """
+    for module in order.modules:
+        importlib.import_module(module)
+    module, _, function = order.tokenizer.partition(":")
+    tokenizer: Tokenizer = getattr(importlib.import_module(module), function)(order.model_path)
+    return tokenizer
+
+
+class Nursery:
+    """Forks runners, and tells of their deaths.
+
+    Args:
+        channel: To the explorer.
+        order: What all runners have in common.
+        tokenizer: Theirs.
+    """
+
+    def __init__(self, channel: socket.socket, order: Load, tokenizer: Tokenizer) -> None:
+        self._channel = channel
+        self._order = order
+        self._tokenizer = tokenizer
+        self._runners: dict[int, int] = {}
+        """Process id to serial."""
+        self._wakeup, self._writer = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def run(self) -> None:
+        """Serve until the explorer closes its end."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._channel.fileno() in ready and not self._obey():
+                return
+
+    def _obey(self) -> bool:
+        """Carry out one order; False when there will be none any more."""
+        datagram, descriptors, _, _ = socket.recv_fds(self._channel, control.MAX_BYTES, 1)
+        if not datagram:
+            return False
+        match control.to_nursery(datagram):
+            case ForkRunner(serial):
+                with socket.socket(fileno=descriptors[0]) as link:
+                    self._fork(serial, link)
+            case SignalRunner(serial, number):
+                # Not yet reaped, so the process id is still its own.
+                for pid, known in self._runners.items():
+                    if known == serial:
+                        os.kill(pid, number)
+            case other:
+                raise TypeError(f"no order: {other}")
+        return True
+
+    def _fork(self, serial: int, link: socket.socket) -> None:
+        nursery = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(Died(serial, f"could not be started: {error.strerror}"))
+            return
+        if pid == 0:
+            self._become_runner(nursery, serial, link)
+        self._runners[pid] = serial
+        self._tell(Born(serial, pid))
+
+    def _become_runner(self, nursery: int, serial: int, link: socket.socket) -> NoReturn:
+        code = 1
+        try:
+            die_with_parent(nursery)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            os.close(self._wakeup)
+            os.close(self._writer)
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+            Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            # Python's own generator is seeded anew in a forked process; this one is not.
+            np.random.seed()  # noqa: NPY002 (workflows may use it)
+            run_runner(link, serial, self._tokenizer, self._order)
+            code = 0
+        except BaseException:  # noqa: BLE001 (whatever it is, this process must not go on as the nursery)
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Collect the dead, and kill what they have left behind."""
+        dead: list[FromNursery] = []
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if (serial := self._runners.pop(pid, None)) is not None:
+                    dead.append(Died(serial, how_it_ended(status)))
+        if dead:
+            self._sweep()
+        for message in dead:
+            self._tell(message)
+
+    def _sweep(self) -> None:
+        """Kill all that belongs to no living runner. When these die, their children become the nursery's in turn."""
+        while left := descendants(os.getpid(), without=self._runners):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in left:
+                # Those that are no children of the nursery yet are collected when they have become it.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def _tell(self, message: FromNursery) -> None:
+        self._channel.send(control.encode(message))
+
+    def end(self) -> None:
+        """Kill all runners and whatever they have started."""
+        self._runners.clear()
+        self._sweep()
+
+
+def how_it_ended(status: int) -> str:
+    """A wait status in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"was killed by signal {number} ({signal.Signals(number).name})"
+        except ValueError:
+            return f"was killed by signal {number}"
+    return f"exited with status {os.waitstatus_to_exitcode(status)}"
+
+
+def main() -> None:
+    """Load, then serve."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s runner: %(message)s")
+    faulthandler.enable()
+    # Ctrl-C and SIGTERM to a whole group are the explorer's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        order = control.to_nursery(channel.recv(control.MAX_BYTES))
+        if not isinstance(order, Load):
+            return
+        try:
+            tokenizer = load(order)
+        except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
+            channel.send(control.encode(Broken(f"{type(error).__name__}: {error}"[:4000])))
+            return
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only their number)
+        if threads > 1:
+            _log.warning("importing workflows started %d threads; no runner will have them", threads - 1)
+        # What is there now is there for good: no collection is to touch, and so copy, it.
+        gc.collect()
+        gc.freeze()
+        nursery = Nursery(channel, order, tokenizer)
+        channel.send(control.encode(Loaded(sorted(REGISTRY))))
+        try:
+            nursery.run()
+        # The explorer is gone amid a message.
+        except ConnectionError:
+            pass
+        finally:
+            nursery.end()
+
+
+if __name__ == "__main__":
+    main()
