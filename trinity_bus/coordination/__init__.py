@@ -14,6 +14,7 @@ from trinity_bus.coordination.commands import (
     Order,
     Refusal,
     Refuse,
+    Remember,
     Reply,
 )
 from trinity_bus.coordination.figures import Figures
@@ -57,6 +58,7 @@ __all__ = [
     "Origin",
     "Refusal",
     "Refuse",
+    "Remember",
     "Reply",
     "Request",
     "Role",

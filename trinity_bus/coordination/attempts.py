@@ -27,8 +27,14 @@ class Attempts:
         self._pace = pace
         self._out = out
 
-    def dispatch(self, newest_version: int, now: float) -> None:
-        """Hands out parts until there is no more room, or nothing that fits it."""
+    def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
+        """Hands out parts until there is no more room, or nothing that fits it.
+
+        Args:
+            newest_version: That explorers are told to serve.
+            now: The time.
+            ceiling: What needs a newer version than this stays where it is; None for all versions.
+        """
         if not self._ledger.line:
             return
         explorers = self.with_room()
@@ -36,6 +42,8 @@ class Attempts:
             if not explorers:
                 return
             min_version = _min_version(batch, newest_version)
+            if ceiling is not None and min_version > ceiling:
+                continue
             room = Room(explorers, min_version)
             while (queued := batch.next_in_line(room.workflows)) is not None:
                 _, index, task_id = queued

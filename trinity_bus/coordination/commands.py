@@ -7,7 +7,17 @@ all.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from schemas import BatchRecord, Cancel, CommandReply, Dispatch, ModelVersion, Task, TaskResult, VersionWanted
+from schemas import (
+    BatchRecord,
+    Cancel,
+    CommandReply,
+    Dispatch,
+    ModelVersion,
+    PublishedVersion,
+    Task,
+    TaskResult,
+    VersionWanted,
+)
 from trinity_bus.coordination.inputs import Origin
 
 
@@ -59,6 +69,13 @@ class Ask:
     """To ``events``, for the trainer: a version is wanted."""
 
     record: VersionWanted
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """To ``version-history``: a version that was published."""
+
+    record: PublishedVersion
 
 
 class Refusal(StrEnum):
@@ -117,7 +134,7 @@ class Observe:
     detail: str = ""
 
 
-type Command = Order | BatchMoved | Answered | Reply | Announce | Ask | Refuse | Observe
+type Command = Order | BatchMoved | Answered | Reply | Announce | Ask | Remember | Refuse | Observe
 
 
 class Outbox:

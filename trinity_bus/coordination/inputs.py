@@ -14,10 +14,13 @@ from schemas import (
     SubmitBatch,
     Task,
     TrainerHeartbeat,
+    VersionRefused,
     WeightsSynced,
 )
 
-type Event = ExplorerHeartbeat | ExplorerLeft | RolloutFinished | TrainerHeartbeat | StepTrained | WeightsSynced
+type Event = (
+    ExplorerHeartbeat | ExplorerLeft | RolloutFinished | TrainerHeartbeat | StepTrained | VersionRefused | WeightsSynced
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,15 @@ class Ledger:
         """The oldest version that a batch needs which is handed out and not done; None where there is no such batch."""
         return min((batch.min_version for batch in self.handed_out.values()), default=None)
 
+    def newest_drawn_for(self) -> int:
+        """The newest version that an attempt needs which is running; 0 where none is."""
+        batches = {self.tasks[attempt.task_id].batch_id for attempt in self.running.values()}
+        return max((self.batches[batch_id].min_version for batch_id in batches), default=0)
+
+    def needing_more_than(self, version: int) -> list[Batch]:
+        """Batches that are handed out, not done, and need a newer version than this."""
+        return [batch for batch in self.handed_out.values() if batch.min_version > version]
+
     def completed(self, batch: Batch) -> BatchRecord:
         """The batch waits for nothing but its turn."""
         batch.move(State.FINALIZING)

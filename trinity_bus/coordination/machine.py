@@ -45,14 +45,26 @@ from schemas import (
     RolloutFinished,
     StepTrained,
     TrainerHeartbeat,
+    VersionRefused,
     VersionWanted,
     WeightsSynced,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination import results
+from trinity_bus.coordination import history, results
 from trinity_bus.coordination.attempts import Attempts
+from trinity_bus.coordination.choice import VersionChoice
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.commands import Announce, Ask, BatchMoved, Command, Fact, Outbox, Refusal, Refuse
+from trinity_bus.coordination.commands import (
+    Announce,
+    Ask,
+    BatchMoved,
+    Command,
+    Fact,
+    Outbox,
+    Refusal,
+    Refuse,
+    Remember,
+)
 from trinity_bus.coordination.endings import Endings
 from trinity_bus.coordination.figures import Figures
 from trinity_bus.coordination.fleet import Explorer, News
@@ -98,6 +110,7 @@ class CoordinatorMachine:
         self._attempts = Attempts(self.ledger, self.fleet, self._pace, self._out)
         self._endings = Endings(context, self.kept, self._attempts, self._pace)
         self._requests = Requests(context, self.kept, self._endings)
+        self._choice = VersionChoice(context, self.kept)
         self._store = StateStore(self.kept)
         self._judged: tuple[int, int, bool] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
@@ -186,8 +199,7 @@ class CoordinatorMachine:
 
     def _command(self, command: Request, traceparent: str | None) -> None:
         if isinstance(command, PublishVersion):
-            refused = f"this coordinator does not carry out {command.SCHEMA}"
-            self._out.add(self.kept.replies.give(command, "invalid", refused, traceparent))
+            self._choice.asked(command, traceparent)
         else:
             self._requests.handle(command, traceparent)
 
@@ -205,6 +217,9 @@ class CoordinatorMachine:
                 self._trained(event, traceparent)
             case WeightsSynced():
                 self._synced(event)
+            case VersionRefused():
+                if not self.sync.is_zombie(event.incarnation):
+                    self._choice.refused(event)
             case _:
                 assert_never(event)
 
@@ -253,14 +268,26 @@ class CoordinatorMachine:
             self._out.observe(Fact.OTHER_MODEL, step.trainer, f"{step.model!r}, here it is {self._settings.model!r}")
         elif self.sync.is_zombie(step.incarnation):
             self._out.observe(Fact.ZOMBIE_TRAINER, step.trainer, f"life {step.incarnation} is over")
+        elif step.again:
+            self._choice.offered(step, traceparent)
         elif not step.publish:
             self._warn_if_kept(step)
             self._ask(self.sync.reminder())
-        elif not self.sync.publish(step, traceparent):
-            detail = f"version {step.version}, not newer than {self.sync.newest}"
-            self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
         else:
-            self._ask(self.sync.reminder())
+            self._published(step, traceparent)
+
+    def _published(self, step: StepTrained, traceparent: str | None) -> None:
+        before, former = self.sync.newest, self.sync.state.release
+        if not self.sync.publish(step, traceparent):
+            detail = f"version {step.version}, not newer than {before}"
+            self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
+            return
+        # A life begins by publishing what the former one has made; what is known of that was written then.
+        if step.batch_id is not None or step.version > before:
+            self._out.add(Remember(history.entry(step)))
+        self._ask(self.sync.reminder())
+        if former is not None and former.incarnation != step.incarnation:
+            self._choice.trainer_began()
 
     def _synced(self, event: WeightsSynced) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)
@@ -295,13 +322,14 @@ class CoordinatorMachine:
         self._endings.cut_overdue()
         for name in self.sync.overdue(now):
             self._out.observe(Fact.SYNC_FAILED, name, f"no answer for version {self.sync.version} in time")
+        self._choice.overdue()
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
     def _follow_up(self, *, ticked: bool) -> None:
         now = self._clock.now
         self._endings.finalize()
-        announcement = self._released()
+        announcement = self._choice.settle() or self._released()
         if announcement is None:
             announcement = self.sync.next_round(self.fleet.live(), now)
         if announcement is not None:
@@ -310,7 +338,7 @@ class CoordinatorMachine:
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
         self._ask(self.sync.want(self.ledger.counters.finalized))
-        self._attempts.dispatch(self.sync.version, now)
+        self._attempts.dispatch(self.sync.version, now, self._choice.ceiling)
         if ticked:
             for attempt in slow_attempts(self._settings, self.ledger, now):
                 if self._attempts.copy(attempt, self.sync.version, now):
@@ -326,7 +354,7 @@ class CoordinatorMachine:
         """Ends and starts batches until nothing more follows from it."""
         while True:
             ended = self._endings.finalize()
-            admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.newest)
+            admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
             for record in admitted:
                 self._out.add(BatchMoved(record))
             if not (ended or admitted or self._give_up_unknown()):

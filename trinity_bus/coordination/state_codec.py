@@ -20,7 +20,7 @@ from trinity_bus.coordination.fleet import Explorer
 from trinity_bus.coordination.inputs import Origin, TaskArrived
 from trinity_bus.coordination.parts import Attempt, PartAnswer, split
 from trinity_bus.coordination.tasks import OpenTask, Result
-from trinity_bus.coordination.versions import SyncState
+from trinity_bus.coordination.versions import Choice, SyncState
 from trinity_bus.errors import TrinityError
 
 STATE_VERSION = 2
@@ -287,6 +287,8 @@ def sync_body(state: SyncState) -> dict[str, Any]:
         "held_traceparent": state.held_traceparent,
         "asked_after": state.asked_after,
         "wanted": state.wanted,
+        "pinned": state.pinned,
+        "choice": None if state.choice is None else _choice_body(state.choice),
         "epoch": state.epoch,
         "group": state.group,
         "intact": state.intact,
@@ -305,6 +307,8 @@ def sync_of(body: dict[str, Any]) -> SyncState:
         held_traceparent=body["held_traceparent"],
         asked_after=body["asked_after"],
         wanted=body["wanted"],
+        pinned=body["pinned"],
+        choice=None if body["choice"] is None else _choice_of(body["choice"]),
         epoch=body["epoch"],
         group=tuple((name, life) for name, life in body["group"]),
         intact=body["intact"],
@@ -312,3 +316,19 @@ def sync_of(body: dict[str, Any]) -> SyncState:
         rounds={(name, life): count for name, life, count in body["rounds"]},
         zombies=tuple(body["zombies"]),
     )
+
+
+def _choice_body(choice: Choice) -> dict[str, Any]:
+    return {
+        "version": choice.version,
+        "client": choice.client,
+        "command_id": choice.command_id,
+        "traceparent": choice.traceparent,
+        "step": None if choice.step is None else encode(choice.step),
+        "step_traceparent": choice.step_traceparent,
+    }
+
+
+def _choice_of(body: dict[str, Any]) -> Choice:
+    step = None if body["step"] is None else decode(body["step"], StepTrained)
+    return Choice(**{**body, "step": step})

@@ -55,6 +55,23 @@ TRAINER_SILENCE_S = 30.0
 SYNC_KEY = "sync"
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.choice`."""
+
+    version: int
+    client: str
+    command_id: str
+    traceparent: str | None
+    step: StepTrained | None = None
+    """The trainer's word that it has the version at hand."""
+    step_traceparent: str | None = None
+
+    def with_step(self, step: StepTrained | None, traceparent: str | None) -> "Choice":
+        """The same with the trainer's answer."""
+        return Choice(self.version, self.client, self.command_id, self.traceparent, step, traceparent)
+
+
 @dataclass(slots=True)
 class SyncState:
     """What outlives a restart."""
@@ -70,6 +87,10 @@ class SyncState:
     """Sequence of the batch after which the trainer was last asked for a version."""
     wanted: int = 0
     """The version that was asked for and has not come; 0 for none."""
+    pinned: bool = False
+    """Whether ``release`` was chosen by somebody, and what is newer is held until that is taken back."""
+    choice: Choice | None = None
+    """A choice that has not taken effect."""
     epoch: int = 0
     group: tuple[Life, ...] = ()
     """Members of the last round, by rank."""
@@ -113,6 +134,11 @@ class WeightSync:
         """The newest version that was published, be it held or served; -1 before there is any."""
         return self.version if self.state.held is None else self.state.held.version
 
+    @property
+    def for_evaluation(self) -> int:
+        """The version that an evaluation is of that begins now; -1 before there is any."""
+        return self.version if self.state.pinned else self.newest
+
     def is_zombie(self, trainer_incarnation: str) -> bool:
         """Whether this life of the trainer is over."""
         return trainer_incarnation in self.state.zombies
@@ -145,7 +171,7 @@ class WeightSync:
             now: The time.
         """
         state, held = self.state, self.state.held
-        if held is None:
+        if held is None or state.pinned:
             return None
         # What a former life has published can be had from nobody: to hold its successor's back could last for ever.
         same_life = state.release is not None and state.release.incarnation == held.incarnation
@@ -156,6 +182,33 @@ class WeightSync:
         state.rounds.clear()
         self._retry_at.clear()
         return self._announce(held, [e for e in explorers if e.can_sync], now)
+
+    def choose(self, choice: Choice | None) -> None:
+        """Keeps a choice that has yet to take effect, or forgets it."""
+        self.state.choice = choice
+        self._journal.touch(SYNC_KEY)
+
+    def pin(self, step: StepTrained, traceparent: str | None) -> None:
+        """This version is served until :meth:`unpin`; nobody moves who serves it already."""
+        state = self.state
+        if state.held is None and state.release is not None and state.release.version != step.version:
+            state.held, state.held_traceparent = state.release, state.traceparent
+        state.release, state.traceparent, state.pinned = step, traceparent, True
+        self._journal.touch(SYNC_KEY)
+
+    def go_back(
+        self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
+    ) -> ModelVersion:
+        """Pins a version; its announcement."""
+        self.pin(step, traceparent)
+        self.state.rounds.clear()
+        self._retry_at.clear()
+        return self._announce(step, [e for e in explorers if e.can_sync], now)
+
+    def unpin(self) -> None:
+        """What is held may be released again."""
+        self.state.pinned = False
+        self._journal.touch(SYNC_KEY)
 
     def want(self, finalized: int) -> VersionWanted | None:
         """What the trainer is to be asked for, because the explorers' side has come to the end of an interval.
@@ -203,7 +256,7 @@ class WeightSync:
     def next_round(self, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
         """The announcement for those who do not serve the version, if nobody is at it and they need not wait."""
         release = self.state.release
-        if release is None or self.state.pending or self._trainer_is_silent(now):
+        if release is None or self.state.pending or self._trainer_is_silent(now) or self.is_zombie(release.incarnation):
             return None
         laggards = [
             explorer
@@ -254,4 +307,5 @@ class WeightSync:
             checksum=release.checksum,
             checkpoint=release.checkpoint,
             metrics=bounded(release.metrics),
+            pinned=state.pinned,
         )

@@ -204,6 +204,11 @@ def latest(directory: Path) -> Path | None:
     return next(iter(_newest_first(directory)), None)
 
 
+def steps(directory: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    return sorted(int(path.name.removeprefix("step-")) for path in _newest_first(directory))
+
+
 def of_step(directory: Path, step: int) -> Path | None:
     """The checkpoint of a step, or None where there is none."""
     folder = _folder(directory, step)

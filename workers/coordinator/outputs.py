@@ -9,7 +9,17 @@ from opentelemetry.trace import Span
 from schemas import CoordinatorHeartbeat
 from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
-from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, MODEL_VERSIONS, REPLIES, RESULTS, ROLLOUTS, TASKS
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_STATE,
+    EVENTS,
+    MODEL_VERSIONS,
+    REPLIES,
+    RESULTS,
+    ROLLOUTS,
+    TASKS,
+    VERSION_HISTORY,
+)
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
 from trinity_bus.coordination import (
     Announce,
@@ -22,7 +32,9 @@ from trinity_bus.coordination import (
     Order,
     Origin,
     Refuse,
+    Remember,
     Reply,
+    history,
 )
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
@@ -59,20 +71,25 @@ class Outputs:
                     await self._producer.send(RESULTS, result.task_id, result, traceparent=parent)
                 case Reply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
-                case Announce(record=version, traceparent=parent):
-                    span = spans.announce(version, parent)
-                    await self._producer.send(
-                        MODEL_VERSIONS, version.model, version, traceparent=_context(span, parent)
-                    )
-                    observations.announced(version)
-                case Ask(record=wanted):
-                    asked = wanted.model_copy(update={"sent_at": time.time()})
-                    await self._producer.send(EVENTS, wanted.model, asked)
+                case Announce() | Ask() | Remember():
+                    await self._tell_of_version(command, spans)
                 case Refuse():
                     received = originals.get(command.origin) or as_received(command)
                     await self._producer.send_dead_letter(received, command.refusal.value, command.detail)
                 case Observe():
                     observations.observe(command)
+
+    async def _tell_of_version(self, command: Announce | Ask | Remember, spans: Spans) -> None:
+        match command:
+            case Announce(record=version, traceparent=parent):
+                span = spans.announce(version, parent)
+                await self._producer.send(MODEL_VERSIONS, version.model, version, traceparent=_context(span, parent))
+                observations.announced(version)
+            case Ask(record=wanted):
+                asked = wanted.model_copy(update={"sent_at": time.time()})
+                await self._producer.send(EVENTS, wanted.model, asked)
+            case Remember(record=published):
+                await self._producer.send(VERSION_HISTORY, history.key(published), published)
 
     async def refuse(self, unreadable: Iterable[Received[Any]]) -> None:
         """Writes a dead letter for each record that its codec refuses."""

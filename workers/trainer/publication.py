@@ -136,6 +136,10 @@ class Publication:
         for old in list(self._checksums)[:-_REMEMBERED]:
             del self._checksums[old]
 
+    def checksum(self, version: int) -> str:
+        """Of a version that this life has published lately."""
+        return self._checksums[version]
+
     async def serve(self, announcements: Reader) -> None:
         """Serves what is announced, as long as it runs."""
         async with asyncio.TaskGroup() as serving:

@@ -13,7 +13,8 @@
                                              StepTrained ----------------------------------------------> events
     model-versions -- for this life ---------> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
-                      VersionWanted ---------> publish after the step under way, or now
+                      VersionWanted ---------> publish after the step under way, or now; an older version is
+                                               staged again from its checkpoint (workers/trainer/announcer.py)
     every heartbeat_s ------------------------ TrainerHeartbeat ---------------------------------------> events
 
 ===========================  =========================================================================================
@@ -43,8 +44,13 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from schemas import BatchRecord, ExperienceGroup, StepTrained, TrainerHeartbeat, VersionWanted, WeightsSynced
-from schemas.record import Metrics
+from schemas import (
+    BatchRecord,
+    ExperienceGroup,
+    TrainerHeartbeat,
+    VersionWanted,
+    WeightsSynced,
+)
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, required
@@ -55,6 +61,7 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from workers.trainer.announcer import Announcer, Trained, Who
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
@@ -169,10 +176,18 @@ class _Trainer:
         self._training = False
         self._stepping = asyncio.Lock()
         """Held while a step is trained or a version published: the two never mix."""
-        self._published_version = -1
         self._wanted = 0
         """The version that was asked for last."""
-        self._last_step: tuple[BatchRecord | None, Metrics, float] = (None, {}, 0.0)
+        self._last = Trained()
+        self._announcer = Announcer(
+            Who(self._settings.name, self._incarnation, self._model),
+            directory=directory,
+            producer=producer,
+            thread=thread,
+            engine=engine,
+            publisher=publisher,
+            publication=self._publication,
+        )
 
     @property
     def _progress(self) -> TrainingProgress:
@@ -188,38 +203,40 @@ class _Trainer:
             asyncio.TaskGroup() as loops,
         ):
             loops.create_task(self._publication.serve(announcements), name="serve")
-            loops.create_task(self._follow(events), name="follow events")
+            loops.create_task(self._follow(events, loops), name="follow events")
             loops.create_task(self._heartbeats(), name="heartbeats")
             # The readers above have their positions: nothing that this announcement brings about is missed.
-            await self._announce(batch=None, metrics={}, seconds=0.0, publish=True)
+            await self._announcer.publish(self._last)
             loops.create_task(self._train(batches), name="train")
             mark_ready()
 
-    async def _follow(self, events: Reader) -> None:
+    async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
         """Compares what explorers say they received, and publishes what is asked for, as long as it runs."""
         while True:
             for received in await events.batch(_POLL_S):
                 match received.record:
                     case WeightsSynced() as synced:
                         self._publication.compare(synced)
-                    case VersionWanted() as wanted if wanted.model == self._model:
-                        await self._publish_wanted(wanted.at_least)
+                    case VersionWanted(version=None) as wanted if wanted.model == self._model:
+                        loops.create_task(self._publish_wanted(wanted.at_least))
+                    case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
+                        loops.create_task(self._announcer.publish_again(version))
 
     async def _publish_wanted(self, at_least: int) -> None:
         """Publishes what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
         self._wanted = max(self._wanted, at_least)
         async with self._stepping:
             if self._due():
-                batch, metrics, seconds = self._last_step
-                if checkpoint.of_step(self._directory, self._progress.step) is None and self._progress.step:
-                    await self._checkpoint(self._progress)
-                await self._announce(batch=batch, metrics=metrics, seconds=seconds, publish=True)
+                progress = self._progress
+                if progress.step and checkpoint.of_step(self._directory, progress.step) is None:
+                    await self._checkpoint(progress)
+                await self._announcer.publish(self._last)
 
     def _due(self) -> bool:
         """Whether the version that the last step has made is to be published."""
         progress = self._progress
-        return self._published_version < progress.version and (
-            self._policy.publishes(progress.version, published=self._published_version, wanted=self._wanted)
+        return self._announcer.published_version < progress.version and (
+            self._policy.publishes(progress.version, published=self._announcer.published_version, wanted=self._wanted)
             or self._finished()
         )
 
@@ -272,7 +289,7 @@ class _Trainer:
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
             seconds = time.perf_counter() - began
-            self._last_step = batch, metrics, seconds
+            self._last = Trained(batch.batch_id, metrics, seconds)
             step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
             log.info(
                 "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
@@ -283,7 +300,7 @@ class _Trainer:
                 metrics["trained_tokens"],
                 seconds,
             )
-            await self._announce(batch=batch, metrics=metrics, seconds=seconds, publish=publish)
+            await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
     async def _fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
         """The experiences of a batch, in the order of its manifest.
@@ -306,49 +323,6 @@ class _Trainer:
         with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
             await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
 
-    async def _announce(self, *, batch: BatchRecord | None, metrics: Metrics, seconds: float, publish: bool) -> None:
-        """Stages the weights, where they are to be published, and tells what was trained."""
-        progress = self._progress
-        if not publish:
-            await self._tell(batch, metrics, seconds, publish=False, checksum="")
-            return
-        with _tracer.start_as_current_span(
-            "publish version", attributes={names.RL_MODEL_VERSION: progress.version, names.RL_MODEL: self._model}
-        ):
-            checksum = await self._thread.call(
-                lambda: self._publisher.stage(progress.version, self._engine.hf_tensors())
-            )
-            self._publication.published(progress.version, checksum)
-            self._published_version = progress.version
-            await self._tell(batch, metrics, seconds, publish=True, checksum=checksum)
-
-    async def _tell(
-        self, batch: BatchRecord | None, metrics: Metrics, seconds: float, *, publish: bool, checksum: str
-    ) -> None:
-        host, port = self._publisher.address
-        folder = checkpoint.latest(self._directory)
-        durable = await self._producer.send(
-            EVENTS,
-            self._settings.name,
-            StepTrained(
-                trainer=self._settings.name,
-                incarnation=self._incarnation,
-                model=self._model,
-                step=self._progress.step,
-                version=self._progress.version,
-                publish=publish,
-                method=self._publisher.method,
-                batch_id=None if batch is None else batch.batch_id,
-                metrics={**metrics, "weights_mismatched": float(self._publication.mismatches)},
-                checksum=checksum,
-                master_address=host,
-                master_port=port,
-                checkpoint=None if folder is None else str(folder.resolve()),
-                seconds=seconds,
-            ),
-        )
-        await durable
-
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
         while True:
@@ -361,7 +335,7 @@ class _Trainer:
                     state="training" if self._training else "ready",
                     model=self._model,
                     step=self._progress.step,
-                    version=self._published_version,
+                    version=self._announcer.published_version,
                     master_address=host,
                     master_port=port,
                     sent_at=time.time(),

@@ -1,0 +1,156 @@
+"""What the trainer tells of versions, new ones and those that it brings back. The engine and the log are fakes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from schemas import StepTrained, VersionRefused
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.weights.staging import Staging
+from workers.trainer.announcer import Announcer, Trained, Who
+from workers.trainer.engine_thread import EngineThread
+from workers.trainer.publication import Publication
+
+
+class Engine:
+    """Weights that say which step they are of."""
+
+    def __init__(self) -> None:
+        self.progress = TrainingProgress()
+
+    def step(self, directory: Path, *, keep: int) -> None:
+        step = self.progress.step + 1
+        self.progress = TrainingProgress(step=step, version=step)
+        partial = checkpoint.begin(directory, step)
+        save_file(dict(self.hf_tensors()), partial / "model.safetensors")
+        checkpoint.commit(directory, self.progress, world_size=1, tensor_parallel=1, dtype="float32", keep=keep)
+
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # In another order than that of their names.
+        for name in ("b", "a"):
+            yield name, torch.full((3,), float(self.progress.step))
+
+
+class Publisher:
+    """Stages, and serves nobody."""
+
+    method = "gloo"
+    address = ("127.0.0.1", 1)
+
+    def __init__(self) -> None:
+        self.staging = Staging(bucket_bytes=1 << 20, retain=2)
+
+    def stage(self, version: int, named_tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
+        return self.staging.stage(version, named_tensors).checksum
+
+
+class Log:
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    async def send(self, _topic: object, _key: str, record: object) -> "asyncio.Future[None]":
+        self.sent.append(record)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+class Trainer:
+    def __init__(self, directory: Path, thread: EngineThread) -> None:
+        self.directory = directory
+        self.engine, self.log, publisher = Engine(), Log(), Publisher()
+        self.staging = publisher.staging
+        parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher}
+        self.announcer = Announcer(
+            Who("trainer-0", "life-1", "policy"),
+            directory=directory,
+            thread=thread,
+            publication=Publication(parts["publisher"], model="policy", incarnation="life-1"),
+            **parts,
+        )
+
+    async def step(self, *, keep: int = 3) -> None:
+        self.engine.step(self.directory, keep=keep)
+        await self.announcer.publish(Trained("batch", {"loss": 0.5}, 1.0))
+
+
+def told(directory: Path, story: Callable[[Trainer], Awaitable[None]]) -> Trainer:
+    """The trainer after the story."""
+
+    async def run() -> Trainer:
+        async with EngineThread() as thread:
+            trainer = Trainer(directory, thread)
+            await story(trainer)
+            return trainer
+
+    return asyncio.run(run())
+
+
+def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -> None:
+    async def story(trainer: Trainer) -> None:
+        for _ in range(3):
+            await trainer.step()
+        await trainer.announcer.publish_again(1)
+
+    trainer = told(tmp_path, story)
+    first, *_, again = trainer.log.sent
+    assert isinstance(again, StepTrained)
+    assert (again.again, again.publish, again.version, again.step) == (True, True, 1, 1)
+    assert again.checksum == first.checksum
+    assert again.checkpoint == first.checkpoint
+    assert 1 in trainer.staging.versions
+    assert trainer.announcer.published_version == 3
+
+
+def test_the_newest_version_is_at_hand(tmp_path: Path) -> None:
+    async def story(trainer: Trainer) -> None:
+        await trainer.announcer.publish(Trained())
+        await trainer.announcer.publish_again(0)
+
+    trainer = told(tmp_path, story)
+    first, again = trainer.log.sent
+    assert (again.version, again.again, again.checksum) == (0, True, first.checksum)
+
+
+def test_a_version_without_a_checkpoint_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
+    async def story(trainer: Trainer) -> None:
+        for _ in range(5):
+            await trainer.step()
+        await trainer.announcer.publish_again(2)
+
+    trainer = told(tmp_path, story)
+    refused = trainer.log.sent[-1]
+    assert isinstance(refused, VersionRefused)
+    assert (refused.version, refused.available) == (2, [3, 4, 5])
+    assert "keep_checkpoints" in refused.reason
+
+
+def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_path: Path) -> None:
+    async def story(trainer: Trainer) -> None:
+        for _ in range(3):
+            await trainer.step()
+        await trainer.announcer.publish_again(2)
+        for _ in range(5):
+            await trainer.step()
+        assert checkpoint.steps(tmp_path) == [2, 6, 7, 8]
+        await trainer.announcer.publish_again(7)
+        await trainer.step()
+        assert checkpoint.steps(tmp_path) == [7, 8, 9]
+
+    told(tmp_path, story)
+
+
+def test_a_step_that_is_not_published_is_told(tmp_path: Path) -> None:
+    async def story(trainer: Trainer) -> None:
+        trainer.engine.step(tmp_path, keep=3)
+        await trainer.announcer.trained(Trained("batch", {"loss": 0.5}, 1.0))
+
+    trainer = told(tmp_path, story)
+    (step,) = trainer.log.sent
+    assert (step.publish, step.step, step.batch_id, step.metrics["loss"]) == (False, 1, "batch", 0.5)
+    assert trainer.announcer.published_version == -1

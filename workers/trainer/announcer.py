@@ -1,0 +1,206 @@
+"""Telling the mesh what was trained, and which versions can be had.
+
+::
+
+    a step is trained ----------------------> StepTrained
+    a version is published -- staged -------> StepTrained(publish)
+    an older version is wanted
+        its checkpoint is kept -- staged ---> StepTrained(again), while training goes on
+        it is gone -------------------------> VersionRefused, with the versions that are kept
+
+Staging copies, in the engine's thread where the weights are the engine's. The checkpoint of a version that was brought
+back is held until another one is brought back, so that it is not removed while explorers may be told to take it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+
+from schemas import StepTrained, VersionRefused
+from schemas.record import Metrics
+from schemas.topics import EVENTS
+from trinity_bus.bus import Producer
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.training import checkpoint
+from trinity_bus.training.errors import CheckpointError
+from workers.trainer.engine_thread import EngineThread
+from workers.trainer.publication import Publication, Publisher
+
+if TYPE_CHECKING:
+    import torch
+
+    from trinity_bus.training.engine import TrainingEngine
+
+log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """This life of the trainer."""
+
+    trainer: str
+    incarnation: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The step that was trained last; before the first, nothing."""
+
+    batch_id: str | None = None
+    metrics: Metrics = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Announcer:
+    """Stages and announces versions.
+
+    Args:
+        who: This life of the trainer.
+        directory: Where its checkpoints are.
+        producer: Connected.
+        thread: Of the engine.
+        engine: Has the weights.
+        publisher: Brings them to explorers.
+        publication: Remembers their checksums.
+    """
+
+    def __init__(
+        self,
+        who: Who,
+        *,
+        directory: Path,
+        producer: Producer,
+        thread: EngineThread,
+        engine: "TrainingEngine",
+        publisher: Publisher,
+        publication: Publication,
+    ) -> None:
+        self._who = who
+        self._directory = directory
+        self._producer = producer
+        self._thread = thread
+        self._engine = engine
+        self._publisher = publisher
+        self._publication = publication
+        self._staging = asyncio.Lock()
+        self._names: list[str] = []
+        """Of the tensors, in the engine's order."""
+        self._held = contextlib.ExitStack()
+        self.published_version = -1
+        """The newest version that was published."""
+
+    async def trained(self, last: Trained) -> None:
+        """Tells of a step whose version is not published."""
+        await self._tell(last, publish=False)
+
+    async def publish(self, last: Trained) -> None:
+        """Stages the weights as they are, and tells that they can be had. Their checkpoint is durable."""
+        version = self._engine.progress.version
+        with _tracer.start_as_current_span(
+            "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._who.model}
+        ):
+            async with self._staging:
+                checksum = await self._thread.call(lambda: self._publisher.stage(version, self._tensors()))
+            self._publication.published(version, checksum)
+            self.published_version = version
+            await self._tell(last, publish=True, checksum=checksum)
+
+    async def publish_again(self, version: int) -> None:
+        """Makes an older version available, or tells that it is gone."""
+        try:
+            checksum = await self._stage_again(version)
+        except CheckpointError as error:
+            kept = {*checkpoint.steps(self._directory), self.published_version}
+            refused = VersionRefused(
+                trainer=self._who.trainer,
+                incarnation=self._who.incarnation,
+                model=self._who.model,
+                version=version,
+                reason=str(error),
+                available=sorted(kept),
+            )
+            await (await self._producer.send(EVENTS, self._who.trainer, refused))
+            return
+        self._publication.published(version, checksum)
+        log.info("version %d can be had again", version)
+        await self._tell(Trained(), publish=True, checksum=checksum, again=version)
+
+    async def _stage_again(self, version: int) -> str:
+        """The checksum of an older version, which is staged from now on.
+
+        Raises:
+            CheckpointError: It is gone.
+        """
+        if version == self.published_version:
+            return self._publication.checksum(version)
+        folder = checkpoint.of_step(self._directory, version)
+        if folder is None:
+            raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
+        with contextlib.ExitStack() as held:
+            held.enter_context(checkpoint.held(folder))
+            tensors = read_tensors(folder, tuple(self._names))
+            async with self._staging:
+                checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)
+            self._held.close()
+            self._held = held.pop_all()
+        return checksum
+
+    def _tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """The engine's, taking note of their names."""
+        self._names.clear()
+        for name, tensor in self._engine.hf_tensors():
+            self._names.append(name)
+            yield name, tensor
+
+    async def _tell(self, last: Trained, *, publish: bool, checksum: str = "", again: int | None = None) -> None:
+        host, port = self._publisher.address
+        progress = self._engine.progress
+        folder = checkpoint.latest(self._directory) if again is None else checkpoint.of_step(self._directory, again)
+        step = StepTrained(
+            trainer=self._who.trainer,
+            incarnation=self._who.incarnation,
+            model=self._who.model,
+            step=progress.step if again is None else again,
+            version=progress.version if again is None else again,
+            publish=publish,
+            again=again is not None,
+            method=self._publisher.method,
+            batch_id=last.batch_id,
+            metrics={**last.metrics, "weights_mismatched": float(self._publication.mismatches)},
+            checksum=checksum,
+            master_address=host,
+            master_port=port,
+            checkpoint=None if folder is None else str(folder.resolve()),
+            seconds=last.seconds,
+        )
+        await (await self._producer.send(EVENTS, self._who.trainer, step))
+
+
+def read_tensors(folder: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
+    """The weights in a checkpoint.
+
+    Args:
+        folder: Of the checkpoint.
+        names: The tensors to read, in the order in which the engine gives them.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from trinity_bus.training.model import WEIGHTS
+
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            for name in names:
+                yield name, file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
