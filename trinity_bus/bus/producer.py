@@ -273,6 +273,9 @@ class Producer:
                 raise
             finally:
                 self._in_transaction = None
+                for position in sent:
+                    # Their errors are this transaction's, and it has one already; else asyncio would report each.
+                    position.add_done_callback(_look_at)
             try:
                 await commit(client, self._outage_s)
             except ProducerFencedError:
@@ -406,6 +409,11 @@ class Producer:
         if self._running is None:
             raise BusError(f"producer {self._client_id} is not started, or is stopped")
         return self._running
+
+
+def _look_at(position: asyncio.Future[Position]) -> None:
+    if not position.cancelled():
+        position.exception()
 
 
 def _unsent(client: AIOKafkaProducer) -> list[MessageBatch]:

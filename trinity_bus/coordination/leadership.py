@@ -41,8 +41,10 @@ LONGEST_STEP = 0.25
 """Share of ``takeover_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
 SOUND = 10.0
 """In multiples of ``takeover_s``: who has led for so long is not said to have failed all the time since before."""
-SPREAD = 0.3
+SPREAD = 0.2
 """Share of ``takeover_s`` over which those that stand by spread their patience."""
+LEFT_SPREAD_S = 0.3
+"""Seconds over which they spread when the one that worked has left: about what a takeover takes."""
 MAX_DOUBLINGS = 5
 
 type LeaderState = Literal["taking_over", "active", "left"]
@@ -89,6 +91,7 @@ class Leadership:
         self.leader: Leader | None = None
         """Who led last, as far as was read; None if nobody ever has."""
         self._takeover_s = takeover_s
+        self._share = share
         self._delay_s = takeover_s * SPREAD * share
         self._losses = 0
         self._clock = SteadyClock(takeover_s * LONGEST_STEP)
@@ -142,6 +145,11 @@ class Leadership:
         self._losses = 0
         self.leader = self.entry("active")
 
+    def committed(self, now: float) -> None:
+        """It has said that it lives."""
+        self._expect(Role.ACTIVE)
+        self._clock.advance(now)
+
     def fenced(self, now: float) -> None:
         """The broker refuses it: another one has started to take over, or its transaction was open for too long."""
         self._expect(Role.TAKING_OVER, Role.ACTIVE)
@@ -179,7 +187,7 @@ class Leadership:
         if self.leader is None:
             return 0.0
         if self.leader.state == "left":
-            return self._delay_s
+            return LEFT_SPREAD_S * self._share
         if self.leader.incarnation == self.incarnation:
             # Nobody has taken over from it. Not at once: what failed a moment ago may need one.
             return self._takeover_s * LONGEST_STEP

@@ -172,10 +172,10 @@ class Coordinator:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         self._has_unmarked = False
         try:
+            async with producer.transaction():
+                await self._beat(Outputs(producer))
+            self._leadership.lead(self._clock())
             async with Intake(self._bus, self._positions) as intake:
-                async with producer.transaction():
-                    await self._beat(Outputs(producer))
-                self._leadership.lead(self._clock())
                 log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
                 while True:
                     await self._step(producer, intake)
@@ -231,6 +231,8 @@ class Coordinator:
                     if due:
                         await outputs.show_progress(self._positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
                         self._has_unmarked, self._marked_at = False, now
+                if beats:
+                    self._leadership.committed(now)
                 observations.LATENCY.record(self._clock() - now)
 
     def _inputs(self, received: list[Received[Any]], now: float, spans: Spans) -> list[Input]:

