@@ -81,7 +81,8 @@ class BatchRecord(Record):
     state: BatchState
     sequence: Annotated[int, Field(ge=0)]
     """Train batches: 1, 2, 3 ... in the order in which they are trained, given when all tasks of the batch are there; 0
-    before. Smaller by one for each earlier batch that is aborted; final when FINALIZED. Eval and open batches: 0."""
+    before. Smaller by one for each earlier batch that is aborted; final when FINALIZED. Eval and open batches, those
+    that end without any task, and ABORTED ones: 0."""
     expected_task_count: int | None = None
     """Absent: an open batch."""
     accepted_task_count: int = 0

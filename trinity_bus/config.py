@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.record import Identifier
 from trinity_bus.errors import ConfigError
 
@@ -133,7 +134,7 @@ class BrokerSettings(Section):
 class CoordinatorSettings(Section):
     """How tasks become batches, and who gets them."""
 
-    batch_size: Annotated[int, Field(ge=1, le=16_384)] = 64
+    batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH_TASKS)] = 64
     """Tasks in a batch that names no size of its own."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
     """Samples of each task that names no number of its own: the group size of GRPO."""
@@ -182,6 +183,25 @@ class CoordinatorSettings(Section):
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
     """Tasks taken off the topic and not yet ended, of batches that are full; beyond it, tasks wait in the log."""
+
+    @model_validator(mode="after")
+    def _splits_fit(self) -> Self:
+        parts = self.batch_size * -(-self.group_size // (self.max_repeat_times_per_runner or self.group_size))
+        if parts > MAX_BATCH_PARTS:
+            raise PydanticCustomError(
+                "too_many_parts",
+                "{batch_size} tasks of {group_size} runs are {parts} parts of {per_part}, and a batch has {most} at "
+                "most: raise {name}, or lower the batch size",
+                {
+                    "batch_size": self.batch_size,
+                    "group_size": self.group_size,
+                    "parts": parts,
+                    "per_part": self.max_repeat_times_per_runner,
+                    "most": MAX_BATCH_PARTS,
+                    "name": env_name("coordinator.max_repeat_times_per_runner"),
+                },
+            )
+        return self
 
 
 class SynchronizerSettings(Section):
@@ -477,6 +497,8 @@ def _line(detail: ErrorDetails) -> str:
     """One validation error as "variable=value: what would be right"."""
     if detail["type"] == "missing_setting":
         return f"{env_name(detail['ctx']['path'])} is not set: {detail['ctx']['why']}"
+    if detail["type"] == "too_many_parts":
+        return detail["msg"]
     # Beyond section and setting, a location names parts of a type, not of a variable.
     path = ".".join(str(part) for part in detail["loc"][:2])
     name = env_name(path)

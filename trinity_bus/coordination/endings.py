@@ -23,9 +23,9 @@ a client ends tasks or a batch          the unfinished ones are cut off: their a
 
 from schemas import BatchLifecycleState as State
 from schemas import RolloutFinished
-from schemas.codec import encode
 from schemas.command import BatchResult
 from trinity_bus.coordination import results
+from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.attempts import Attempts
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import Answered, BatchMoved, Fact
@@ -220,6 +220,6 @@ class Endings:
             finished_task_count=batch.finished,
             metrics=record.metrics,
         )
-        self._outcomes.add(batch.batch_id, encode(result))
+        self._outcomes.add(batch.batch_id, codec.outcome_bytes(result))
         for finalizer in self._finalizers.take(batch.batch_id):
             self._out.add(finalizer.reply(result))

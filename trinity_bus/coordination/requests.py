@@ -24,8 +24,8 @@ from typing import assert_never
 from schemas import AbortBatch, CancelTasks, FinalizeBatch, SubmitBatch
 from schemas import BatchLifecycleState as State
 from schemas.batch import MAX_BATCH_TASKS
-from schemas.codec import decode
-from schemas.command import BatchResult, CommandError
+from schemas.command import CommandError
+from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import BatchMoved
 from trinity_bus.coordination.endings import Endings
@@ -163,7 +163,7 @@ class Requests:
         batch_id = command.batch_id
         kept = self._outcomes.get(batch_id)
         if kept is not None:
-            result = decode(kept, BatchResult)
+            result = codec.outcome_of(kept)
             if result.batch_type == command.batch_type:
                 self._out.add(ended_reply(command, result, traceparent))
             else:

@@ -13,6 +13,7 @@ import msgpack
 from schemas import BatchLifecycleState as State
 from schemas import FinalizeBatch, ManifestEntry, Position, ResultPart, StepTrained, Task
 from schemas.codec import decode, encode
+from schemas.command import BatchResult
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.finalizers import Finalizer
@@ -265,6 +266,22 @@ def finalizers_of(body: list[Any], now: float) -> list[Finalizer]:
         Finalizer(decode(command, FinalizeBatch), context, timeout_s, now + timeout_s)
         for command, context, timeout_s in body
     ]
+
+
+def outcome_bytes(result: BatchResult) -> bytes:
+    """The value of an item of ``outcomes/<n>``: what became of a batch."""
+    item: bytes = msgpack.packb(
+        (result.batch_id, result.batch_type, result.state.value, result.finished_task_count, result.metrics)
+    )
+    return item
+
+
+def outcome_of(item: bytes) -> BatchResult:
+    """The inverse of :func:`outcome_bytes`."""
+    batch_id, batch_type, state, count, metrics = msgpack.unpackb(item)
+    return BatchResult(
+        batch_id=batch_id, batch_type=batch_type, state=State(state), finished_task_count=count, metrics=metrics
+    )
 
 
 def _part(part: ResultPart) -> tuple[int, int, tuple[int, int] | None]:

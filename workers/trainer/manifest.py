@@ -1,7 +1,8 @@
 """What a record of ``batches`` asks of the trainer, and whether the experiences are those its manifest names. Pure.
 
-A batch is trained on exactly when it is a FINALIZED train batch. Their sequence rises in the order of the log; one
-that does not rise belongs to another history than the checkpoint, and is an error, never skipped.
+A batch is trained on exactly when it is a FINALIZED train batch with a place in the order of training: one that ended
+without tasks has none, and its sequence is 0. The sequence rises in the order of the log; one that does not rise
+belongs to another history than the checkpoint, and is an error, never skipped.
 """
 
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRe
     if not isinstance(record, BatchRecord):
         return None
     if record.batch_type != "train" or record.state is not BatchLifecycleState.FINALIZED:
+        return None
+    if record.sequence == 0 and not record.manifest:
         return None
     if record.sequence <= trained_sequence:
         raise BatchError(

@@ -7,6 +7,7 @@ from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Transi
 
 LEGAL = {
     (State.PENDING, State.RUNNING),
+    (State.PENDING, State.FINALIZING),
     (State.PENDING, State.ABORTED),
     (State.RUNNING, State.FINALIZING),
     (State.RUNNING, State.ABORTED),

@@ -5,150 +5,21 @@ from typing import Any
 import pytest
 
 from schemas import (
-    BatchRecord,
     Cancel,
-    Dispatch,
-    ExplorerHeartbeat,
     ExplorerLeft,
-    ModelVersion,
-    Position,
-    RolloutFinished,
-    StepTrained,
-    Task,
     TrainerHeartbeat,
-    WeightsSynced,
 )
+from tests.support.story import TRACE, Story, announced, batches, cancels, dispatches, facts, groups, refusals
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    Announce,
-    BatchMoved,
     Command,
     CoordinatorMachine,
-    EventArrived,
     Fact,
-    Observe,
     Order,
-    Origin,
-    Refuse,
     StateError,
-    TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.inputs import Event
 from trinity_bus.coordination.state_codec import pack, unpack
-
-TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class Story:
-    """A machine, a clock, and short names for what happens."""
-
-    def __init__(self, **settings: Any) -> None:
-        defaults = {"batch_size": 2, "explorer_timeout_s": 10, "sync_timeout_s": 20, "max_attempts": 2}
-        self.settings = CoordinatorSettings(**{**defaults, **settings})
-        self.machine = CoordinatorMachine(self.settings)
-        self.store: dict[str, bytes | None] = {}
-        self.now = 0.0
-        self.sent = 0
-
-    def _handle(self, given: Any) -> list[Command]:
-        commands = self.machine.handle(given, self.now)
-        self.store.update(self.machine.changes())
-        return commands
-
-    def task(self, task_id: str, **fields: Any) -> list[Command]:
-        self.sent += 1
-        task = Task(**{"task_id": task_id, "workflow": "math", "prompt": "1", **fields})
-        return self._handle(TaskArrived(task, Origin(0, self.sent), TRACE))
-
-    def event(self, event: Event, traceparent: str | None = None) -> list[Command]:
-        return self._handle(EventArrived(event, traceparent))
-
-    def beat(self, name: str = "e0", life: str = "1", **fields: Any) -> list[Command]:
-        values = {"state": "ready", "slots": 4, "model_version": 0, "workflows": ["math"], **fields}
-        return self.event(ExplorerHeartbeat(explorer=name, incarnation=life, **values))
-
-    def finished(self, task_id: str, *, name: str = "e0", life: str = "1", attempt: int = 1, **fields: Any) -> Any:
-        values = {
-            "batch_id": "train-000001",
-            "batch_type": "train",
-            "status": "completed",
-            "completed_runs": 2,
-            "total_runs": 2,
-            "samples": 2,
-            "experience": Position(partition=0, offset=self.sent),
-            "version_min": 0,
-            "version_max": 0,
-            "metrics": [{"reward": 0.0}, {"reward": 1.0}],
-            "seconds": 3.0,
-            **fields,
-        }
-        return self.event(
-            RolloutFinished(explorer=name, incarnation=life, task_id=task_id, attempt=attempt, **values), TRACE
-        )
-
-    def trained(self, version: int, life: str = "t1", *, publish: bool = True) -> list[Command]:
-        return self.event(
-            StepTrained(
-                trainer="trainer",
-                incarnation=life,
-                model="policy",
-                step=version,
-                version=version,
-                publish=publish,
-                checksum=f"sum-{version}",
-                master_address="127.0.0.1",
-                master_port=1,
-            )
-        )
-
-    def synced(self, version: int, epoch: int, name: str = "e0", *, ok: bool = True, **fields: Any) -> list[Command]:
-        values = {"checksum": f"sum-{version}" if ok else "", **fields}
-        return self.event(
-            WeightsSynced(explorer=name, incarnation="1", model="policy", version=version, epoch=epoch, ok=ok, **values)
-        )
-
-    def wait(self, seconds: float) -> list[Command]:
-        """Time passes in steps of a second, and the clock ticks; nobody says anything."""
-        commands = []
-        for _ in range(int(seconds)):
-            self.now += 1
-            commands += self._handle(Tick())
-        return commands
-
-    def restart(self) -> None:
-        self.machine = CoordinatorMachine(self.settings)
-        self.machine.restore(self.store.items())
-
-
-def dispatches(commands: list[Command]) -> list[Dispatch]:
-    return [c.record for c in commands if isinstance(c, Order) and isinstance(c.record, Dispatch)]
-
-
-def cancels(commands: list[Command]) -> list[Cancel]:
-    return [c.record for c in commands if isinstance(c, Order) and isinstance(c.record, Cancel)]
-
-
-def batches(commands: list[Command]) -> list[BatchRecord]:
-    return [c.record for c in commands if isinstance(c, BatchMoved)]
-
-
-def announced(commands: list[Command]) -> list[ModelVersion]:
-    return [c.record for c in commands if isinstance(c, Announce)]
-
-
-def groups(commands: list[Command]) -> list[tuple[int, int, list[str]]]:
-    """Version, epoch and members of each announcement."""
-    return [(v.version, v.epoch, [m.explorer for m in v.members]) for v in announced(commands)]
-
-
-def refusals(commands: list[Command]) -> list[str]:
-    return [c.refusal.value for c in commands if isinstance(c, Refuse)]
-
-
-def facts(commands: list[Command]) -> list[Fact]:
-    return [c.fact for c in commands if isinstance(c, Observe)]
-
 
 # -- batches ---------------------------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ def test_a_finalized_train_batch_is_trained() -> None:
     "record",
     [
         pytest.param(batch(batch_type="eval", sequence=0), id="eval"),
+        pytest.param(batch(sequence=0, expected_task_count=0, manifest=[]), id="ended without tasks"),
         *(
             pytest.param(batch(state=state), id=state.value)
             for state in BatchLifecycleState
