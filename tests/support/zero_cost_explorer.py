@@ -12,12 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from schemas import Sampling
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import TOKENIZER, FakeEngine
+from tests.support.fake_tokenizer import FakeTokenizer
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.completion import Completion
 from trinity_bus.runtime.service import run_service
+from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
 WORDS = ("red", "green", "blue")
@@ -36,6 +38,7 @@ class ZeroCostEngine(FakeEngine):
     def __init__(self, longest_s: float) -> None:
         super().__init__(version=-1)
         self._longest_s = longest_s
+        self._tokenizer = FakeTokenizer()
         self._random = random.Random()  # noqa: S311 - delays
 
     async def generate(
@@ -43,16 +46,18 @@ class ZeroCostEngine(FakeEngine):
     ) -> list[Completion]:
         version = self.model_version
         await asyncio.sleep(self._random.uniform(0, self._longest_s))
-        token_ids = self.tokenizer.encode(answer_to(self.tokenizer.decode(prompt_token_ids)))
+        token_ids = self._tokenizer.encode(answer_to(self._tokenizer.decode(prompt_token_ids)))
         self.tokens_generated += n * len(token_ids)
         return [Completion(token_ids, [-0.5] * len(token_ids), "stop", [(0, version)])] * n
 
 
 async def run(settings: Settings) -> None:
     """Explores until it is cancelled or killed."""
-    async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
-        await bus.ensure_topics()
-        await Explorer(settings, bus, ZeroCostEngine(float(os.environ.get("FAKE_ENGINE_DELAY_S", "0")))).run()
+    engine = ZeroCostEngine(float(os.environ.get("FAKE_ENGINE_DELAY_S", "0")))
+    with Nursery(settings, tokenizer=TOKENIZER) as nursery:
+        async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
+            await bus.ensure_topics()
+            await Explorer(settings, bus, engine, nursery).run()
 
 
 def main() -> None:
