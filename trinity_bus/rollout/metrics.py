@@ -149,6 +149,16 @@ def bootstrap_metric(
     return results
 
 
+def reward_of(metrics: Metrics) -> float | None:
+    """The mean reward in a batch's metrics: ``rollout/reward/mean``, or ``eval/<name>/reward/mean@<n>``."""
+    if "rollout/reward/mean" in metrics:
+        return metrics["rollout/reward/mean"]
+    for name, value in metrics.items():
+        if name.startswith("eval/") and "/reward/mean@" in name:
+            return value
+    return None
+
+
 @lru_cache(maxsize=16)
 def _draws(population: int, subset_size: int, n_bootstrap: int, seed: int) -> NDArray[np.int64]:
     """[n_bootstrap, subset_size] indices; ``choice`` with replacement is ``randint``, draw after draw."""

@@ -69,6 +69,7 @@ class Outputs:
                     observations.batch_moved(moved)
                 case Answered(record=result, traceparent=parent):
                     await self._producer.send(RESULTS, result.task_id, result, traceparent=parent)
+                    observations.answered(result)
                 case Reply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
                 case Announce() | Ask() | Remember():

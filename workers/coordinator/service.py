@@ -64,7 +64,7 @@ from trinity_bus.coordination import (
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry, traceparent
-from workers.coordinator import changelog, observations
+from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.intake import INPUTS, Intake
 from workers.coordinator.outputs import Outputs
@@ -138,7 +138,7 @@ class Coordinator:
             BrokerUnreachableError: The broker was away for too long.
         """
         await self._bus.ensure_topics()
-        observations.watch(lambda: self.machine)
+        gauges.watch(lambda: self.machine if self._leadership.role is Role.ACTIVE else None)
         # Standing by is work too: whoever starts this process need not wait until it leads.
         mark_ready()
         while True:
@@ -166,7 +166,7 @@ class Coordinator:
         began = self._clock()
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(state.entries.items())
-        observations.BATCH_AGES.follow(self.machine.ledger.batches)
+        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
         self._positions, lost = await changelog.readable(self._bus, INPUTS, state.positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)

@@ -21,6 +21,7 @@ from schemas import (
 )
 from schemas.record import BatchType, Metrics
 from trinity_bus.client.fleet import FleetView
+from trinity_bus.rollout.metrics import reward_of
 
 RATE_WINDOW_S: Final = 5.0
 """Tokens per second are averaged over this much time."""
@@ -285,13 +286,3 @@ class MeshView:
     def _announced(self, record: ModelVersion, at: float) -> None:
         self.model = record
         self.announced_at.setdefault(record.version, at)
-
-
-def reward_of(metrics: Metrics) -> float | None:
-    """The mean reward in a batch's metrics: ``rollout/reward/mean``, or ``eval/<name>/reward/mean@<n>``."""
-    if "rollout/reward/mean" in metrics:
-        return metrics["rollout/reward/mean"]
-    for name, value in metrics.items():
-        if name.startswith("eval/") and "/reward/mean@" in name:
-            return value
-    return None

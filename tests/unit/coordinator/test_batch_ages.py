@@ -1,7 +1,7 @@
 """How long batches have been where they are."""
 
 from schemas import BatchLifecycleState, BatchRecord
-from workers.coordinator.observations import BatchAges
+from workers.coordinator.gauges import BatchAges
 
 
 class Clock:

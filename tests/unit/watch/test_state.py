@@ -15,9 +15,9 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.record import BatchType, Metrics
+from trinity_bus.rollout.metrics import reward_of
 from workers.watch import MeshView
 from workers.watch.render import mesh, sparkline
-from workers.watch.state import reward_of
 
 State = BatchLifecycleState
 

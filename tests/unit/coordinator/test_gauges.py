@@ -1,0 +1,51 @@
+"""Gauges of a machine, as a collector sees them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from schemas import ExplorerHeartbeat
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import CoordinatorMachine, EventArrived
+from workers.coordinator import gauges
+
+
+class Meter:
+    """Keeps what it is asked to observe, and observes it when told."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, Callable[[CallbackOptions], Iterable[Observation]]] = {}
+
+    def create_observable_gauge(self, name: str, callbacks: Any, **_more: Any) -> None:
+        [self.gauges[name]] = callbacks
+
+    def observed(self) -> dict[str, list[float]]:
+        return {name: [o.value for o in gauge(CallbackOptions())] for name, gauge in self.gauges.items()}
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    meter = Meter()
+    monkeypatch.setattr(gauges, "_METER", meter)
+    return meter
+
+
+def test_one_that_works_tells_of_its_mesh(meter: Meter) -> None:
+    machine = CoordinatorMachine(CoordinatorSettings())
+    beat = ExplorerHeartbeat(explorer="explorer-0", incarnation="life-1", state="ready", slots=4, workflows=["math"])
+    machine.handle(EventArrived(beat), now=0.0)
+    gauges.watch(lambda: machine)
+    observed = meter.observed()
+    assert observed["rl.coordinator.active"] == [1]
+    assert observed["rl.coordinator.explorers"] == [1]
+    assert observed["rl.coordinator.slots"] == [0, 4]
+    assert observed["rl.coordinator.tasks"] == [0]
+
+
+def test_one_that_stands_by_tells_only_that(meter: Meter) -> None:
+    gauges.watch(lambda: None)
+    observed = meter.observed()
+    assert observed.pop("rl.coordinator.active") == [0]
+    assert set(map(tuple, observed.values())) == {()}

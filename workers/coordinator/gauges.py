@@ -1,0 +1,132 @@
+"""Gauges of the coordinator's state, for whoever collects metrics; only the one that works tells of the mesh."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from schemas import BatchLifecycleState, BatchRecord
+from trinity_bus.coordination import CoordinatorMachine
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.fleet import Explorer
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.metrics import BATCH_DURATION
+
+_METER = metrics.get_meter("workers.coordinator")
+
+
+class BatchAges:
+    """Since when each open batch is in its state, by this process's clock; after a restart, since then.
+
+    Args:
+        clock: Seconds, steady.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[str, str, float]] = {}
+        self._lock = threading.Lock()
+
+    def moved(self, record: BatchRecord) -> None:
+        """A batch has gone to another state."""
+        now = self._clock()
+        kind = record.batch_type
+        with self._lock:
+            before = self._since.pop(record.batch_id, None)
+            if record.state not in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
+                self._since[record.batch_id] = (record.state.value, kind, now)
+        if before is not None and before[0] != record.state.value:
+            BATCH_DURATION.record(now - before[2], {names.RL_BATCH_STATE: before[0], names.RL_BATCH_TYPE: kind})
+
+    def follow(self, batches: Mapping[str, Batch]) -> None:
+        """Takes the open batches of a machine as they are, after a restart or a takeover."""
+        now = self._clock()
+        with self._lock:
+            self._since = {name: (b.state.value, b.batch_type, now) for name, b in batches.items()}
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Open batches by state and type."""
+        with self._lock:
+            return Counter((state, kind) for state, kind, _ in self._since.values())
+
+    def oldest(self) -> dict[tuple[str, str], float]:
+        """Seconds that the batch that has been in a state for longest has been in it, by state and type."""
+        now = self._clock()
+        ages: dict[tuple[str, str], float] = {}
+        with self._lock:
+            for state, kind, since in self._since.values():
+                ages[state, kind] = max(ages.get((state, kind), 0.0), now - since)
+        return ages
+
+
+BATCH_AGES = BatchAges()
+
+
+def _tasks(machine: CoordinatorMachine) -> Iterable[Observation]:
+    yield Observation(len(machine.ledger.tasks))
+
+
+def _explorers(machine: CoordinatorMachine) -> Iterable[Observation]:
+    yield Observation(len(_live(machine)))
+
+
+def _slots(machine: CoordinatorMachine) -> Iterable[Observation]:
+    live = _live(machine)
+    busy = sum(len(explorer.assigned) for explorer in live)
+    yield Observation(busy, {"rl.slot.state": "busy"})
+    yield Observation(sum(explorer.slots for explorer in live) - busy, {"rl.slot.state": "idle"})
+
+
+def _batches(_machine: CoordinatorMachine) -> Iterable[Observation]:
+    return (Observation(count, _of(*place)) for place, count in BATCH_AGES.counts().items())
+
+
+def _ages(_machine: CoordinatorMachine) -> Iterable[Observation]:
+    return (Observation(age, _of(*place)) for place, age in BATCH_AGES.oldest().items())
+
+
+GAUGES: tuple[tuple[str, str, str, Callable[[CoordinatorMachine], Iterable[Observation]]], ...] = (
+    ("rl.coordinator.tasks", "{task}", "Tasks accepted and not ended.", _tasks),
+    ("rl.coordinator.explorers", "{explorer}", "Live explorers.", _explorers),
+    ("rl.coordinator.slots", "{slot}", "Slots of live explorers, by state.", _slots),
+    ("rl.coordinator.batches", "{batch}", "Open batches, by state.", _batches),
+    ("rl.coordinator.batch.age", "s", "How long the oldest batch has been in its state.", _ages),
+)
+
+
+def watch(machine: Callable[[], CoordinatorMachine | None]) -> None:
+    """Keeps gauges of a machine's state. To be called once.
+
+    Args:
+        machine: The machine of now, where this process works; None where it stands by, which has nothing to tell.
+    """
+
+    def active(_options: CallbackOptions) -> Iterable[Observation]:
+        yield Observation(int(machine() is not None))
+
+    def observing(
+        read: Callable[[CoordinatorMachine], Iterable[Observation]],
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            now = machine()
+            return () if now is None else read(now)
+
+        return observe
+
+    _METER.create_observable_gauge(
+        "rl.coordinator.active", [active], description="1 where this coordinator works, 0 where it stands by."
+    )
+    for name, unit, description, read in GAUGES:
+        _METER.create_observable_gauge(name, [observing(read)], unit=unit, description=description)
+
+
+def _live(machine: CoordinatorMachine) -> list[Explorer]:
+    # Metrics are collected on a thread of their own, while explorers may join.
+    return [explorer for explorer in list(machine.fleet.explorers.values()) if not explorer.gone]
+
+
+def _of(state: str, kind: str) -> dict[str, str]:
+    return {names.RL_BATCH_STATE: state, names.RL_BATCH_TYPE: kind}
