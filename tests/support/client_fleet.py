@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from schemas import Dispatch, RolloutFinished, Task
-from schemas.topics import EVENTS, EXPERIENCES
+from schemas import Dispatch, RolloutFinished, Task, TaskResult
+from schemas.topics import EVENTS, EXPERIENCES, RESULTS
 from tests.support.fake_workers import FakeExplorer, FakeTrainer, experience
 from tests.support.mesh import Mesh, until
 from trinity_bus.bus import Bus, Producer, Received
@@ -28,18 +28,11 @@ class Fleet:
     """One fake explorer, a fake trainer, and a real coordinator."""
 
     def __init__(
-        self,
-        mesh: Mesh,
-        bus: Bus,
-        producer: Producer,
-        explorer: FakeExplorer,
-        trainer: FakeTrainer,
-        coordinator: Child,
+        self, mesh: Mesh, bus: Bus, producer: Producer, workers: tuple[FakeExplorer, FakeTrainer], coordinator: Child
     ) -> None:
+        self.explorer, self.trainer = workers
         self.mesh = mesh
         self.bus = bus
-        self.explorer = explorer
-        self.trainer = trainer
         self.kill_coordinator = coordinator.kill
         self._producer = producer
         self.settings = Settings().model_copy(update={"kafka": mesh.kafka})
@@ -52,6 +45,15 @@ class Fleet:
 
         await until(lambda: len(found()) >= count)
         return found()
+
+    async def counted(self, name: str) -> TaskResult:
+        """The result of a task, by its id on the log or the end of it, when it counts."""
+        async with self.bus.reader(RESULTS, start="beginning") as reader:
+            while True:
+                for received in await reader.batch(10):
+                    result: TaskResult = received.record
+                    if result.task_id.endswith(name):
+                        return result
 
     async def answer(self, name: str) -> None:
         """Completes the last order of a task that was held."""
@@ -92,8 +94,12 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
         explorer = FakeExplorer(bus, hold=lambda order: "#h" in order.task.task_id, slots=16)
         trainer = FakeTrainer(bus)
         with mesh.coordinator(**values) as coordinator:
-            async with explorer.alive(), trainer.alive():
-                yield Fleet(mesh, bus, producer, explorer, trainer, coordinator)
+            try:
+                async with explorer.alive(), trainer.alive():
+                    yield Fleet(mesh, bus, producer, (explorer, trainer), coordinator)
+            except BaseException:
+                print(f"the coordinator has said:\n{mesh.log()}")
+                raise
 
 
 def run(main: Any) -> None:

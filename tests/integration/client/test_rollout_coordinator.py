@@ -67,7 +67,7 @@ def test_every_method_with_several_clients_at_once(mesh: Mesh) -> None:
 def test_every_error_has_its_text_and_costs_nothing(mesh: Mesh) -> None:
     async def main() -> None:
         async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-            with pytest.raises(KeyError, match="Batch 7 is not registered."):
+            with pytest.raises(KeyError, match="Batch 7 is not registered"):
                 await client.finalize_train_batch(7)
             await client.submit_batch(batch_id=7, tasks=[*tasks(1), *held(1)], batch_type="train")
             with pytest.raises(ValueError, match=r"^Batch 7 is already active\.$"):
@@ -85,8 +85,9 @@ def test_every_error_has_its_text_and_costs_nothing(mesh: Mesh) -> None:
             await client.submit_batch(batch_id="7/late", tasks=[*tasks(1), *held(1)], batch_type="eval")
             with pytest.raises(ValueError, match=r"^Batch 7/late is eval, expected train\.$"):
                 await client.finalize_train_batch("7/late")
+            await mesh_of.counted("7/late#t0")
             # An evaluation whose time is up has what it has.
-            assert (await client.finalize_eval_batch("7/late", timeout=3.0))["finished_task_count"] == 1
+            assert (await client.finalize_eval_batch("7/late", timeout=0.5))["finished_task_count"] == 1
             await mesh_of.answer("#h0")
             await client.abort_batch("never-was", reason="no matter")
             assert (await client.finalize_eval_batch("7/late"))["finished_task_count"] == 1
@@ -130,8 +131,9 @@ def test_enough_tasks_end_a_batch_and_late_results_change_nothing(mesh: Mesh) ->
             assert result["finished_task_count"] == 3
             await mesh_of.answer("1#h0")
             await client.submit_batch(batch_id=2, tasks=[*tasks(1), *held(3)], batch_type="train", min_wait_num=3)
+            await mesh_of.counted("2#t0")
             # Fewer than enough, and its time is up: it ends with what it has.
-            assert (await client.finalize_train_batch(2, timeout=2.0))["finished_task_count"] == 1
+            assert (await client.finalize_train_batch(2, timeout=0.5))["finished_task_count"] == 1
             assert await client.finalize_train_batch(1) == result
             await mesh_of.trainer.until_trained(2)
             assert [len([e for e in b.manifest if e.parts]) for b in mesh_of.trainer.trained] == [3, 1]
