@@ -10,7 +10,9 @@ The coordinators, the explorers' services and the broker are the real ones; the 
 """
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import sys
 import time
@@ -20,11 +22,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
 
 POLL_S = 0.02
+NURSERY = "workers.explorer.runners.nursery_main"
+"""Module of the process that runners are forked from; theirs is the same command line."""
 PAUSE_S = 0.3
 """Between the end of a service by itself and its next start: while the broker is away, it would end at once again."""
 
@@ -110,6 +116,7 @@ class FaultMesh:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.broker_kills = 0
+        self._kills_below: Counter[str] = Counter()
         self._killed_broker: int | None = None
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(
@@ -134,7 +141,7 @@ class FaultMesh:
     @property
     def kills(self) -> Counter[str]:
         """SIGKILLs by role."""
-        counted = Counter({"broker": self.broker_kills})
+        counted = Counter({"broker": self.broker_kills}) + self._kills_below
         for service in self.services.values():
             counted[service.name.partition("-")[0]] += service.kills
         return counted
@@ -151,6 +158,23 @@ class FaultMesh:
         self._killed_broker = self.broker.pid
         self.broker_kills += 1
         return True
+
+    def kill_below(self, explorer: Service, role: str, rng: random.Random) -> bool:
+        """SIGKILL to a process that runs the workflows of an explorer, or to the one that they are forked from."""
+        if explorer.pid is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            nurseries = [
+                child
+                for child in psutil.Process(explorer.pid).children(recursive=True)
+                if NURSERY in child.cmdline() and child.parent() and NURSERY not in child.parent().cmdline()
+            ]
+            found = nurseries if role == "nursery" else [runner for n in nurseries for runner in n.children()]
+            if found:
+                rng.choice(found).send_signal(signal.SIGKILL)
+                self._kills_below[role] += 1
+                return True
+        return False
 
     def check(self) -> None:
         """Raises what ended the tending."""

@@ -1,23 +1,29 @@
 """The whole log of a run that is over, and the laws that it must keep. Reads topics as any client would."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord, ExperienceGroup, Position, RolloutFinished, Task
+from schemas.command import BatchResult
 from schemas.topics import (
     BATCHES,
     COORDINATOR_STATE,
     DEAD_LETTERS,
     EVENTS,
     EXPERIENCES,
+    RESULTS,
     ROLLOUTS,
     TASKS,
     Topic,
 )
 from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import TRANSITIONS, staleness
+
+OF_WORK = {"batch", "tasks", "ended", "assigned", "progress", "answer", "results", "finalizers"}
+"""Entries of the changelog that are about what has not ended."""
 
 type Where = tuple[int, int]
 """Partition and offset."""
@@ -59,6 +65,7 @@ class MeshLog:
     rollouts: list[Received[Any]] = field(default_factory=list)
     experiences: list[Received[Any]] = field(default_factory=list)
     events: list[Received[Any]] = field(default_factory=list)
+    results: list[Received[Any]] = field(default_factory=list)
     batches: list[Received[Any]] = field(default_factory=list)
     dead_letters: list[Received[Any]] = field(default_factory=list)
     changelog: list[Received[Any]] = field(default_factory=list)
@@ -66,7 +73,7 @@ class MeshLog:
     @classmethod
     async def read(cls, bus: Bus) -> "MeshLog":
         """Reads all of it, as it is now."""
-        topics = (TASKS, ROLLOUTS, EXPERIENCES, EVENTS, BATCHES, DEAD_LETTERS, COORDINATOR_STATE)
+        topics = (TASKS, ROLLOUTS, EXPERIENCES, EVENTS, RESULTS, BATCHES, DEAD_LETTERS, COORDINATOR_STATE)
         return cls(*[await _all_of(bus, topic) for topic in topics])
 
     # -- what is on it -----------------------------------------------------------------------------------------------
@@ -141,9 +148,23 @@ class MeshLog:
         assert all(count == 1 for count in named.values()), "an experience is in two manifests"
 
     def check_every_task_counts_once(self) -> None:
-        """Over all manifests, each task that was sent is there once."""
-        counted = Counter(entry.task_id for batch in self.finalized for entry in batch.manifest)
-        assert counted == Counter(dict.fromkeys(self.sent, 1))
+        """Each task that was sent has one result, and is in one manifest, with that result."""
+        once = Counter(dict.fromkeys(self.sent, 1))
+        assert Counter(item.record.task_id for item in self.results) == once
+        results = {item.record.task_id: item.record for item in self.results}
+        assert Counter(entry.task_id for batch in self.finalized for entry in batch.manifest) == once
+        for batch in self.finalized:
+            for entry in batch.manifest:
+                result = results[entry.task_id]
+                assert (result.batch_id, result.status, result.parts) == (batch.batch_id, entry.status, entry.parts)
+
+    def check_replies(self, told: Mapping[str, BatchResult]) -> None:
+        """What clients were told of a batch is what its record says."""
+        records = {batch.batch_id: batch for batch in self.finalized}
+        for batch_id, result in told.items():
+            record = records[batch_id]
+            assert (result.state, result.batch_type) == (record.state, record.batch_type)
+            assert (result.finished_task_count, result.metrics) == (record.completed_task_count, record.metrics)
 
     def check_changelog(self) -> None:
         """After all work is done, no task and no batch is left in the coordinator's state."""
@@ -153,7 +174,7 @@ class MeshLog:
                 kept.pop(item.key, None)
             else:
                 kept[item.key] = item.raw
-        left = {str(key).partition("/")[0] for key in kept} & {"task", "attempt", "part", "result", "batch"}
+        left = {str(key).partition("/")[0] for key in kept} & OF_WORK
         assert not left, f"the changelog still holds {sorted(left)}"
 
     # -- what crashes cost -------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class MeshView:
                 self._left(record)
             case RolloutFinished():
                 self._rollout(record)
-            case StepTrained(again=False):
+            case StepTrained():
                 self._step(record, at)
             case WeightsSynced():
                 self._synced(record, at)

@@ -18,24 +18,27 @@ from pathlib import Path
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, RolloutFinished, Task
+from schemas import BatchLifecycleState, BatchRecord, CoordinatorHeartbeat, RolloutFinished, Task
+from schemas.command import BatchResult
 from schemas.topics import BATCHES, EVENTS, TASKS
 from tests.support.fault_mesh import FaultMesh
 from tests.support.mesh_log import MeshLog
 from tests.support.zero_cost_explorer import WORDS
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
+from trinity_bus.client import CommandChannel
 from trinity_bus.runtime.process import tail
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-KILLS = {"coordinator": 16, "explorer": 28, "trainer": 4, "broker": 4}
+KILLS = {"active": 10, "standby": 6, "explorer": 14, "runner": 14, "nursery": 3, "trainer": 3, "broker": 4}
 TASKS_IN_BATCH = 4
 BATCHES_SENT = 90
 AHEAD = 8
 """Batches that the client sends before those before them have ended."""
 MAX_STALENESS = 1
 MAX_INFLIGHT = 3
+FINALIZE_S = 3600.0
 STALLED_S = 120.0
 """Without a result for so long, something waits that should not."""
 
@@ -46,13 +49,15 @@ COORDINATOR = {
     "explorer_timeout_s": 4,
     # A task may be unlucky many times here, and must not fail for it.
     "max_attempts": 1000,
-    "group_size": 2,
+    # Groups are split, and their parts may be of several explorers.
+    "group_size": 3,
+    "max_repeat_times_per_runner": 2,
 }
-EXPLORER = {"slots": 4, "heartbeat_s": 0.3}
+EXPLORER = {"slots": 4, "heartbeat_s": 0.3, "runners": 2}
 
 
 def batch_of(number: int) -> list[Task]:
-    """The tasks of the batch of this number: every fifth is an evaluation."""
+    """The tasks of the batch of this number. Every fifth is an evaluation."""
     eval_batch = number % 5 == 4
     return [
         Task(
@@ -62,10 +67,18 @@ def batch_of(number: int) -> list[Task]:
             answer=" ".join(WORDS),
             batch_id=f"{number}/held-out" if eval_batch else f"batch-{number}",
             batch_type="eval" if eval_batch else "train",
-            batch_size=TASKS_IN_BATCH,
+            batch_size=None if is_submitted(number) else TASKS_IN_BATCH,
         )
         for i in range(TASKS_IN_BATCH)
     ]
+
+
+def is_submitted(number: int) -> bool:
+    """Whether a client submits the batch and waits for its end, rather than only sending its tasks."""
+    return number % 2 == 1
+
+
+type Outcome = tuple[MeshLog, dict[str, BatchResult]]
 
 
 class Watch:
@@ -73,6 +86,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.results = 0
+        self.active = ""
+        """The coordinator that works."""
         self.ended: set[str] = set()
         self.progress_at = time.monotonic()
 
@@ -85,6 +100,8 @@ class Watch:
                     if isinstance(record, RolloutFinished):
                         self.results += 1
                         self.progress_at = time.monotonic()
+                    elif isinstance(record, CoordinatorHeartbeat):
+                        self.active = record.coordinator
                     elif isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED:
                         self.ended.add(record.batch_id)
                         self.progress_at = time.monotonic()
@@ -96,6 +113,8 @@ class Run:
     def __init__(self, mesh: FaultMesh, bus: Bus) -> None:
         self.mesh = mesh
         self.watch = Watch()
+        self.replies: dict[str, BatchResult] = {}
+        """What the client was told of batches."""
         self._bus = bus
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -107,13 +126,43 @@ class Run:
             await asyncio.sleep(0.01)
 
     async def produce(self) -> None:
-        """The client: sends all batches, some ahead of those that have ended."""
-        async with self._bus.producer() as producer:
+        """The client: sends all batches, some ahead of those that have ended, and waits for their results."""
+        async with (
+            self._bus.producer() as producer,
+            CommandChannel(self._bus, producer, name="client", silence_s=STALLED_S) as channel,
+            asyncio.TaskGroup() as waiting,
+        ):
             for number in range(BATCHES_SENT):
                 await self.until(lambda n=number: n < len(self.watch.ended) + AHEAD, f"batch {number} to be sent")  # type: ignore[misc]
-                for task in batch_of(number):
+                tasks = batch_of(number)
+                if is_submitted(number):
+                    await self._submit(channel, tasks[0])
+                for task in tasks:
                     await (await producer.send(TASKS, task.task_id, task))
-        await self.until(lambda: len(self.watch.ended) == BATCHES_SENT, "the last batches")
+                if is_submitted(number):
+                    waiting.create_task(self._finalize(channel, tasks[0]))
+            await self.until(lambda: len(self.watch.ended) == BATCHES_SENT, "the last batches")
+
+    async def _submit(self, channel: CommandChannel, task: Task) -> None:
+        assert task.batch_id is not None
+        reply = await channel.submit(task.batch_id, batch_type=task.batch_type, expected_task_count=TASKS_IN_BATCH)
+        assert reply.error is None, reply
+
+    async def _finalize(self, channel: CommandChannel, task: Task) -> None:
+        assert task.batch_id is not None
+        # Twice at once: whoever waits for a batch gets what everybody gets.
+        replies = [
+            await reply
+            for reply in [
+                asyncio.ensure_future(channel.finalize(task.batch_id, batch_type=task.batch_type, timeout_s=FINALIZE_S))
+                for _ in range(2)
+            ]
+        ]
+        for reply in replies:
+            assert reply.error is None, reply
+            assert reply.result is not None
+            self.replies.setdefault(task.batch_id, reply.result)
+            assert self.replies[task.batch_id] == reply.result
 
     async def kill(self, plan: list[tuple[int, str]], rng: random.Random) -> None:
         """Kills as planned: (after so many results, a process of this role)."""
@@ -124,8 +173,18 @@ class Run:
     def _kill_one(self, role: str, rng: random.Random) -> bool:
         if role == "broker":
             return self.mesh.kill_broker()
-        services = self.mesh.of_role(role)
-        return rng.choice(services).kill()
+        if role in ("runner", "nursery"):
+            return self.mesh.kill_below(rng.choice(self.mesh.of_role("explorer")), role, rng)
+        if role in ("active", "standby"):
+            is_active = role == "active"
+            found = [s for s in self.mesh.of_role("coordinator") if (s.name == self.watch.active) is is_active]
+        else:
+            found = self.mesh.of_role(role)
+        return bool(found) and rng.choice(found).kill()
+
+    async def outcome(self) -> Outcome:
+        """What its log holds, and what its client was told."""
+        return await MeshLog.read(self._bus), self.replies
 
     def _ends_of_logs(self) -> str:
         return "\n".join(f"-- {s.name}, life {s.lives}\n{tail(s.log, 8)}" for s in self.mesh.services.values())
@@ -150,7 +209,7 @@ def mesh_in(folder: Path, broker: EmbeddedBroker | None = None, **changes: objec
     return FaultMesh(
         folder,
         f"faults-{uuid.uuid4().hex[:8]}",
-        coordinators=1,
+        coordinators=2,
         explorers=3,
         coordinator=COORDINATOR,
         explorer=EXPLORER,
@@ -174,7 +233,7 @@ def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path)
     rng = random.Random(seed)  # noqa: S311 - a schedule of kills
     plan = make_plan(rng)
 
-    async def main() -> tuple[MeshLog, MeshLog, Counter[str]]:
+    async def main() -> tuple[Outcome, Outcome, Counter[str]]:
         began = time.monotonic()
         disturbed = mesh_in(tmp_path / "disturbed")
         async with running(disturbed) as run:
@@ -182,26 +241,26 @@ def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path)
                 group.create_task(run.produce())
                 group.create_task(run.kill(plan, rng))
             disturbed_s = time.monotonic() - began
-            async with Bus(disturbed.kafka, client_id="test") as bus:
-                log = await MeshLog.read(bus)
+            found = await run.outcome()
             calm = mesh_in(tmp_path / "calm", disturbed.broker, engine_delay_s=0.0)
             async with running(calm) as calm_run:
                 await calm_run.produce()
-                async with Bus(calm.kafka, client_id="test") as bus:
-                    expected = await MeshLog.read(bus)
+                expected = await calm_run.outcome()
         lives = {service.name: service.lives for service in disturbed.services.values()}
         print(f"{disturbed_s:.0f} s disturbed, {time.monotonic() - began - disturbed_s:.0f} s calm; lives: {lives}")
-        return log, expected, disturbed.kills
+        return found, expected, disturbed.kills
 
-    log, expected, kills = asyncio.run(main())
+    (log, replies), (calm_log, calm_replies), kills = asyncio.run(main())
     print(f"SIGKILLs: {dict(kills)}, together {kills.total()}")
     accounting = log.accounting()
     print(accounting)
     assert kills.total() >= 50
-    for found in (log, expected):
-        found.check(max_staleness=MAX_STALENESS, max_inflight_batches=MAX_INFLIGHT)
-    assert log.contents() == expected.contents()
+    for of_run, told in ((log, replies), (calm_log, calm_replies)):
+        of_run.check(max_staleness=MAX_STALENESS, max_inflight_batches=MAX_INFLIGHT)
+        of_run.check_replies(told)
+    assert log.contents() == calm_log.contents()
     assert accounting.announced_and_repeated_s == 0
     assert accounting.announced_and_repeated == 0
     for output in sorted(tmp_path.glob("*/*.log")):
-        assert "Traceback" not in output.read_text(), output.read_text()[-4000:]
+        before, found, after = output.read_text().partition("Traceback")
+        assert not found, f"{output.name}: {before[-500:]}{found}{after[:4000]}"

@@ -1,0 +1,182 @@
+"""SIMULATED explorers and a trainer: they say what real ones say, late or never, and work by the toss of a coin."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas import (
+    Cancel,
+    Dispatch,
+    ExplorerHeartbeat,
+    ModelVersion,
+    Position,
+    RolloutFinished,
+    RunningAttempt,
+    StepTrained,
+    TrainerHeartbeat,
+    WeightsSynced,
+)
+from schemas.event import ExplorerState
+from tests.support.simulation.laws import AttemptName, Produced, runs_of
+
+type Status = Literal["completed", "partial", "failed"]
+
+
+@dataclass(slots=True)
+class Running:
+    """An attempt under way."""
+
+    dispatch: Dispatch
+    version_min: int
+
+
+@dataclass(slots=True)
+class Explorer:
+    """One name, one life of it at a time."""
+
+    name: str
+    slots: int
+    workflows: list[str]
+    lives: int = 0
+    alive: bool = False
+    state: ExplorerState = "ready"
+    version: int = -1
+    lane: deque[Dispatch | Cancel] = field(default_factory=deque)
+    waiting: dict[AttemptName, Dispatch] = field(default_factory=dict)
+    """Attempts that wait for their version."""
+    running: dict[AttemptName, Running] = field(default_factory=dict)
+    to_sync: deque[ModelVersion] = field(default_factory=deque)
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}-life-{self.lives}"
+
+    def start(self) -> None:
+        """A new life, which knows nothing of the one before."""
+        self.lives += 1
+        self.alive, self.state, self.version = True, "ready", -1
+        self.waiting.clear()
+        self.running.clear()
+        self.to_sync.clear()
+
+    def obey(self, rng: random.Random) -> None:
+        """Reads the next order of its lane."""
+        order = self.lane.popleft()
+        if order.incarnation != self.incarnation:
+            return
+        if isinstance(order, Dispatch):
+            self.waiting[order.task.task_id, order.attempt] = order
+            self.begin()
+        elif rng.random() < 0.8:
+            self.waiting.pop((order.task_id, order.attempt), None)
+            self.running.pop((order.task_id, order.attempt), None)
+
+    def begin(self) -> None:
+        """Starts what waits for no version."""
+        for name, order in list(self.waiting.items()):
+            if self.version >= order.min_version:
+                del self.waiting[name]
+                self.running[name] = Running(order, self.version)
+
+    def serve(self, version: int) -> None:
+        """Another version draws from now on, tokens of attempts under way too."""
+        self.version = version
+        for attempt in self.running.values():
+            attempt.version_min = min(attempt.version_min, version)
+        self.begin()
+
+    def beat(self) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer=self.name,
+            incarnation=self.incarnation,
+            state=self.state,
+            slots=self.slots,
+            running=[RunningAttempt(task_id=task_id, attempt=attempt) for task_id, attempt in self.running],
+            model_version=self.version,
+            workflows=self.workflows,
+        )
+
+    def finish(
+        self, name: AttemptName, status: Status, rng: random.Random, offset: int
+    ) -> tuple[RolloutFinished, Produced | None]:
+        """Ends an attempt. Returns its event, and the truth about what it has produced."""
+        attempt = self.running.pop(name)
+        order = attempt.dispatch
+        if status == "partial" and order.repeat_times == 1:
+            status = "completed"
+        done = {"completed": order.repeat_times, "failed": 0}.get(status)
+        if done is None:
+            done = rng.randrange(1, order.repeat_times)
+        position = Position(partition=0, offset=offset) if done and order.batch_type == "train" else None
+        event = RolloutFinished(
+            explorer=self.name,
+            incarnation=self.incarnation,
+            task_id=name[0],
+            attempt=name[1],
+            batch_id=order.batch_id,
+            batch_type=order.batch_type,
+            status=status,
+            completed_runs=done,
+            total_runs=order.repeat_times,
+            metrics=[{"reward": rng.random()} for _ in range(done)],
+            experience=position,
+            samples=done if position else 0,
+            version_min=attempt.version_min if done else -1,
+            version_max=self.version if done else -1,
+            seconds=rng.lognormvariate(0, 1),
+            error=None if status == "completed" else "ValueError: made up",
+        )
+        if not done:
+            return event, None
+        where = None if position is None else (position.partition, position.offset)
+        return event, Produced(where, tuple(runs_of(order)[:done]), attempt.version_min)
+
+    def synced(self, version: ModelVersion, *, ok: bool) -> WeightsSynced:
+        return WeightsSynced(
+            explorer=self.name,
+            incarnation=self.incarnation,
+            model="policy",
+            version=version.version,
+            epoch=version.epoch,
+            ok=ok,
+            checksum=version.checksum if ok else "",
+            error=None if ok else "ConnectionError: made up",
+        )
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Trains what is finalized, in order; may fall back to a checkpoint."""
+
+    lives: int = 0
+    step: int = 0
+
+    @property
+    def incarnation(self) -> str:
+        return f"trainer-life-{self.lives}"
+
+    def publication(self) -> StepTrained:
+        return StepTrained(
+            trainer="trainer",
+            incarnation=self.incarnation,
+            model="policy",
+            step=self.step,
+            version=self.step,
+            publish=True,
+            checksum=f"sum-of-{self.step}",
+            master_address="127.0.0.1",
+            master_port=1,
+        )
+
+    def beat(self) -> TrainerHeartbeat:
+        return TrainerHeartbeat(
+            trainer="trainer",
+            incarnation=self.incarnation,
+            state="ready",
+            model="policy",
+            step=self.step,
+            version=self.step,
+            master_address="127.0.0.1",
+            master_port=1,
+        )
