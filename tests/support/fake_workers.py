@@ -6,7 +6,7 @@ answer to each order) and do no work. What they saw is public, for tests to look
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,14 @@ from schemas import (
     ModelVersion,
     RolloutFinished,
     StepTrained,
+    TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
 )
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Received, lane_partition
+from trinity_bus.coordination import SyncPolicy
 
 WAIT_S = 60.0
 
@@ -159,9 +163,19 @@ class FakeExplorer:
 
 
 class FakeTrainer:
-    """Announces version 0, then "trains" each finalized train batch and announces the version of its sequence."""
+    """Announces version 0, then "trains" each finalized train batch and announces what its policy publishes.
 
-    def __init__(self, bus: Bus) -> None:
+    Args:
+        bus: Connected.
+        policy: When to publish; after each step unless told otherwise.
+        kept: Older versions that it can bring back.
+    """
+
+    def __init__(self, bus: Bus, policy: SyncPolicy | None = None, kept: Collection[int] = ()) -> None:
+        self.published: list[int] = []
+        self._policy = policy or SyncPolicy()
+        self._kept = kept
+        self._wanted = 0
         self.trained: list[BatchRecord] = []
         self.evaluated: list[BatchRecord] = []
         self.changed = asyncio.Condition()
@@ -173,14 +187,20 @@ class FakeTrainer:
         async with (
             self._bus.producer() as producer,
             self._bus.reader(BATCHES, start="beginning") as batches,
+            self._bus.reader(EVENTS) as events,
             asyncio.TaskGroup() as group,
         ):
-            await self._publish(producer, 0)
-            task = group.create_task(self._train(producer, batches))
+            await self._tell(producer, 0, publish=True)
+            tasks = [
+                group.create_task(self._train(producer, batches)),
+                group.create_task(self._answer(producer, events)),
+                group.create_task(self._beat(producer)),
+            ]
             try:
                 yield self
             finally:
-                task.cancel()
+                for task in tasks:
+                    task.cancel()
 
     async def until_trained(self, count: int) -> None:
         """Waits for so many train batches."""
@@ -195,22 +215,74 @@ class FakeTrainer:
                     continue
                 if batch.batch_type == "train":
                     self.trained.append(batch)
-                    await self._publish(producer, batch.sequence)
+                    if not await self._publish_if_due(producer):
+                        await self._tell(producer, batch.sequence, publish=False)
                 else:
                     self.evaluated.append(batch)
                 async with self.changed:
                     self.changed.notify_all()
 
-    async def _publish(self, producer: Producer, version: int) -> None:
+    async def _beat(self, producer: Producer) -> None:
+        while True:
+            beat = TrainerHeartbeat(
+                trainer="trainer-0",
+                incarnation="trainer-life",
+                state="ready",
+                model="policy",
+                step=len(self.trained),
+                version=self.published[-1],
+                master_address="127.0.0.1",
+                master_port=1,
+            )
+            await producer.send(EVENTS, "trainer-0", beat)
+            await asyncio.sleep(0.2)
+
+    async def _answer(self, producer: Producer, events: Any) -> None:
+        while True:
+            for received in await events.batch(10):
+                wanted = received.record
+                if not isinstance(wanted, VersionWanted):
+                    continue
+                if wanted.version is None:
+                    self._wanted = max(self._wanted, wanted.at_least)
+                    await self._publish_if_due(producer)
+                elif wanted.version in self._kept:
+                    await self._tell(producer, wanted.version, publish=True, again=True)
+                else:
+                    refused = VersionRefused(
+                        trainer="trainer-0",
+                        incarnation="trainer-life",
+                        model="policy",
+                        version=wanted.version,
+                        reason="its checkpoint is gone",
+                        available=sorted(self._kept),
+                    )
+                    await producer.send(EVENTS, "trainer-0", refused)
+
+    async def _publish_if_due(self, producer: Producer) -> bool:
+        step = len(self.trained)
+        published = self.published[-1]
+        due = published < step and self._policy.publishes(step, published=published, wanted=self._wanted)
+        if due:
+            await self._tell(producer, step, publish=True)
+        return due
+
+    async def _tell(self, producer: Producer, version: int, *, publish: bool, again: bool = False) -> None:
+        if publish and not again:
+            self.published.append(version)
         step = StepTrained(
             trainer="trainer-0",
             incarnation="trainer-life",
             model="policy",
             step=version,
             version=version,
-            publish=True,
+            publish=publish,
+            again=again,
+            batch_id=None if version == 0 else f"train-{version:06d}",
+            metrics={"loss": 0.5, "reward_mean": 1.0},
             checksum=f"checksum-{version}",
             master_address="127.0.0.1",
             master_port=1,
+            checkpoint=f"/checkpoints/step-{version:08d}",
         )
         await (await producer.send(EVENTS, "trainer-0", step))

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Mesh:
         self.started = 0
 
     @contextlib.contextmanager
-    def coordinator(self, **settings: object) -> Iterator[Child]:
+    def coordinator(self, synchronizer: Mapping[str, object] | None = None, **settings: object) -> Iterator[Child]:
         """A coordinator process."""
         self.started += 1
         log = self.folder / f"coordinator-{self.started}.log"
@@ -37,6 +37,7 @@ class Mesh:
             "TRINITY_BUS_KAFKA__NAMESPACE": self.kafka.namespace,
             "TRINITY_BUS_TELEMETRY__RUN_DIR": str(self.folder),
             **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
+            **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},
         }
         with Child([sys.executable, "-W", "error", "-m", "workers.coordinator"], env=env, output=log) as child:
             yield child

@@ -1,11 +1,24 @@
-"""How every consumer of the client library is made and stopped here: no group, committed records only."""
+"""How every consumer of the client library is made, asked and stopped here: no group, committed records only.
+
+Fetches wait by themselves for a broker that is away. Questions for offsets are asked again until ``kafka.outage_s``
+have passed; one for a topic that does not exist is answered at once.
+"""
 
 import asyncio
+import time
+from collections.abc import Sequence
+from typing import Literal
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaTimeoutError
 
 from trinity_bus.bus.connection import client_options
 from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BrokerUnreachableError, BusError
+
+CREATION_S = 2.0
+"""How long a topic that was just created may be unknown to some of the brokers."""
+_POLL_S = 0.05
 
 
 def make_consumer(
@@ -42,3 +55,42 @@ async def stop_consumer(client: AIOKafkaConsumer) -> None:
         await client._client.close()  # noqa: SLF001 - stop() returns at once when called again
         return
     stopping.result()
+
+
+async def log_offsets(
+    client: AIOKafkaConsumer,
+    settings: KafkaSettings,
+    which: Literal["beginning", "end"],
+    asked: Sequence[TopicPartition],
+) -> dict[TopicPartition, int]:
+    """The first offset that is kept of each partition, or the end of its committed records.
+
+    Raises:
+        BusError: A topic does not exist.
+        BrokerUnreachableError: The broker was away for too long.
+        KafkaError: It refuses.
+    """
+    await _check_existence(client, {position.topic for position in asked})
+    ask = client.beginning_offsets if which == "beginning" else client.end_offsets
+    until = time.monotonic() + settings.outage_s
+    while True:
+        try:
+            return dict(await ask(list(asked)))
+        except KafkaTimeoutError as error:
+            if time.monotonic() > until:
+                raise BrokerUnreachableError(
+                    f"no broker has told the {which} of the log in {settings.outage_s:g} s; is it running?"
+                ) from error
+
+
+async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
+    """The client itself would ask for the leader of a topic that does not exist until its time is up."""
+    unknown = {topic for topic in topics if client.partitions_for_topic(topic) is None}
+    until = time.monotonic() + CREATION_S
+    while unknown and (unknown := unknown - await client.topics()):
+        if time.monotonic() > until:
+            names = ", ".join(sorted(unknown))
+            raise BusError(
+                f"there is no topic {names}: a service creates it when it starts, or trinity-bus topics create"
+            )
+        await asyncio.sleep(_POLL_S)

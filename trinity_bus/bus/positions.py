@@ -17,7 +17,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 from schemas.event import Position
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.consumers import make_consumer, stop_consumer
+from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.received import SLICE_S, Received, receive
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, RecordGoneError
@@ -110,12 +110,13 @@ class PositionReader:
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the end of its committed records."""
         with kafka_errors(f"find the end of {topic.name}"):
-            return {p.partition: offset for p, offset in (await self._client.end_offsets(self._all(topic))).items()}
+            found = await log_offsets(self._client, self._settings, "end", self._all(topic))
+            return {p.partition: offset for p, offset in found.items()}
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that is kept."""
         with kafka_errors(f"find the beginning of {topic.name}"):
-            found = await self._client.beginning_offsets(self._all(topic))
+            found = await log_offsets(self._client, self._settings, "beginning", self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
     async def fetch(
@@ -185,8 +186,8 @@ class PositionReader:
                     ) from error
                 if batches:
                     progress = time.monotonic()
-                elif time.monotonic() - progress > self._settings.request_timeout_s:
-                    raise BusError(f"fetch from {name}: nothing came for {self._settings.request_timeout_s:g} s")
+                elif time.monotonic() - progress > self._settings.outage_s:
+                    raise BusError(f"fetch from {name}: nothing came for {self._settings.outage_s:g} s")
                 for position, records in batches.items():
                     await _take(topic, left[position], records, types, found)
                 for position, cursor in list(left.items()):

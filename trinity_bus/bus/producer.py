@@ -40,7 +40,7 @@ from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.spans import start_send_span
-from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, make_fatal
+from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, look_at_errors, make_fatal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
@@ -54,6 +54,8 @@ _MSGPACK = MSGPACK.encode()
 MAX_BATCH_BYTES = 768 << 10
 """Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
 LINGER_MS = 2
+MAX_TRANSACTION_S = 900.0
+"""Brokers grant no transaction more, unless they are told to."""
 _WATCH_S = 1.0
 """How often it is looked at what waits to be durable."""
 _LEAVE_S = 2.0
@@ -92,7 +94,11 @@ class Producer:
             linger_ms=LINGER_MS if self.transactional_id is None else 0,
             transactional_id=self.transactional_id,
             # The broker aborts a transaction that is open for longer: its writer has died.
-            **({} if self.transactional_id is None else {"transaction_timeout_ms": round(self._outage_s * 1000)}),
+            **(
+                {}
+                if self.transactional_id is None
+                else {"transaction_timeout_ms": round(1000 * min(self._outage_s, MAX_TRANSACTION_S))}
+            ),
         )
         doing = f"start producer {self.transactional_id or self._client_id}"
         try:
@@ -392,6 +398,7 @@ class Producer:
         # Batches that wait for a retry count as not pending, and would be missed at their end.
         unsent._pending_batches.update(batches)  # noqa: SLF001
         unsent.fail_all(error)
+        look_at_errors(batches)
         make_fatal(client, error)
         await client.client.close()
 

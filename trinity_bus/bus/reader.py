@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.consumers import make_consumer, stop_consumer
+from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.lag import watch_lag
 from trinity_bus.bus.received import Received, receive_all, unreadable
 from trinity_bus.config import KafkaSettings
@@ -204,7 +204,7 @@ class Reader:
 
     async def _ends(self) -> dict[TopicPartition, int]:
         with kafka_errors("find the end of the log"):
-            return dict(await self._connected().end_offsets(self._assigned))
+            return await log_offsets(self._connected(), self._settings, "end", self._assigned)
 
     async def _has_returned_all_before(self, ends: Mapping[TopicPartition, int]) -> bool:
         if self._raw or self._ready or (self._pending is not None and self._pending.done()):
@@ -271,13 +271,12 @@ class Reader:
             await asyncio.sleep(_CAREFUL_POLL_S)
 
     async def _start_offsets(self, client: AIOKafkaConsumer) -> dict[TopicPartition, int]:
-        if self._start == "end":
-            offsets = await client.end_offsets(self._assigned)
-        else:
-            offsets = await client.beginning_offsets(self._assigned)
-            if not isinstance(self._start, str):
-                offsets |= {p: self._start[self._place(p)] for p in self._assigned if self._place(p) in self._start}
-        return dict(offsets)
+        found = await log_offsets(
+            client, self._settings, "end" if self._start == "end" else "beginning", self._assigned
+        )
+        if not isinstance(self._start, str):
+            found |= {p: self._start[self._place(p)] for p in self._assigned if self._place(p) in self._start}
+        return found
 
     @property
     def _doing(self) -> str:

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.producer.message_accumulator import MessageBatch
 
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.errors import BusError
@@ -57,16 +58,16 @@ async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
     if fatal_error(client) is None:
         await _complete(client.abort_transaction(), "abort the transaction", limit_s)
     else:
-        _look_at_errors_of_queued_batches(client)
+        queued = client._message_accumulator._batches.values()  # noqa: SLF001 - likewise
+        look_at_errors(batch for batches in queued for batch in batches)
 
 
-def _look_at_errors_of_queued_batches(client: AIOKafkaProducer) -> None:
-    """Else asyncio reports each batch that a fenced client still had, traceback and all, as never looked at."""
-    for batches in client._message_accumulator._batches.values():  # noqa: SLF001 - nothing else knows these futures
-        for batch in batches:
-            waiter = batch._drain_waiter  # noqa: SLF001 - likewise
-            if waiter.done() and not waiter.cancelled():
-                waiter.exception()
+def look_at_errors(batches: Iterable[MessageBatch]) -> None:
+    """Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at."""
+    for batch in batches:
+        waiter = batch._drain_waiter  # noqa: SLF001 - nothing else knows these futures
+        if waiter.done() and not waiter.cancelled():
+            waiter.exception()
 
 
 async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: float) -> None:

@@ -1,7 +1,8 @@
 """Clients: what the coordinator service does, as methods of local objects, from any process.
 
 :class:`RolloutCoordinator` is for batches that are trained on or evaluated as a whole; :class:`Scheduler` for tasks
-whose results the caller wants one by one. Importing this package imports no machine-learning framework.
+whose results the caller wants one by one; :class:`Synchronizer` for versions of the model. Importing this package
+imports no machine-learning framework.
 """
 
 from trinity_bus.client.channel import CommandChannel
@@ -10,7 +11,9 @@ from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.fleet import FleetView, runner_values
 from trinity_bus.client.results import CompletedTaskResult, Status
 from trinity_bus.client.scheduler import Scheduler
+from trinity_bus.client.synchronizer import Synchronizer
 from trinity_bus.client.tasks import send_tasks
+from trinity_bus.client.versions import VersionRow
 
 __all__ = [
     "CommandChannel",
@@ -20,6 +23,8 @@ __all__ = [
     "RolloutCoordinator",
     "Scheduler",
     "Status",
+    "Synchronizer",
+    "VersionRow",
     "runner_values",
     "send_tasks",
 ]

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, SubmitBatch
+from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
 from schemas.topics import COMMANDS, REPLIES
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
@@ -45,7 +45,7 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
+type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion
 
 _NAME_CHARS: Final = 64
 
@@ -123,6 +123,12 @@ class CommandChannel:
             CancelTasks(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
         )
 
+    async def publish_version(self, model: str, version: int | None) -> CommandReply:
+        """Ask that a version be served; None: the newest, and each that comes."""
+        return await self._ask(
+            PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
+        )
+
     async def _ask(self, command: AnyCommand) -> CommandReply:
         """Send a command and wait for its reply, which may say that it was refused.
 
@@ -147,7 +153,10 @@ class CommandChannel:
                     case Step.AGAIN:
                         patience.sent(now)
                         problem = await self._send(command)
-                        if isinstance(command, FinalizeBatch) and self._silent_for(now) >= self._again_s:
+                        if (
+                            isinstance(command, FinalizeBatch | PublishVersion)
+                            and self._silent_for(now) >= self._again_s
+                        ):
                             problem = await self._send(self._question()) or problem
                     case Step.WAIT:
                         pass
@@ -166,11 +175,11 @@ class CommandChannel:
         """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
         try:
             async with asyncio.timeout(self._again_s):
-                await (await self._producer.send(COMMANDS, command.batch_id, command))
+                await (await self._producer.send(COMMANDS, _subject(command), command))
         except TimeoutError:
             return BusError(f"the broker did not take the command within {self._again_s:g} s")
         except BusError as error:
-            log.warning("%s for batch %s will be sent again: %s", command.SCHEMA, command.batch_id, error)
+            log.warning("%s for %s will be sent again: %s", command.SCHEMA, _subject(command), error)
             return error
         return None
 
@@ -180,7 +189,7 @@ class CommandChannel:
         return NoCoordinatorError(
             f"no coordinator of namespace {namespace!r} has answered within {self._silence_s:g} s{why}: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that "
-            f"runs. What was asked about batch {command.batch_id} may still be done when one starts"
+            f"runs. What was asked about {_subject(command)} may still be done when one starts"
         )
 
     def _take(self, received: Received[Any]) -> None:
@@ -199,3 +208,8 @@ class CommandChannel:
         for future in self._waiting.values():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_exception(error)
+
+
+def _subject(command: AnyCommand) -> str:
+    """What a command is about, and its key on the topic."""
+    return command.model if isinstance(command, PublishVersion) else command.batch_id

@@ -146,7 +146,7 @@ class RolloutCoordinator:
             an aborted batch, what it came to.
 
         Raises:
-            KeyError: ``Batch X is not registered.``
+            KeyError: ``Batch X is not registered.``; or it ended so long ago that its result is not remembered.
             ValueError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
             TimeoutError: ``Timeout waiting for batch X.``
             NoCoordinatorError: None answers.
@@ -164,7 +164,7 @@ class RolloutCoordinator:
             As of ``finalize_train_batch``; ``metrics`` are ``eval/<batch id after the first slash>/...``.
 
         Raises:
-            KeyError: ``Batch X is not registered.``
+            KeyError: ``Batch X is not registered.``; or it ended so long ago that its result is not remembered.
             ValueError: ``Batch X is train, expected eval.``, at once; or it is open.
             NoCoordinatorError: None answers.
         """

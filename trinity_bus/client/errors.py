@@ -18,15 +18,17 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
     Args:
         reply: Its ``error`` is set.
         batch_id: As the caller gave it.
-        expected: The type that the command took the batch to have, where it took it to have one.
+        expected: The type that the command took the batch to have, where it was to finalize it.
 
     Raises:
-        KeyError: The batch is not known.
+        KeyError: A batch that is to be finalized is not known, or not any more.
         TimeoutError: Time was up.
         ValueError: Anything else.
     """
     if reply.error == "unknown_batch":
         raise KeyError(f"Batch {batch_id} is not registered.")
+    if reply.error == "batch_closed" and expected is not None:
+        raise KeyError(reply.detail)
     if reply.error == "timeout":
         raise TimeoutError(f"Timeout waiting for batch {batch_id}.")
     if reply.error == "already_active":
@@ -34,4 +36,4 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
     if reply.error == "wrong_type" and expected is not None:
         actual = "eval" if expected == "train" else "train"
         raise ValueError(f"Batch {batch_id} is {actual}, expected {expected}.")
-    raise ValueError(f"Batch {batch_id}: {reply.error}: {reply.detail or 'the coordinator does not say more'}")
+    raise ValueError(reply.detail or f"Batch {batch_id}: {reply.error}.")

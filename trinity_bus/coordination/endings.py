@@ -146,7 +146,7 @@ class Endings:
         expected = "any number" if batch.expected is None else str(batch.expected)
         reason = f"batch {batch.batch_id} ended with {batch.finished} of {expected} tasks finished"
         if batch.state is State.PENDING:
-            self._out.add(BatchMoved(self._ledger.completed(batch)))
+            self._complete(batch)
         self.cut_off(batch, reason, keep_partial=self._settings.return_partial_tasks)
 
     def abort(self, batch: Batch, reason: str, *, keep_partial: bool = False) -> None:
@@ -200,9 +200,13 @@ class Endings:
         self._out.observe(fact, entry.task_id, entry.status if fact is Fact.TASK_COMPLETED else entry.error or "")
         if batch.state is State.RUNNING:
             if batch.all_ended:
-                self._out.add(BatchMoved(self._ledger.completed(batch)))
+                self._complete(batch)
             else:
                 self._look_whether_enough(batch)
+
+    def _complete(self, batch: Batch) -> None:
+        self._to_cut.pop(batch.batch_id, None)
+        self._out.add(BatchMoved(self._ledger.completed(batch)))
 
     def _look_whether_enough(self, batch: Batch) -> None:
         if batch.state is State.RUNNING and batch.cut_at is None and batch.has_enough:

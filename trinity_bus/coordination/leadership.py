@@ -45,6 +45,9 @@ SPREAD = 0.2
 """Share of ``takeover_s`` over which those that stand by spread their patience."""
 LEFT_SPREAD_S = 0.3
 """Seconds over which they spread when the one that worked has left: about what a takeover takes."""
+AFTER_OUTAGE = 2.0
+"""In multiples of ``takeover_s``: how much longer silence may last when the log was away. The others have to find their
+way back to it, too, and the broker has to remember their transactions."""
 MAX_DOUBLINGS = 5
 
 type LeaderState = Literal["taking_over", "active", "left"]
@@ -94,6 +97,7 @@ class Leadership:
         self._share = share
         self._delay_s = takeover_s * SPREAD * share
         self._losses = 0
+        self._allowance_s = 0.0
         self._clock = SteadyClock(takeover_s * LONGEST_STEP)
         self._clock.advance(now)
         self._since = 0.0
@@ -117,6 +121,7 @@ class Leadership:
         self._expect(Role.STANDBY, Role.TAKING_OVER)
         self.in_touch(now)
         self._since = self._clock.now
+        self._allowance_s = 0.0
         self.leader = leader
         if leader is not None and leader.state == "active" and leader.incarnation != self.incarnation:
             self._losses, self._broken_since = 0, None
@@ -130,6 +135,7 @@ class Leadership:
         """The log does not answer."""
         self._expect(Role.STANDBY)
         self._since = self._clock.advance(now)
+        self._allowance_s = self._takeover_s * AFTER_OUTAGE
         if self._away_since is None:
             self._away_since = self._since
 
@@ -191,7 +197,7 @@ class Leadership:
         if self.leader.incarnation == self.incarnation:
             # Nobody has taken over from it. Not at once: what failed a moment ago may need one.
             return self._takeover_s * LONGEST_STEP
-        return self._takeover_s + self._delay_s
+        return self._takeover_s + self._delay_s + self._allowance_s
 
     @property
     def failing_s(self) -> float:

@@ -58,7 +58,7 @@ def short_error(error: str) -> str:
 
 def bounded(metrics: Metrics) -> Metrics:
     """The first ``MAX_METRICS`` of the metrics, without those whose names are beyond all reason."""
-    if len(metrics) <= MAX_METRICS and all(len(name) <= MAX_METRIC_NAME for name in metrics):
+    if len(metrics) <= MAX_METRICS and max(map(len, metrics), default=0) <= MAX_METRIC_NAME:
         return metrics
     names = [name for name in metrics if len(name) <= MAX_METRIC_NAME]
     return {name: metrics[name] for name in names[:MAX_METRICS]}

@@ -48,7 +48,7 @@ def answer(
         ),
         completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
         whole=whole,
-        metrics=[*map(bounded, event.metrics), {"time/task_execution": event.seconds}],
+        metrics=[*event.metrics, {"time/task_execution": event.seconds}],
         version_min=event.version_min,
         version_max=event.version_max,
         seconds=event.seconds,

@@ -72,6 +72,16 @@ class TensorFile:
         """Close the file."""
         os.close(self._descriptor)
 
+    @property
+    def metas(self) -> list[TensorMeta]:
+        """Every tensor, in the order in which they lie.
+
+        Raises:
+            TensorFileError: The table is malformed.
+        """
+        found = [self._find(name) for name in self._table if name != "__metadata__"]
+        return [meta for meta, _ in sorted(found, key=lambda one: one[1])]
+
     def meta(self, name: str) -> TensorMeta:
         """A tensor as it is in the file.
 

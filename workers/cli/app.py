@@ -56,6 +56,7 @@ COMMANDS: dict[str, Lazy] = {
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
+    "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from trinity_bus.broker.archive import prepare as prepare_broker
 from trinity_bus.broker.embedded import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerDiedError
 from trinity_bus.broker.lock import KAFKA_VERSION
+from trinity_bus.broker.restarts import Restarts
 from trinity_bus.config import BrokerSettings, Settings
 from trinity_bus.runtime.service import interrupted_by
 
@@ -34,7 +36,10 @@ def _settings(port: int | None = None, data_dir: Path | None = None) -> BrokerSe
 
 @app.command()
 def start(port: Port = None, data_dir: DataDir = None) -> None:
-    """Start a broker in the background, unless it runs already."""
+    """Start a broker in the background, unless it runs already.
+
+    Nobody watches it: where it dies, this command starts it again, at the same address, and those who use it go on.
+    """
     state = daemon.start(_settings(port, data_dir))
     console.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
     if port not in {None, 0, state.port}:
@@ -93,11 +98,18 @@ def reset(
 
 @app.command()
 def run(port: Port = None, data_dir: DataDir = None) -> None:
-    """Run a broker in the foreground, until Ctrl-C."""
+    """Run a broker in the foreground, until Ctrl-C. Where it dies, it is started again, at the same address."""
+    restarts = Restarts()
     with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
-        console.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
-        code = broker.wait()
-        raise BrokerDiedError(f"Kafka ended with status {code}. Its log: {broker.folder.server_log}")
+        while True:
+            console.print(
+                f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it"
+            )
+            code = broker.wait()
+            if not restarts.allow(time.monotonic()):
+                raise BrokerDiedError(f"Kafka ended with status {code} again. Its log: {broker.folder.server_log}")
+            console.print(f"Kafka ended with status {code}; it is started again. Its log: {broker.folder.server_log}")
+            broker.start()
 
 
 @app.command()

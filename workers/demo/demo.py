@@ -127,7 +127,7 @@ async def _run(settings: Settings, options: DemoOptions, display: Display, clock
     with clock.stage("make the model"):
         make_model(options.model_dir, options.seed)
     began = clock.begin("start Kafka")
-    async with mesh.broker(settings, options) as broker:
+    async with mesh.broker(settings, options, display.note) as broker:
         kafka = broker.kafka
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")

@@ -1,11 +1,13 @@
 """The demo's services and their ends: coordinator, explorers and trainer under one supervisor."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.broker.errors import BrokerError
+from trinity_bus.broker.restarts import Restarts
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor
@@ -20,35 +22,73 @@ from workers.demo.settings import (
 )
 
 _GRACE_S = 10.0
+_POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
 class Broker:
-    """Where the log is, and whose it is."""
+    """Where the log is, and whose it is.
 
-    kafka: KafkaSettings
-    embedded: EmbeddedBroker | None = None
-    """Ours, where no cluster is configured."""
+    Args:
+        kafka: How to connect.
+        embedded: Ours, where no cluster is configured. Started.
+        note: Tells the user what happened.
+    """
+
+    def __init__(self, kafka: KafkaSettings, embedded: EmbeddedBroker | None, note: Callable[[str], None]) -> None:
+        self.kafka = kafka
+        self._embedded = embedded
+        self._note = note
+        self._restarts = Restarts()
+        self._watch = asyncio.create_task(self._keep_alive())
 
     def check(self) -> None:
-        """Look whether our own broker lives.
+        """Look whether our own broker is to be given up.
 
         Raises:
-            ServiceDiedError: It has ended.
+            ServiceDiedError: It has ended too often, or does not start again.
         """
-        if self.embedded is not None and (code := self.embedded.poll()) is not None:
-            raise ServiceDiedError("kafka", f"ended with status {code}", self.embedded.folder.server_log)
+        if self._watch.done():
+            self._watch.result()
+
+    async def close(self) -> None:
+        """Watch it no more."""
+        self._watch.cancel()
+        await asyncio.wait([self._watch])
+
+    async def _keep_alive(self) -> None:
+        while self._embedded is not None:
+            if (code := self._embedded.poll()) is not None:
+                log = self._embedded.folder.server_log
+                if not self._restarts.allow(time.monotonic()):
+                    raise ServiceDiedError("kafka", f"ended with status {code} again", log)
+                self._note(f"Kafka ended with status {code} and is started again; the services wait for it")
+                await self._start(self._embedded)
+            await asyncio.sleep(_POLL_S)
+
+    async def _start(self, embedded: EmbeddedBroker) -> None:
+        # A thread cannot be cancelled, and what it starts must be known before anybody stops it.
+        starting = asyncio.ensure_future(asyncio.to_thread(embedded.start))
+        await asyncio.wait([starting])
+        try:
+            starting.result()
+        except BrokerError as error:
+            raise ServiceDiedError("kafka", f"cannot be started again: {error}", embedded.folder.server_log) from error
+        if embedded.bootstrap_servers != self.kafka.bootstrap_servers:
+            raise ServiceDiedError("kafka", "has lost its port to another process", embedded.folder.server_log)
 
 
 @asynccontextmanager
-async def broker(settings: Settings, options: DemoOptions) -> AsyncIterator[Broker]:
+async def broker(settings: Settings, options: DemoOptions, note: Callable[[str], None]) -> AsyncIterator[Broker]:
     """The configured cluster, in a namespace of this run; else an embedded broker, its data in the run's folder."""
-    if settings.kafka.bootstrap_servers is not None:
-        yield Broker(demo_namespace(settings.kafka, options.run_dir.name))
-        return
-    own = settings.broker.model_copy(update={"port": 0, "data_dir": options.run_dir / "broker"})
-    async with EmbeddedBroker(own) as embedded:
-        found = Broker(embedded.kafka_settings(settings.kafka), embedded)
+    async with AsyncExitStack() as stack:
+        embedded = None
+        kafka = demo_namespace(settings.kafka, options.run_dir.name)
+        if settings.kafka.bootstrap_servers is None:
+            own = settings.broker.model_copy(update={"port": 0, "data_dir": options.run_dir / "broker"})
+            embedded = await stack.enter_async_context(EmbeddedBroker(own))
+            kafka = embedded.kafka_settings(settings.kafka)
+        found = Broker(kafka, embedded, note)
+        stack.push_async_callback(found.close)
         try:
             yield found
         except BusError:

@@ -24,7 +24,7 @@ a runner                      another takes its place; its attempts run again, s
 the nursery of the runners    as the engine's process
 a weight transfer             ``WeightsSynced`` not ok; the engine serves what it served before
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
-the broker                    the process ends with one line
+the broker                    it waits, and after ``kafka.outage_s`` the process ends with one line
 this process is killed        its engine's process and its runners end with it; the coordinator notices the silence
 ============================  ========================================================================================
 """

@@ -170,7 +170,7 @@ class MeshView:
                 self._left(record)
             case RolloutFinished():
                 self._rollout(record)
-            case StepTrained():
+            case StepTrained(again=False):
                 self._step(record, at)
             case WeightsSynced():
                 self._synced(record, at)

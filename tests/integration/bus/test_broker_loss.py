@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from schemas.task import Task
-from schemas.topics import TASKS
+from schemas.topics import BATCHES, TASKS
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
-from trinity_bus.errors import BrokerUnreachableError, SendError
+from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
 
 pytestmark = pytest.mark.integration
 COUNT = 300
@@ -86,5 +86,67 @@ def test_what_cannot_be_made_durable_is_told_within_the_limit(tmp_path: Path) ->
         assert time.monotonic() - started < 15
         with pytest.raises(BrokerUnreachableError, match="connection refused"):
             await Bus(settings, client_id="test").start()
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_for_longer_than_an_outage_may_last_fails_and_its_producer_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = broker_in(tmp_path / "broker")
+        await asyncio.to_thread(broker.start)
+        settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, outage_s=3.0)
+        async with Bus(settings, client_id="test") as bus:
+            try:
+                await bus.ensure_topics()
+                producer, transactional = bus.producer(), bus.producer(transactional_id="role")
+                await producer.start()
+                await transactional.start()
+                async with transactional.transaction():
+                    await transactional.send_raw(BATCHES, "k", b"before")
+            finally:
+                await asyncio.to_thread(broker.stop)
+            lost = await producer.send_raw(TASKS, "k", b"v")
+            with pytest.raises(SendError, match=r"not durable after 3 s \(TRINITY_BUS_KAFKA__OUTAGE_S\)"):
+                await lost
+            with pytest.raises(BrokerUnreachableError, match="not durable after 3 s"):
+                await producer.send_raw(TASKS, "k", b"v")
+            with pytest.raises(BusError):
+                async with transactional.transaction():
+                    await transactional.send_raw(BATCHES, "k", b"never")
+            with pytest.raises(BusError):
+                async with transactional.transaction():
+                    pass
+            await producer.stop()
+            await transactional.stop()
+
+    asyncio.run(scenario())
+
+
+def test_one_who_is_told_to_stop_in_an_outage_does_not_wait_for_its_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = broker_in(tmp_path / "broker")
+        await asyncio.to_thread(broker.start)
+        settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, outage_s=3600.0)
+        async with Bus(settings, client_id="test") as bus:
+            try:
+                await bus.ensure_topics()
+                producer = bus.producer(transactional_id="role")
+                await producer.start()
+            finally:
+                await asyncio.to_thread(broker.stop)
+            queued = asyncio.Event()
+
+            async def write() -> None:
+                async with producer.transaction():
+                    await producer.send_raw(BATCHES, "k", b"never")
+                    queued.set()
+
+            writing = asyncio.create_task(write())
+            await queued.wait()
+            writing.cancel()
+            async with asyncio.timeout(60):
+                with pytest.raises(asyncio.CancelledError):
+                    await writing
+                await producer.stop()
 
     asyncio.run(scenario())

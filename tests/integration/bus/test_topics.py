@@ -81,3 +81,17 @@ def test_a_cluster_that_is_too_small_says_so(empty: KafkaSettings) -> None:
                 await bus.ensure_topics([TASKS])
 
     asyncio.run(scenario())
+
+
+def test_a_topic_that_does_not_exist_is_told_at_once_and_not_after_the_time_of_a_request(empty: KafkaSettings) -> None:
+    patient = empty.model_copy(update={"request_timeout_s": 600.0, "outage_s": 600.0})
+
+    async def scenario() -> None:
+        async with Bus(patient, client_id="test") as bus, asyncio.timeout(60):
+            for ask in (bus.beginning_offsets, bus.end_offsets):
+                with pytest.raises(BusError, match=r"there is no topic .*\.tasks: a service creates it"):
+                    await ask(TASKS)
+            with pytest.raises(BusError, match=r"there is no topic .*\.batches, .*\.tasks: "):
+                await bus.reader(TASKS, BATCHES).start()
+
+    asyncio.run(scenario())

@@ -20,6 +20,7 @@ from schemas import (
     Member,
     ModelVersion,
     RolloutFinished,
+    RunnersReport,
     Task,
     WeightsSynced,
 )
@@ -36,7 +37,7 @@ from workers.explorer.service import Explorer
 pytestmark = pytest.mark.integration
 
 NAME = "explorer-0"
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 class Mesh:
@@ -92,7 +93,8 @@ def settings(kafka: KafkaSettings) -> Settings:
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     """One for all tests: every explorer has runners of its own."""
-    with Nursery(Settings(), tokenizer=TOKENIZER) as nursery:
+    settings = Settings(explorer=ExplorerSettings(workflow_modules="tests.support.rogue_workflows"))
+    with Nursery(settings, tokenizer=TOKENIZER) as nursery:
         yield nursery
 
 
@@ -242,6 +244,60 @@ def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Setti
         assert await mesh.experiences() == []
 
     run(settings, nursery, body)
+
+
+def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(
+    settings: Settings, nursery: Nursery
+) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        engine.open.clear()
+        await mesh.send(dispatch(life, "innocent"))
+        await until(lambda: engine.waiting == 1)
+        await mesh.send(dispatch(life, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
+        died = await mesh.event(RolloutFinished)
+        assert (died.task_id, died.status) == ("culprit", "failed")
+        assert died.error == "RunnerDiedError: its runner was killed by signal 11 (SIGSEGV)"
+        engine.open.set()
+        answered = await mesh.event(RolloutFinished)
+        assert (answered.task_id, answered.status) == ("innocent", "completed")
+        assert [group.task_id for group in await mesh.experiences()] == ["innocent"]
+
+    run(settings, nursery, body)
+
+
+def test_some_of_the_runs_are_a_partial_result_with_their_experiences(settings: Settings, nursery: Nursery) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        await mesh.send(dispatch(life, task=Task(task_id="s", workflow="some", prompt="x"), repeat_times=5))
+        result = await mesh.event(RolloutFinished)
+        assert (result.status, result.completed_runs, result.total_runs, result.samples) == ("partial", 4, 5, 4)
+        assert result.error == "the workflow gave 4 of 5 runs; first error: ValueError: run 2 broke off"
+        (group,) = await mesh.experiences()
+        assert group.rewards.tolist() == [0.0, 1.0, 3.0, 4.0]
+
+    run(settings, nursery, body)
+
+
+def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(
+    settings: Settings, nursery: Nursery
+) -> None:
+    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+        life = await mesh.joined()
+        task = Task(task_id="blocking", workflow="block", prompt=os.devnull)
+        await mesh.send(dispatch(life, task=task, timeout_s=3.0))
+        report = await mesh.event(RunnersReport, lambda report: report.runners[0].state == "busy")
+        (runner,) = report.runners
+        assert (runner.runner, [one.task_id for one in runner.running]) == (f"{NAME}/0", ["blocking"])
+        assert runner.values[0]["workflow_id"] == "1/blocking/0"
+        result = await mesh.event(RolloutFinished)
+        assert result.error == "AttemptTimeoutError: no result within 3 s"
+        await mesh.event(RunnersReport, lambda report: report.runners[0].restarts == 1)
+        await mesh.send(dispatch(life, "next"))
+        assert (await mesh.event(RolloutFinished)).status == "completed"
+
+    quick = settings.explorer.model_copy(update={"cancel_grace_s": 0.5, "runner_report_s": 0.2})
+    run(settings.model_copy(update={"explorer": quick}), nursery, body)
 
 
 def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings, nursery: Nursery) -> None:

@@ -16,9 +16,10 @@ import pytest
 from schemas import Dispatch, Task
 from tests.support.fake_engine import TOKENIZER, FakeEngine
 from tests.support.processes import assert_all_gone, family_of, is_alive
-from trinity_bus.config import ExplorerSettings, Settings
+from trinity_bus.config import ExplorerSettings, Settings, TelemetrySettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import RequestRefusedError
+from trinity_bus.telemetry import load_spans
 from workers.explorer.runners.errors import RunnerDiedError, WorkflowRaisedError
 from workers.explorer.runners.nursery import Nursery
 from workers.explorer.runners.service import Runners, Yield
@@ -292,6 +293,33 @@ def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_say(nur
             assert ended.values[0]["terminate_time"] >= ended.values[0]["begin_time"]
 
     asyncio.run(body())
+
+
+def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp_path: Path) -> None:
+    settings = Settings(
+        explorer=ExplorerSettings(workflow_modules=MODULE), telemetry=TelemetrySettings(run_dir=tmp_path)
+    )
+    rollout = f"00-{1:032x}-{2:016x}-01"
+    asked: list[str | None] = []
+
+    async def body() -> None:
+        with Nursery(settings, tokenizer=TOKENIZER) as nursery:
+            async with rig(nursery) as all_of_it:
+                generate = all_of_it.engine.generate
+
+                async def note(prompt: Any, sampling: Any, n: int, traceparent: str | None) -> Any:
+                    asked.append(traceparent)
+                    return await generate(prompt, sampling, n)
+
+                all_of_it.engine.generate = note  # type: ignore[method-assign]
+                await all_of_it.runners.roll_out(order("math", "plain"), rollout)
+                await all_of_it.runners.roll_out(order("tell", "telling"), rollout)
+
+    asyncio.run(body())
+    # Written by a runner that ends by itself.
+    (span,) = load_spans(tmp_path)
+    assert (span.name, span.trace_id, span.parent_id) == ("think", f"{1:032x}", f"{2:016x}")
+    assert asked == [rollout, f"00-{1:032x}-{span.span_id}-01"]
 
 
 def test_attempts_are_spread_over_the_runners(nursery: Nursery) -> None:

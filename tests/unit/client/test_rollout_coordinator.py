@@ -104,7 +104,7 @@ def test_every_error_has_the_text_that_callers_know() -> None:
             with pytest.raises(ValueError, match=r"^Batch 3/e is eval, expected train\.$"):
                 await client.finalize_train_batch("3/e")
             await other.abort_batch(3, reason="enough")
-            with pytest.raises(ValueError, match="batch_closed"):
+            with pytest.raises(ValueError, match="says the fake"):
                 await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
             await client.abort_batch("never-was", reason="enough")
 

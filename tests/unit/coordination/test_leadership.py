@@ -57,6 +57,9 @@ def test_whoever_cannot_read_counts_silence_anew() -> None:
     assert one.failing_s == pytest.approx(9.9)
     one.in_touch(10.0)
     assert one.failing_s == 0.0
+    assert one.patience_s > TAKEOVER_S, "whoever works has to find its way back, too"
+    one.progress(10.0, OTHER)
+    assert one.patience_s == TAKEOVER_S
 
 
 def test_one_that_is_fenced_after_it_has_led_is_at_its_end() -> None:

@@ -7,6 +7,7 @@ from schemas import Dispatch, Position, Task
 from schemas.errors import SchemaError
 from trinity_bus.rollout import Rollout, WorkflowError
 from workers.explorer.outcome import MAX_ERROR_CHARS, Identity, check, experiences, failed, finished
+from workers.explorer.runners.errors import WorkflowRaisedError
 
 WHO = Identity(explorer="explorer-0", incarnation="life", model="policy")
 
@@ -85,3 +86,14 @@ def test_logprobs_that_are_not_the_tokens_are_refused() -> None:
     broken = Rollout(prompt_token_ids=[1], response_token_ids=[2, 3], logprobs=[-1.0], reward=math.nan)
     with pytest.raises(SchemaError):
         experiences(order(1), [broken], WHO)
+
+
+def test_a_partial_result_tells_the_first_error() -> None:
+    runs = [rollout([1], 1.0, [])]
+    result = finished(order(), runs, WHO, experience=None, seconds=0.0, error="ValueError: no such thing")
+    assert result.error == "the workflow gave 1 of 2 runs; first error: ValueError: no such thing"
+
+
+def test_an_error_of_a_workflow_has_the_type_that_it_had_there() -> None:
+    result = failed(order(), WorkflowRaisedError("KeyError", "'answer'"), WHO, seconds=1.0)
+    assert result.error == "KeyError: 'answer'"

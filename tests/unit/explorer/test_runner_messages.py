@@ -63,9 +63,9 @@ def test_messages_to_a_runner_arrive_as_they_were() -> None:
 def test_messages_to_the_explorer_arrive_as_they_were() -> None:
     for message in (Failed(1, "ValueError", "no"), Cancelled(2), Pong({3: {"turn": 4}}), Done(5, [], "an error")):
         assert to_explorer(body(message)) == message
-    asked = to_explorer(body(Generate(1, 2, pack_vector([7, 8], "<i4"), b"{}", 3, "00-trace")))
+    asked = to_explorer(body(Generate(1, 2, pack_vector([7, 8], messages.INT32), b"{}", 3, "00-trace")))
     assert isinstance(asked, Generate)
-    assert unpack_vector(asked.prompt, "<i4").tolist() == [7, 8]
+    assert unpack_vector(asked.prompt, messages.INT32).tolist() == [7, 8]
 
 
 @given(st.binary(max_size=64))
@@ -110,6 +110,6 @@ def test_rollouts_arrive_whatever_kind_of_sequence_a_workflow_used() -> None:
 def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
     for wrong in ([[1, 2]], np.zeros((2, 2)), ["a"], [1 << 40]):
         with pytest.raises((ValueError, TypeError, OverflowError)):
-            pack_vector(wrong, "<i4")
+            pack_vector(wrong, messages.INT32)
     with pytest.raises(ProtocolError, match="a buffer of 3 bytes"):
-        unpack_vector(memoryview(b"abc"), "<i4")
+        unpack_vector(memoryview(b"abc"), messages.INT32)

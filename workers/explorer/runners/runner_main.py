@@ -120,7 +120,7 @@ class RemoteEngine:
                 Generate(
                     self._job,
                     number,
-                    messages.pack_vector(prompt_token_ids, "<i4"),
+                    messages.pack_vector(prompt_token_ids, messages.INT32),
                     sampling.model_dump_json(exclude_none=True).encode(),
                     n,
                     current_traceparent() or traceparent,

@@ -66,8 +66,10 @@ _MIB = 1 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _HUNG_UP_S = 1.0
 """After so long, a runner that has closed its socket and is not dead is killed."""
-_CLOSE_S = 5.0
-"""How long dead runners may take to be collected at the end."""
+_POLITE_S = 1.0
+"""How long runners may take to end by themselves at the end."""
+_CLOSE_S = 10.0
+"""How long killed runners may take to be collected at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +199,9 @@ class Runners:
         )
 
     async def close(self) -> None:
-        """Kill them all, and wait until they are gone."""
-        for serial in self._links:
-            self._nursery.signal(serial, signal.SIGKILL)
+        """Have them all end, kill those that do not, and wait until they are gone."""
         links, self._links = self._links, {}
+        self._dying = set(links)
         for link in links.values():
             link.close()
         requests = list(self._requests.values())
@@ -208,12 +209,23 @@ class Runners:
             request.cancel()
         if requests:
             await asyncio.wait(requests)
-        self._dying = set(links)
-        async with asyncio.timeout(_CLOSE_S):
-            while self._dying and not self._orphaned:
-                self._changed.clear()
-                await self._changed.wait()
+        if not await self._all_dead(_POLITE_S):
+            for serial in self._dying:
+                self._nursery.signal(serial, signal.SIGKILL)
+            if not await self._all_dead(_CLOSE_S):
+                # They end with the nursery.
+                _log.warning("runners are not known to be dead after %g s: %s", _CLOSE_S, sorted(self._dying))
         self._nursery.unlisten()
+
+    async def _all_dead(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._dying and not self._orphaned:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     # Effects of the pool.
 
@@ -338,7 +350,7 @@ class Runners:
         answer: Completions | EngineFailed
         try:
             completions = await self._engine.generate(
-                messages.unpack_vector(asked.prompt, "<i4").tolist(),
+                messages.unpack_vector(asked.prompt, messages.INT32).tolist(),
                 Sampling.model_validate_json(asked.sampling),
                 asked.n,
                 asked.traceparent,

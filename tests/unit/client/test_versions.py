@@ -1,0 +1,118 @@
+"""What a reader of the log knows of versions, and how it is listed."""
+
+import io
+
+from rich.console import Console
+
+from schemas import (
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    ModelVersion,
+    PublishedVersion,
+    TrainerHeartbeat,
+    VersionWanted,
+    WeightsSynced,
+)
+from trinity_bus.client.versions import ALIVE_S, VersionsView
+from workers.cli.versions import table
+
+
+def published(version: int, model: str = "policy") -> PublishedVersion:
+    return PublishedVersion(
+        model=model,
+        version=version,
+        step=version,
+        method="gloo",
+        trainer="trainer-0",
+        trainer_incarnation="life",
+        checksum=f"{version:064d}",
+        checkpoint=f"/checkpoints/step-{version:08d}",
+        metrics={"loss": 0.25, "reward_mean": 0.75},
+    )
+
+
+def announced(version: int, *, pinned: bool = False) -> ModelVersion:
+    return ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method="gloo",
+        epoch=1,
+        trainer="trainer-0",
+        trainer_incarnation="life",
+        master_address="127.0.0.1",
+        master_port=1,
+        checksum="",
+        pinned=pinned,
+    )
+
+
+def beat(name: str, version: int, life: str = "1") -> ExplorerHeartbeat:
+    return ExplorerHeartbeat(explorer=name, incarnation=life, state="ready", slots=1, model_version=version)
+
+
+def synced(name: str, version: int, *, life: str = "1", ok: bool = True) -> WeightsSynced:
+    return WeightsSynced(explorer=name, incarnation=life, model="policy", version=version, epoch=1, ok=ok)
+
+
+def view(*records: object, at: float = 100.0) -> VersionsView:
+    made = VersionsView("policy")
+    for record in records:
+        made.apply(record, at)
+    return made
+
+
+def test_versions_are_listed_with_who_serves_them() -> None:
+    seen = view(
+        published(2), published(1), published(7, "other"), announced(1, pinned=True), beat("e0", 1), beat("e1", 2)
+    )
+    rows = seen.rows(now=101.0)
+    assert [(row.record.version, row.served_by, row.announced, row.pinned) for row in rows] == [
+        (1, ["e0"], True, True),
+        (2, ["e1"], False, False),
+    ]
+
+
+def test_an_answer_counts_before_the_next_heartbeat_and_a_failure_does_not() -> None:
+    seen = view(beat("e0", 1), synced("e0", 2))
+    assert seen.serving(2, now=100.0) == ["e0"]
+    seen.apply(synced("e0", 3, ok=False), 100.0)
+    seen.apply(synced("e0", 3, life="before"), 100.0)
+    assert seen.serving(2, now=100.0) == ["e0"]
+
+
+def test_who_fell_silent_or_left_serves_nothing() -> None:
+    seen = view(beat("e0", 1), beat("e1", 1))
+    assert seen.status_counts(now=100.0) == {"ready": 2}
+    seen.apply(ExplorerLeft(explorer="e1", incarnation="1"), 100.0)
+    later = 100.0 + ALIVE_S + 1
+    assert seen.status_counts(now=later) == {"stopped": 1}
+    assert seen.serving(1, now=later) == []
+
+
+def test_the_trainer_lives_as_long_as_it_speaks() -> None:
+    alive = TrainerHeartbeat(
+        trainer="trainer-0",
+        incarnation="life",
+        state="ready",
+        model="policy",
+        step=1,
+        version=1,
+        master_address="127.0.0.1",
+        master_port=1,
+    )
+    seen = view(alive, VersionWanted(model="policy", at_least=3), VersionWanted(model="policy", version=1))
+    assert seen.trainer_lives(now=105.0)
+    assert not seen.trainer_lives(now=100.0 + ALIVE_S + 1)
+    assert seen.wanted == 3
+
+
+def test_the_table_shows_the_newest_and_what_is_served() -> None:
+    seen = view(*(published(version) for version in range(10)), announced(3, pinned=True), beat("e0", 3), beat("e1", 5))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table(seen.rows(now=100.0), last=2))
+    text = console.export_text()
+    shown = [line.strip("│ ").split()[0] for line in text.splitlines() if "/checkpoints/" in line]
+    assert shown == ["3", "5", "8", "9"]
+    assert "3 pinned" in text
+    assert "0.75" in text

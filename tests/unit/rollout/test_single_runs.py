@@ -1,0 +1,94 @@
+"""Workflows that are written for one run, and what a workflow says of itself."""
+
+import asyncio
+
+import pytest
+
+from schemas.task import Task
+from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, RunState, SingleRunWorkflow
+from trinity_bus.rollout.state import MAX_STATE_BYTES
+
+TASK = Task(task_id="t", workflow="mine", prompt="x")
+
+
+class Mine(SingleRunWorkflow):
+    def __init__(self, broken: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        self.broken = broken
+        self.together = 0
+        self.most = 0
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        self.together += 1
+        self.most = max(self.most, self.together)
+        await asyncio.sleep(0)
+        self.together -= 1
+        if run_id in self.broken:
+            raise ValueError(f"run {run_id} broke off")
+        return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-1.0], reward=float(run_id))
+
+
+def run(workflow: Mine, *, base: int = 0) -> list[Rollout]:
+    context = RolloutContext(engine=None, tokenizer=None, repeat_times=4, run_id_base=base)  # type: ignore[arg-type]
+    return asyncio.run(workflow.run(TASK, context))
+
+
+def test_all_runs_are_done_at_once_and_come_in_order() -> None:
+    mine = Mine()
+    assert [rollout.reward for rollout in run(mine, base=8)] == [8.0, 9.0, 10.0, 11.0]
+    assert mine.most == 4
+
+
+def test_those_that_succeed_are_kept_when_one_breaks_off() -> None:
+    with pytest.raises(PartialRunsError, match=r"^ValueError: run 1 broke off$") as partial:
+        run(Mine({1, 2}))
+    assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 3.0]
+
+
+def test_when_none_succeeds_the_first_error_is_the_groups() -> None:
+    with pytest.raises(ValueError, match=r"^run 0 broke off$"):
+        run(Mine({0, 1, 2, 3}))
+
+
+def test_a_cancelled_group_cancels_its_runs() -> None:
+    class Endless(Mine):
+        async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+            self.together += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.together -= 1
+            raise AssertionError
+
+    async def body() -> None:
+        mine = Endless()
+        context = RolloutContext(engine=None, tokenizer=None, repeat_times=4)  # type: ignore[arg-type]
+        running = asyncio.create_task(mine.run(TASK, context))
+        while mine.together < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert mine.together == 0
+
+    asyncio.run(body())
+
+
+def test_what_a_workflow_says_is_kept_until_it_says_otherwise() -> None:
+    context = RolloutContext(engine=None, tokenizer=None, repeat_times=1)  # type: ignore[arg-type]
+    context.set_state(turn=1, tool="search")
+    assert context.state.changed
+    context.set_state(turn=2)
+    assert context.state.take() == {"turn": 2, "tool": "search"}
+    assert not context.state.changed
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [({"a": object()}, "is a object, not plain data"), ({"a": "x" * MAX_STATE_BYTES}, "at most 4096 are allowed")],
+)
+def test_what_is_not_plain_or_too_much_is_refused_and_changes_nothing(values: dict[str, object], error: str) -> None:
+    state = RunState()
+    state.set({"a": 1})
+    with pytest.raises(ValueError, match=error):
+        state.set(values)
+    assert state.take() == {"a": 1}

@@ -1,0 +1,18 @@
+import subprocess
+import sys
+from pathlib import Path
+
+from workers.demo.model import make_model
+
+
+def test_a_tokenizer_is_loaded_without_torch_which_can_still_be_imported(tmp_path: Path) -> None:
+    make_model(tmp_path, seed=0)
+    program = (
+        "import sys, importlib.util\n"
+        "from trinity_bus.rollout.tokenizer import load_tokenizer\n"
+        f"tokenizer = load_tokenizer({str(tmp_path)!r})\n"
+        "assert 'torch' not in sys.modules and importlib.util.find_spec('torch') is not None\n"
+        "print(tokenizer.decode(tokenizer.encode('copy 3 1 4 ='), skip_special_tokens=True))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("copy 3 1 4 =\n", "")

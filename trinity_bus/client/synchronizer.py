@@ -1,0 +1,301 @@
+"""``Synchronizer``: which version of the model there is, who serves it, and which is to be served, from any process.
+
+::
+
+    NEW --prepare()--> READY --shutdown()--> CLOSED --prepare()--> READY
+                         |
+                         '--the log is gone--> every method raises what was raised
+
+Nothing is moved through this object, and it holds no state of the mesh: it reads ``version-history``,
+``model-versions`` and ``events``, and writes commands. What the reference's actor is told by its modules is told by the
+services here, as events; docs/counterparts.md has the whole table.
+
+==================================  ===================================================================================
+what fails                          what happens
+==================================  ===================================================================================
+a version does not come             ``TimeoutError``; nothing is left behind by having waited
+the trainer has stopped             a wait for a new version returns the present one
+the version is gone                 ``publish_version`` raises ``ValueError``, with the versions that can be had
+no coordinator answers              ``NoCoordinatorError``
+==================================  ===================================================================================
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from schemas.topics import EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from trinity_bus.bus import Bus, Reader, Received
+from trinity_bus.client.connection import Connection
+from trinity_bus.client.versions import ALIVE_S, VersionRow, VersionsView
+from trinity_bus.config import Settings
+from trinity_bus.errors import TrinityError
+
+if TYPE_CHECKING:
+    import torch
+
+type TrainerStatus = Literal["running", "stopped"]
+type TensorDescription = tuple[str, str, tuple[int, ...]]
+"""Name, dtype such as ``bfloat16``, shape."""
+
+_RECENT_EVENTS = 500
+"""How many of the newest events of each partition it begins with."""
+_WAIT_S = 60.0
+WEIGHTS = "model.safetensors"
+
+
+class Synchronizer:
+    """Model versions. Also an async context manager: ``prepare`` and ``shutdown``.
+
+    Args:
+        settings: Where the log is, and the model's name. Read from the environment where absent.
+        bus: A connected bus to use, that outlives this object; its own where absent.
+        name: What the coordinator's log calls this client.
+        clock: Seconds since the Unix epoch, to tell who has fallen silent.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        bus: Bus | None = None,
+        name: str = "synchronizer",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings if settings is not None else Settings()
+        self._bus = bus
+        self._name = name
+        self._clock = clock
+        self._view = VersionsView(self._settings.coordinator.model)
+        self._changed = asyncio.Condition()
+        self._stack: AsyncExitStack | None = None
+        self._connection: Connection | None = None
+        self._failure: BaseException | None = None
+
+    @classmethod
+    def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
+        """A client of its own, not yet prepared: there is no one actor to share, the state is on the log."""
+        return cls(settings, bus=bus)
+
+    async def prepare(self) -> None:
+        """Connect, and read what the log holds now. Nothing happens where that is done already.
+
+        Raises:
+            BusError: The broker cannot be reached.
+            BrokerError: No broker is configured, and no embedded one runs.
+        """
+        if self._stack is not None:
+            return
+        async with AsyncExitStack() as stack:
+            topics = [VERSION_HISTORY, MODEL_VERSIONS, EVENTS]
+            connection = await Connection.open(self._settings, self._bus, self._name, topics)
+            stack.push_async_callback(connection.close)
+            bus = connection.bus
+            first, end = await bus.beginning_offsets(EVENTS), await bus.end_offsets(EVENTS)
+            start = {(EVENTS.name, p): max(first[p], offset - _RECENT_EVENTS) for p, offset in end.items()}
+            reader = await stack.enter_async_context(bus.reader(*topics, start=start))
+            known = [received async for received in reader.replay()]
+            for received in sorted(known, key=lambda one: one.timestamp_ms):
+                self._apply(received)
+            following = asyncio.create_task(self._follow(reader), name="follow versions")
+            stack.push_async_callback(_end, following)
+            self._connection, self._failure = connection, None
+            self._stack = stack.pop_all()
+
+    async def shutdown(self) -> None:
+        """Disconnect. Nothing happens where it is done already.
+
+        Raises:
+            SendError: Something that was sent is not known to be durable.
+        """
+        stack, self._stack, self._connection = self._stack, None, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.prepare()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    def get_trainer_status(self) -> TrainerStatus:
+        """``running``, or ``stopped`` where it has never spoken or not lately. It never waits for a sync."""
+        return "running" if self._now().trainer_lives(self._clock()) else "stopped"
+
+    def get_explorer_status_counts(self) -> dict[str, int]:
+        """How many explorers are ``starting``, ``ready``, ``syncing``, ``draining`` or ``stopped``."""
+        return dict(self._now().status_counts(self._clock()))
+
+    def trainer_requires_weight_sync(self) -> bool | None:
+        """Whether a version that the trainer has published is still held; None where the trainer has stopped."""
+        view = self._now()
+        if not view.trainer_lives(self._clock()):
+            return None
+        return view.trainer is not None and view.trainer.version > view.version
+
+    def explorer_requires_sync(self) -> bool:
+        """Whether the explorers' side has asked for a version (style ``explorer_driven``) that has not come."""
+        return self._now().wanted > self._now().version
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def model_version(self) -> int:
+        """The version to be served; -1 before there is any."""
+        return self._now().version
+
+    def get_latest_model_version(self) -> int:
+        """The same as ``model_version``."""
+        return self.model_version
+
+    def get_latest_model_path(self) -> Path | None:
+        """The checkpoint of the version to be served, a Hugging Face folder; None where there is none."""
+        announced = self._now().announced
+        return None if announced is None or announced.checkpoint is None else Path(announced.checkpoint)
+
+    def versions(self) -> list[VersionRow]:
+        """All versions that were ever published, oldest first."""
+        return self._now().rows(self._clock())
+
+    async def wait_new_model_state_dict(
+        self, current_version: int, *, no_wait: bool = False, timeout_s: float | None = None
+    ) -> int:
+        """Wait until another version than the caller's is to be served.
+
+        Args:
+            current_version: What the caller knows.
+            no_wait: Return at once, be there a new one or not.
+            timeout_s: How long to wait at most. Absent: ``coordinator.sync_timeout_s``.
+
+        Returns:
+            The version to be served. It is the current one with ``no_wait``, or where the trainer has stopped; it may
+            be an older one, which somebody has chosen.
+
+        Raises:
+            TimeoutError: None came in time.
+        """
+        if no_wait:
+            return self.model_version
+        limit = self._settings.coordinator.sync_timeout_s if timeout_s is None else timeout_s
+        async with asyncio.timeout(limit):
+            while self.model_version == current_version and self.get_trainer_status() == "running":
+                await self._until_changed()
+        return self.model_version
+
+    def serving(self, version: int) -> list[str]:
+        """Names of the explorers that serve a version now."""
+        return self._now().serving(version, self._clock())
+
+    async def wait_served(self, version: int, *, timeout_s: float, explorers: Collection[str] = ()) -> list[str]:
+        """Wait until all explorers that live serve a version, and at least these; their names.
+
+        Raises:
+            TimeoutError: They did not, in time.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                view, now = self._now(), self._clock()
+                living = {name for name, e in view.explorers.items() if now - e.heard_at <= ALIVE_S}
+                serving = self.serving(version)
+                if living.union(explorers) == set(serving) != set():
+                    return serving
+                await self._until_changed()
+
+    def get_state_dict_meta(self) -> list[TensorDescription] | None:
+        """Names, dtypes and shapes of the weights of the version to be served; None where its checkpoint is not here.
+
+        Raises:
+            TensorFileError: The checkpoint is damaged.
+        """
+        from trinity_bus.weights.tensor_file import TensorFile
+
+        path = self._weights()
+        if path is None:
+            return None
+        with TensorFile(path) as file:
+            return [(meta.name, meta.dtype, tuple(meta.shape)) for meta in file.metas]
+
+    def get_model_state_dict(self) -> "tuple[dict[str, torch.Tensor] | None, int]":
+        """The weights of the version to be served, from its checkpoint, and its number. Needs torch.
+
+        The weights are None where the checkpoint is not on this machine.
+        """
+        from safetensors.torch import load_file
+
+        path, version = self._weights(), self.model_version
+        return (None if path is None else load_file(path)), version
+
+    async def publish_version(self, version: int | None) -> str:
+        """Make every explorer serve this version, and no newer one until None is given: the newest again.
+
+        Returns:
+            What it costs: the batches that wait meanwhile; empty where none do.
+
+        Raises:
+            ValueError: It cannot be had; the message lists those that can.
+            TimeoutError: The trainer did not answer.
+            NoCoordinatorError: No coordinator answers.
+        """
+        self._now()
+        if self._connection is None:
+            raise NotPreparedError("prepare() comes first")
+        reply = await self._connection.channel.publish_version(self._view.model, version)
+        if reply.error == "timeout":
+            raise TimeoutError(reply.detail)
+        if reply.error is not None:
+            raise ValueError(reply.detail)
+        return reply.detail
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> VersionsView:
+        if self._failure is not None:
+            raise self._failure
+        if self._stack is None:
+            raise NotPreparedError("prepare() comes first")
+        return self._view
+
+    def _weights(self) -> Path | None:
+        folder = self.get_latest_model_path()
+        path = None if folder is None else folder / WEIGHTS
+        return path if path is not None and path.is_file() else None
+
+    async def _until_changed(self) -> None:
+        """Until something was read; a second at most, because silence is news too."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    async def _follow(self, reader: Reader) -> None:
+        try:
+            while True:
+                for received in await reader.batch(_WAIT_S):
+                    self._apply(received)
+                async with self._changed:
+                    self._changed.notify_all()
+        except TrinityError as error:
+            self._failure = error
+
+    def _apply(self, received: Received[Any]) -> None:
+        self._view.apply(received.record, received.timestamp_ms / 1000)
+
+
+class NotPreparedError(TrinityError):
+    """A method was called before ``prepare``."""
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,123 @@
+"""``trinity-bus versions``: every version that was published, who serves which, and which is to be served."""
+
+import json
+import time
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trinity_bus.client import Synchronizer, VersionRow
+from trinity_bus.runtime.service import run_service
+
+app = typer.Typer(add_completion=False, help="List the versions of the model, and choose which is served.")
+console = Console()
+_errors = Console(stderr=True)
+
+_NO: Final = 1
+_NEWEST: Final = "latest"
+_CHECKSUM_CHARS: Final = 12
+
+
+@app.callback(invoke_without_command=True)
+def versions(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every version, a JSON object a line.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest to list.")] = 20,
+) -> None:
+    """List the versions that were published: step, loss, reward, checksum, checkpoint, and who serves which now."""
+    if context.invoked_subcommand is not None:
+        return
+
+    async def show() -> None:
+        async with Synchronizer(name="versions") as synchronizer:
+            rows = synchronizer.versions()
+        if as_json:
+            for row in rows:
+                typer.echo(json.dumps(_plain(row)))
+        else:
+            console.print(table(rows, last))
+
+    run_service(show)
+
+
+@app.command()
+def publish(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help=f"Its number; or {_NEWEST}: the newest again.")],
+    timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the explorers, s.")] = 60.0,
+) -> None:
+    """Make every explorer serve an older version, and no newer one until `publish latest`.
+
+    Training goes on meanwhile, with the batches for which the version is fresh enough; the others wait. Exit code 1
+    where the version cannot be had any more, or not every explorer serves it in time.
+    """
+    if version != _NEWEST and not version.isdecimal():
+        raise typer.BadParameter(f"{version!r} is neither a number nor {_NEWEST!r}")
+    wanted = None if version == _NEWEST else int(version)
+
+    async def choose() -> None:
+        async with Synchronizer(name="versions") as synchronizer:
+            try:
+                cost = await synchronizer.publish_version(wanted)
+            except (ValueError, TimeoutError) as error:
+                _say(str(error))
+                raise typer.Exit(_NO) from None
+            if cost:
+                _say(cost)
+            if wanted is None:
+                _say("The newest version is served as soon as it may be.")
+                return
+            try:
+                serving = await synchronizer.wait_served(wanted, timeout_s=timeout_s)
+            except TimeoutError:
+                _say(
+                    f"Not every explorer serves version {wanted} after {timeout_s:g} s; trinity-bus versions tells who."
+                )
+                raise typer.Exit(_NO) from None
+            _say(f"Version {wanted} is served by {', '.join(serving)}.")
+
+    run_service(choose)
+
+
+def table(rows: list[VersionRow], last: int) -> Table:
+    """The newest versions, and those that are served, the newest last."""
+    shown = Table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")
+    newest = {row.record.version for row in rows[-last:]}
+    for row in rows:
+        if row.record.version not in newest and not row.served_by and not row.announced:
+            continue
+        record = row.record
+        mark = " pinned" if row.pinned else " *" if row.announced else ""
+        shown.add_row(
+            f"{record.version}{mark}",
+            str(record.step),
+            datetime.fromtimestamp(row.published_at).strftime("%m-%d %H:%M:%S"),
+            _figure(record.metrics.get("loss")),
+            _figure(record.metrics.get("reward_mean")),
+            record.checksum[:_CHECKSUM_CHARS],
+            record.checkpoint or "",
+            ", ".join(row.served_by),
+        )
+    shown.caption = "* to be served" if rows else "no version was published yet"
+    return shown
+
+
+def _plain(row: VersionRow) -> dict[str, Any]:
+    return {
+        **row.record.model_dump(mode="json"),
+        "published_at": row.published_at,
+        "age_s": max(0.0, time.time() - row.published_at),
+        "served_by": row.served_by,
+        "announced": row.announced,
+        "pinned": row.pinned,
+    }
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _say(line: str) -> None:
+    _errors.print(line, highlight=False, markup=False, soft_wrap=True)
