@@ -129,12 +129,15 @@ class Batch:
     def drop(self, task: OpenTask) -> None:
         """No part of the task is to be handed out any more."""
         workflow = task.task.workflow
-        heap = [item for item in self.queued.get(workflow, ()) if item[0] != task.order]
+        queue = self.queued.get(workflow)
+        if queue is None:
+            return
+        heap = [item for item in queue if item[0] != task.order]
         if heap:
             heapq.heapify(heap)
             self.queued[workflow] = heap
         else:
-            self.queued.pop(workflow, None)
+            del self.queued[workflow]
 
     def record(self, *, reason: str | None = None, with_results: bool = False) -> BatchRecord:
         """The batch as others see it; with manifest, metrics and trace links where they are asked for."""

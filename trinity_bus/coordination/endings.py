@@ -127,6 +127,7 @@ class Endings:
 
     def cut_off(self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False) -> None:
         """Ends all unfinished tasks of a batch."""
+        self._ledger.line.clear(batch)
         for task in list(batch.open_tasks.values()):
             self._stop_all(task, reason, restart_runners=restart_runners)
             self._settle(task, results.cut_off(task, batch.batch_type, reason, keep_partial=keep_partial))

@@ -22,6 +22,7 @@ from enum import Enum, auto
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
 from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.parts import AttemptKey
 
 GONE_KEPT_S = 3600.0
@@ -186,7 +187,7 @@ class Fleet:
             name=beat.explorer,
             incarnation=beat.incarnation,
             state=beat.state,
-            slots=beat.slots,
+            slots=min(beat.slots, MAX_SLOTS),
             version=beat.model_version,
             workflows=frozenset(beat.workflows),
             zombies=zombies,
@@ -200,7 +201,7 @@ class Fleet:
         rejoined = explorer.gone
         workflows = frozenset(beat.workflows)
         version = -1 if beat.model_version == explorer.distrusted else beat.model_version
-        told = (beat.state, beat.slots, version, workflows)
+        told = (beat.state, min(beat.slots, MAX_SLOTS), version, workflows)
         if not rejoined and told == (explorer.state, explorer.slots, explorer.version, explorer.workflows):
             return News.SAME
         explorer.state, explorer.slots, explorer.version, explorer.workflows = told

@@ -4,7 +4,7 @@ Bytes of a batch's largest record, ABORTED or FINALIZED (names of fields and fra
 
 ======================================  ===================================================================
 a manifest entry with one part          340 at most, besides its error
-each further part                       72 at most
+each further part                       80 at most
 the error of a task                     ``MAX_ERROR_BYTES`` at most
 all metrics                             ``MAX_METRICS`` names of ``MAX_METRIC_NAME`` characters, four bytes
                                         each, and nine for the value
@@ -31,12 +31,14 @@ MAX_OPEN_BATCHES = 1024
 """Batches without a number of tasks."""
 MAX_KEPT_RESULTS = 4 * MAX_BATCH_TASKS
 """Results of batches that have not ended; above it no more tasks are read."""
+MAX_SLOTS = 16_384
+"""Attempts that one explorer is handed at once, whatever it offers: they are one entry of the changelog."""
 MAX_FINALIZERS = 1024
 """Clients that wait for the end of one batch."""
 
 _LARGEST = (
     (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS
-    + 72 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
+    + 80 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
     + MAX_METRICS * (4 * MAX_METRIC_NAME + 9)
     + 128 * 128
     + 1024

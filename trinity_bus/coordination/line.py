@@ -62,6 +62,14 @@ class Line:
         batch.drop(task)
         self._leave_if_done(batch)
 
+    def clear(self, batch: Batch, workflow: str | None = None) -> None:
+        """Nothing of the batch, or nothing of its tasks with this workflow, is to be handed out any more."""
+        if workflow is None:
+            batch.queued.clear()
+        else:
+            batch.queued.pop(workflow, None)
+        self._leave_if_done(batch)
+
     def leave(self, batch: Batch) -> None:
         """Nothing of the batch is handed out any more."""
         place = self._places.pop(batch.number, None)

@@ -76,6 +76,7 @@ from trinity_bus.coordination.requests import Requests
 from trinity_bus.coordination.state_store import StateStore
 from trinity_bus.coordination.stragglers import slow_attempts
 from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.tasks import OpenTask
 
 LONGEST_STEP = 0.25
 """Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
@@ -365,13 +366,11 @@ class CoordinatorMachine:
         looked = (self.fleet.news, self.ledger.line.additions, self.fleet.can_judge())
         if looked == self._judged:
             return False
-        hopeless = {
-            task_id: self.ledger.tasks[task_id]
-            for batch in self.ledger.line
-            for workflow, queue in batch.queued.items()
-            if self._nobody_knows(workflow)
-            for *_, task_id in sorted(queue)
-        }
+        hopeless: dict[str, OpenTask] = {}
+        for batch in self.ledger.line:
+            for workflow in [name for name in batch.queued if self._nobody_knows(name)]:
+                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[workflow])}
+                self.ledger.line.clear(batch, workflow)
         for task in hopeless.values():
             error = self._unknown(task.task.workflow)
             self._out.add(Refuse(task.task, task.origin, Refusal.UNKNOWN_WORKFLOW, error, task.traceparent))

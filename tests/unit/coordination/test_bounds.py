@@ -1,0 +1,182 @@
+"""What is kept page by page, what is remembered, how groups are split, and that the largest records can be sent."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import BatchLifecycleState, CommandReply, ManifestEntry, Position, ResultPart
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
+from schemas.codec import encode
+from schemas.command import BatchResult
+from schemas.record import MAX_ID_LENGTH
+from schemas.task import MAX_REPEAT_TIMES
+from tests.support.story import Story, batches, dispatches, statuses
+from trinity_bus.coordination import results
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.limits import (
+    MAX_ERROR_BYTES,
+    MAX_METRIC_NAME,
+    MAX_METRICS,
+    MAX_SLOTS,
+    parts_allowed,
+)
+from trinity_bus.coordination.memory import Memory
+from trinity_bus.coordination.over_rollout import enough
+from trinity_bus.coordination.pages import PAGE_BYTES, PAGE_ITEMS, Pages, TaskPages
+from trinity_bus.coordination.parts import split
+from trinity_bus.coordination.tasks import Result
+
+LARGE = (1 << 63) - 1
+
+
+@given(st.integers(1, MAX_REPEAT_TIMES), st.none() | st.integers(1, MAX_REPEAT_TIMES))
+def test_the_parts_of_a_group_are_its_runs_in_order(runs: int, per_part: int | None) -> None:
+    parts = split(runs, per_part)
+    assert [run for part in parts for run in range(part.run_id_base, part.run_id_base + part.runs)] == list(range(runs))
+    assert all(part.runs == (per_part or runs) for part in parts[:-1])
+    assert [part.index for part in parts] == list(range(len(parts)))
+
+
+@given(st.integers(1, MAX_BATCH_TASKS))
+def test_every_task_may_have_two_parts_and_all_together_fit_a_batch(expected: int) -> None:
+    assert 2 <= parts_allowed(expected) <= MAX_BATCH_PARTS // expected
+
+
+@given(st.integers(1, 1000), st.floats(0, 0.999))
+def test_enough_tasks_are_some_and_never_more_than_all(expected: int, ratio: float) -> None:
+    assert enough("eval", expected, ratio) is None
+    wanted = enough("train", expected, ratio)
+    assert wanted is None if ratio == 0 else wanted is not None and 1 <= wanted <= expected
+
+
+@given(st.lists(st.integers(0, PAGE_BYTES), max_size=100))
+def test_pages_hold_everything_in_order_and_none_is_too_large(sizes: list[int]) -> None:
+    pages = Pages()
+    numbers = [pages.add(bytes(size)) for size in sizes]
+    kept = [pages.page(number) or [] for number in range(len(pages))]
+    assert [len(item) for page in kept for item in page] == sizes
+    assert [numbers.count(number) for number in range(len(pages))] == [len(page) for page in kept]
+    for page in kept:
+        assert len(page) <= PAGE_ITEMS
+        assert len(page) == 1 or sum(map(len, page)) <= PAGE_BYTES
+    again = Pages()
+    again.restore(dict(enumerate(kept)))
+    assert again.add(b"x") == pages.add(b"x")
+
+
+@given(st.lists(st.sampled_from(["add", "turn", "remove"]), max_size=150), st.randoms(use_true_random=False))
+def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], rng: Any) -> None:
+    journal = Journal()
+    pages = TaskPages(journal)
+    open_tasks: dict[str, int] = {}
+    store: dict[str, Any] = {}
+    for order, step in enumerate(steps):
+        if step == "add":
+            open_tasks[f"t{order}"] = pages.add(order, f"t{order}", f"t{order}".encode())
+        elif step == "turn":
+            pages.turn()
+        elif open_tasks:
+            task_id = rng.choice(list(open_tasks))
+            pages.remove(open_tasks.pop(task_id), task_id)
+        for key in journal.take():
+            kind, _, number = key.partition("/")
+            value = pages.items(int(number)) if kind == "tasks" else pages.ended(int(number))
+            store[key] = list(value) if isinstance(value, list) else value
+    alive = {key: value for key, value in store.items() if value is not None}
+    assert alive.keys() == set(pages.keys())
+    found = {
+        item.decode(): int(key.partition("/")[2])
+        for key, items in alive.items()
+        if key.startswith("tasks/")
+        for place, item in enumerate(items)
+        if not alive.get(key.replace("tasks", "ended"), 0) >> place & 1
+    }
+    assert found == open_tasks
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=100))
+def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[int, int]]) -> None:
+    journal = Journal()
+    memory = Memory("outcomes", 10, 100, journal)
+    entries: dict[str, Any] = {}
+    for name, size in added:
+        known = memory.get(f"n{name}")
+        memory.add(f"n{name}", bytes(size))
+        assert memory.get(f"n{name}") == (bytes(size) if known is None else known)
+        entries |= {key: memory.entry(int(key.partition("/")[2])) for key in journal.take()}
+        kept = [memory.entry(int(key.partition("/")[2])) for key in memory.keys()]  # noqa: SIM118 - no mapping
+        assert len(memory) == len(kept) <= 10
+        assert len(kept) == 1 or sum(len(entry[1]) for entry in kept if entry) <= 100
+    again = Memory("outcomes", 10, 100, Journal())
+    again.restore({int(k.partition("/")[2]): entry for k, entry in entries.items() if entry is not None})
+    assert list(again.keys()) == list(memory.keys())
+
+
+def entry(number: int, parts: int) -> ManifestEntry:
+    """The largest that there can be."""
+    part = ResultPart(attempt=LARGE, samples=LARGE, position=Position(partition=2**31, offset=LARGE))
+    return ManifestEntry(
+        task_id=f"{number:0{MAX_ID_LENGTH}}",
+        status="completed",
+        parts=[part] * parts,
+        error="e" * MAX_ERROR_BYTES,
+        version_min=LARGE,
+        version_max=LARGE,
+    )
+
+
+@pytest.mark.parametrize("tasks", [1, 5000, MAX_BATCH_TASKS])
+def test_the_largest_batch_can_be_sent(tasks: int) -> None:
+    batch = Batch("b" * MAX_ID_LENGTH, "train", tasks, 1, min_wait_num=tasks, state=BatchLifecycleState.FINALIZED)
+    metrics = {f"{'\N{SNOWMAN}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
+    for number in range(tasks):
+        manifest = entry(number, min(parts_allowed(tasks), MAX_REPEAT_TIMES))
+        result = Result(number, manifest, metrics if number == 0 else {}, "t" * 128, [])
+        batch.results[manifest.task_id] = result
+        batch.count(result)
+    record = batch.record(reason="r" * MAX_ERROR_BYTES, with_results=True)
+    assert len(encode(record)) <= record.MAX_BYTES
+    assert len(record.manifest) == tasks
+    result_of = BatchResult(
+        batch_id=record.batch_id,
+        batch_type="train",
+        state=record.state,
+        finished_task_count=tasks,
+        metrics=record.metrics,
+    )
+    encode(CommandReply(client="c" * 200, command_id="c" * 200, batch_id=record.batch_id, result=result_of))
+
+
+def test_the_largest_result_of_a_task_can_be_sent() -> None:
+    story = Story(batch_size=1, group_size=MAX_REPEAT_TIMES, max_repeat_times_per_runner=1)
+    story.beat(slots=10 * MAX_SLOTS)
+    assert story.machine.fleet.explorers["e0"].slots == MAX_SLOTS
+    commands = story.task("x" * MAX_ID_LENGTH)
+    assert len(dispatches(commands)) == MAX_REPEAT_TIMES
+    metrics = {f"{'m' * (MAX_METRIC_NAME - 5)}{number:05}": 0.1 for number in range(MAX_METRICS)}
+    for attempt in range(1, MAX_REPEAT_TIMES + 1):
+        fields = {"completed_runs": 1, "total_runs": 1, "samples": 1, "metrics": [metrics] if attempt < 3 else []}
+        commands = story.finished("x" * MAX_ID_LENGTH, attempt=attempt, **fields)
+    assert [status for _, status in statuses(commands)] == ["completed"]
+    assert [b.state for b in batches(commands)] == ["finalizing", "finalized"]
+    for command in commands:
+        if hasattr(command, "record"):
+            encode(command.record)
+    assert results.short_error("x" * 10_000).endswith("...")
+
+
+def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:
+    story = Story(batch_size=5000)
+    story.beat(slots=1)
+    for number in range(5000):
+        story.machine.handle(story.arrived(f"t{number}"), 0.0)
+    commands = story.abort("train-000001")
+    assert len(statuses(commands)) == 5000
+    assert not story.machine.ledger.tasks
+    assert not story.machine.ledger.line
+    assert story.machine.entries().keys() <= {"books", "explorer/e0", "closed/0", "outcomes/0", "replies/0"} | {
+        key for key in story.machine.entries() if key.startswith("done/")
+    }
