@@ -102,9 +102,11 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
                 raise
 
 
-def run(main: Any) -> None:
+def run(main: Any, limit_s: float = 110) -> None:
+    """Runs a test, but not for ever."""
+
     async def limited() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(limit_s):
             await main
 
     asyncio.run(limited())

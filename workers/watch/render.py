@@ -57,40 +57,40 @@ def tasks(batch: BatchView) -> str:
 
 
 def span(seconds: float) -> str:
-    """A stretch of time in its two largest units.
+    """A stretch of time in the largest unit of which there are two.
 
     >>> span(4.2), span(75), span(7300), span(200_000)
-    ('4 s', '1 min 15 s', '2 h 1 min', '2 d 7 h')
+    ('4 s', '75 s', '2 h', '2 d')
     """
-    whole = max(0, int(seconds))
-    units = ((whole // 86_400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
-    first = next((i for i, (count, _) in enumerate(units) if count), len(units) - 1)
-    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2])
+    for length, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{max(0, int(seconds))} s"
 
 
 def all_batches_table(view: MeshView, last: int) -> Table:
     """Every batch that has not ended, and the newest of the others."""
-    table = Table(
-        "batch", "type", "state", "sequence", "done", "failed", "aborted", "expected", "age", "reward", "reason",
-        title=_counts(view),
-    )  # fmt: skip
     ended = [batch.batch_id for batch in view.batches.values() if batch.ended]
     left_out = set(ended[: max(0, len(ended) - last)])
-    for batch in view.batches.values():
-        if batch.batch_id in left_out:
-            continue
+    shown = [batch for batch in view.batches.values() if batch.batch_id not in left_out]
+    table = Table("batch", title=_counts(view))
+    for name in ("type", "state", "tasks", "failed", "aborted", "age", "reward"):
+        table.add_column(name, no_wrap=True)
+    # On a terminal of 80 columns there is no room for one that is empty.
+    reasons = any(batch.reason for batch in shown)
+    if reasons:
+        table.add_column("reason")
+    for batch in shown:
         table.add_row(
-            Text(batch.batch_id),
-            batch.batch_type,
+            Text(batch.batch_id, overflow="fold"),
+            batch.batch_type if batch.batch_type == "eval" else f"train {batch.sequence or ''}",
             Text(batch.state, _COLOURS[batch.state]),
-            str(batch.sequence) if batch.sequence else "",
-            str(batch.completed),
+            tasks(batch),
             str(batch.failed),
             str(batch.aborted),
-            f"{batch.accepted}, open" if batch.expected is None else str(batch.expected),
             span(view.now - batch.created_at),
             "" if batch.reward is None else f"{batch.reward:.3f}",
-            Text(one_line(batch.reason or "")),
+            *([Text(one_line(batch.reason or ""))] if reasons else []),
         )
     if left_out:
         table.caption = f"and {len(left_out)} older ones that have ended"

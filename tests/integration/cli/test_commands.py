@@ -185,10 +185,9 @@ def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) 
     assert listed.returncode == 0, listed.stderr
     lines = [line for line in listed.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    assert cells[0][:8] == ["1", "train", "finalized", "1", "60", "3", "4", "64"]
-    assert cells[0][9] == "0.625"
-    assert cells[1][2] == "aborted"
-    assert cells[2][:8] == ["3@sched", "eval", "running", "", "5", "0", "0", "7, open"]
+    assert [*cells[0][:6], cells[0][7]] == ["1", "train 1", "finalized", "60/64", "3", "4", "0.625"]
+    assert [cells[1][2], cells[1][8]] == ["aborted", "an \\x1b[2Jerror"]
+    assert cells[2][:6] == ["3@sched", "eval", "running", "5/7 open", "0", "0"]
     assert "\x1b[2J" not in listed.stdout
     assert "1 older ones" in trinity_bus(log, "batches", "--last", "1").stdout
 
@@ -253,7 +252,7 @@ def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
     lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     assert [row[0] for row in cells] == ["explorer-8/0", "explorer-9/0", "explorer-9/1"]
-    assert cells[1][1:] == ["busy", "4242", "1/1#t/0 and 1 more", "3", "1 min 15 s", "17", "2", "123 MiB"]
+    assert cells[1][1:] == ["busy", "4242", "1/1#t/0 and 1 more", "3", "75 s", "17", "2", "123 MiB"]
     told = [json.loads(line) for line in trinity_bus(log, "runners", "--json").stdout.splitlines()]
     assert [(r["runner"], r["state"], r["pid"]) for r in told][1] == ("explorer-9/0", "busy", 4242)
     assert told[1]["model_version"] == 3
