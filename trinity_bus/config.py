@@ -22,6 +22,8 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -173,8 +175,8 @@ class CoordinatorSettings(Section):
     """Of this process; several may run, one works and the others stand by. ``{host}`` in it is the host's name."""
     heartbeat_s: Seconds = 0.5
     """How often the one that works says that it lives."""
-    takeover_s: Seconds = 1.5
-    """Silence after which one that stands by takes over."""
+    takeover_s: Annotated[Seconds, Field(validate_default=True)] = 1.5
+    """Silence after which one that stands by takes over; more than twice ``heartbeat_s``."""
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
     sync_timeout_s: Seconds = 40.0
@@ -183,6 +185,16 @@ class CoordinatorSettings(Section):
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
     """Tasks taken off the topic and not yet ended, of batches that are full; beyond it, tasks wait in the log."""
+
+    @field_validator("takeover_s")
+    @classmethod
+    def _outlasts_heartbeats(cls, value: float, info: ValidationInfo) -> float:
+        beat = info.data.get("heartbeat_s", 0.0)
+        if value <= 2 * beat:
+            raise PydanticCustomError(
+                "too_short", "must be more than twice coordinator.heartbeat_s, which is {beat}", {"beat": beat}
+            )
+        return value
 
     @model_validator(mode="after")
     def _splits_fit(self) -> Self:

@@ -1,6 +1,8 @@
 """Several coordinators on a real broker: one works, the others stand by, and nothing is lost or counted twice."""
 
 import asyncio
+import itertools
+import logging
 import os
 import signal
 import time
@@ -17,9 +19,12 @@ from schemas.topics import COORDINATOR_STATE, EVENTS
 from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh import Mesh, send_tasks, until
 from trinity_bus.bus import Bus, Reader
-from trinity_bus.config import KafkaSettings
+from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings
 from trinity_bus.coordination import Leader
+from trinity_bus.errors import BusError
 from workers.coordinator.changelog import LEADER_KEY, unpack_leader
+from workers.coordinator.outputs import Outputs
+from workers.coordinator.service import Coordinator
 
 pytestmark = pytest.mark.integration
 
@@ -148,6 +153,40 @@ def test_one_that_is_told_to_stop_hands_over_at_once(mesh: Mesh) -> None:
             assert [leader.state for leader in leaders.seen if leader.name == "first"][-1] == "left"
 
     run(main())
+
+
+def test_one_whose_transaction_fails_goes_on_from_the_last_commit(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failure is made: after everything is sent, and before it is committed."""
+    record_changes, transactions, fail_at = Outputs.record_changes, itertools.count(), {5, 6, 20}
+
+    async def failing(outputs: Outputs, changes: Any, positions: Any) -> None:
+        await record_changes(outputs, changes, positions)
+        if next(transactions) in fail_at:
+            raise BusError("the log has failed, by order of a test")
+
+    monkeypatch.setattr(Outputs, "record_changes", failing)
+    caplog.set_level(logging.INFO, "workers.coordinator")
+
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            settings = Settings(kafka=mesh.kafka, coordinator=CoordinatorSettings(batch_size=4, tick_s=0.05))
+            working = asyncio.create_task(Coordinator(settings, bus).run())
+            async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
+                await send_tasks(producer, 40)
+                await trainer.until_trained(10)
+            assert not working.done()
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            assert counted(trainer) == Counter({f"task-{number}": 1 for number in range(40)})
+            assert [batch.sequence for batch in trainer.trained] == list(range(1, 11))
+
+    run(main())
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("of no use at the moment: the log has failed" in line for line in said) == len(fail_at)
+    assert sum(line.startswith("ready") for line in said) == len(fail_at) + 1
 
 
 def test_two_meshes_on_one_broker_do_not_disturb_each_other(kafka: KafkaSettings, tmp_path: Path) -> None:

@@ -43,6 +43,16 @@ def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ("variable", "value", "message"),
     [
         (
+            "TRINITY_BUS_COORDINATOR__TAKEOVER_S",
+            "1",
+            "TRINITY_BUS_COORDINATOR__TAKEOVER_S='1': must be more than twice coordinator.heartbeat_s, which is 0.5",
+        ),
+        (
+            "TRINITY_BUS_COORDINATOR__HEARTBEAT_S",
+            "2",
+            "TRINITY_BUS_COORDINATOR__TAKEOVER_S=1.5: must be more than twice coordinator.heartbeat_s, which is 2.0",
+        ),
+        (
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS",
             "localhost",
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS='localhost': expected host:port, several separated by commas",
