@@ -6,9 +6,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from workers.explorer.runners.conversation import MAX_REQUESTS, Alive, Conversation, Drop, Ended, Refuse, Serve
 from workers.explorer.runners.errors import ProtocolError
-from workers.explorer.runners.messages import Abandon, Cancelled, Done, Failed, Generate, Pong
+from workers.explorer.runners.messages import Abandon, Cancelled, Done, Failed, Generate, Pong, pack_rollouts
 
-ENDS = {"done": lambda job: Done(job, [], None), "failed": lambda job: Failed(job, "E", ""), "cancelled": Cancelled}
+NOTHING = pack_rollouts([])
+ENDS = {
+    "done": lambda job: Done(job, NOTHING, None),
+    "failed": lambda job: Failed(job, "E", ""),
+    "cancelled": Cancelled,
+}
 
 
 def generate(job: int, request: int) -> Generate:

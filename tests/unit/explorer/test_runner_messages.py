@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,7 +62,12 @@ def test_messages_to_a_runner_arrive_as_they_were() -> None:
 
 
 def test_messages_to_the_explorer_arrive_as_they_were() -> None:
-    for message in (Failed(1, "ValueError", "no"), Cancelled(2), Pong({3: {"turn": 4}}), Done(5, [], "an error")):
+    for message in (
+        Failed(1, "ValueError", "no"),
+        Cancelled(2),
+        Pong({3: {"turn": 4}}),
+        Done(5, pack_rollouts([]), "an error"),
+    ):
         assert to_explorer(body(message)) == message
     asked = to_explorer(body(Generate(1, 2, pack_vector([7, 8], messages.INT32), b"{}", 3, "00-trace")))
     assert isinstance(asked, Generate)
@@ -86,9 +92,9 @@ def test_one_side_does_not_take_what_only_the_other_may_say() -> None:
 
 def test_completions_arrive_as_plain_lists() -> None:
     sent = [Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3), (1, 4)]), Completion([], [], "length", [])]
-    message = to_runner(body(Completions(1, 2, pack_completions(sent))))
+    message = to_runner(body(pack_completions(1, 2, sent)))
     assert isinstance(message, Completions)
-    assert unpack_completions(message.drawn) == sent
+    assert unpack_completions(message) == sent
 
 
 def test_rollouts_arrive_whatever_kind_of_sequence_a_workflow_used() -> None:
@@ -113,3 +119,10 @@ def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
             pack_vector(wrong, messages.INT32)
     with pytest.raises(ProtocolError, match="a buffer of 3 bytes"):
         unpack_vector(memoryview(b"abc"), messages.INT32)
+
+
+def test_buffers_that_are_not_as_long_as_their_parts_are_an_error_of_the_protocol() -> None:
+    sent = pack_rollouts([Rollout(prompt_token_ids=[1], response_token_ids=[2, 3], logprobs=[-1.0, -1.0], reward=1)])
+    for changes in ({"prompts": pack_vector([1, 2], messages.INT32)}, {"responses": memoryview(b"")}):
+        with pytest.raises(ProtocolError, match="elements in a buffer of"):
+            unpack_rollouts(msgspec.structs.replace(sent, **changes))

@@ -139,7 +139,7 @@ class RemoteEngine:
         if answer is None or answer.done():
             return
         if isinstance(message, Completions):
-            answer.set_result(messages.unpack_completions(message.drawn))
+            answer.set_result(messages.unpack_completions(message))
         else:
             answer.set_exception(_engine_error(message))
 

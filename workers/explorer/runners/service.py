@@ -355,7 +355,7 @@ class Runners:
                 asked.n,
                 asked.traceparent,
             )
-            answer = Completions(*request, messages.pack_completions(completions))
+            answer = messages.pack_completions(*request, completions)
         except EngineDeadError as error:
             self._die(error)
             return
