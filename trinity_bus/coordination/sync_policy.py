@@ -154,14 +154,15 @@ class SyncPolicy:
         reached = -(-step // self.explorer_interval) * self.explorer_interval
         return self._published_by(reached) == step
 
-    def holds(self, version: int, oldest_needed: int | None) -> bool:
-        """Whether a published version is kept from the explorers for now.
+    def holds(self, version: int, *, served: int, oldest_needed: int | None) -> bool:
+        """Whether a published version is kept from the explorers for now, because a batch is drawn with an older one.
 
         Args:
             version: Its number.
+            served: The version that explorers are told to serve.
             oldest_needed: The oldest version that a batch needs which is handed out and not done; None without one.
         """
-        return self.style == "fixed" and oldest_needed is not None and oldest_needed < version
+        return self.style == "fixed" and oldest_needed is not None and oldest_needed <= min(served, version - 1)
 
     def want(self, finalized: int, asked_after: int) -> Want | None:
         """What the explorers' side asks for now; None if it has asked, or never does.

@@ -175,7 +175,7 @@ class WeightSync:
             return None
         # What a former life has published can be had from nobody: to hold its successor's back could last for ever.
         same_life = state.release is not None and state.release.incarnation == held.incarnation
-        if same_life and self._policy.holds(held.version, oldest_needed):
+        if same_life and self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
             return None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None

@@ -17,6 +17,7 @@ from schemas import (
     ExplorerHeartbeat,
     ModelVersion,
     Position,
+    PublishVersion,
     RolloutFinished,
     StepTrained,
     Task,
@@ -27,6 +28,7 @@ from trinity_bus.coordination import (
     Announce,
     Ask,
     BatchMoved,
+    CommandArrived,
     CoordinatorMachine,
     EventArrived,
     Fact,
@@ -73,6 +75,8 @@ class Mesh:
         self.explorers = [Explorer(f"e{i}") for i in range(explorers)]
         self.step, self.published, self.wanted = 0, -1, 0
         self.trainer_life = "t1"
+        self.to_bring_back: deque[int] = deque()
+        self.choices = 0
         self.to_train: deque[BatchRecord] = deque()
         self.drawn: dict[str, set[int]] = {}
         """Batch to the versions that drew it."""
@@ -94,9 +98,11 @@ class Mesh:
                     self.dispatched(dispatch)
                 case Announce(record=announced):
                     self.announced(announced)
-                case Ask(record=wanted):
+                case Ask(record=wanted) if wanted.version is None:
                     self.wanted = max(self.wanted, wanted.at_least)
                     self.publish_if_due()
+                case Ask(record=wanted):
+                    self.to_bring_back.append(wanted.version)
                 case BatchMoved(record=record) if record.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(record)
                     self.to_train.append(record)
@@ -206,16 +212,26 @@ class Mesh:
             self.tell(publish=True)
         return due
 
-    def tell(self, *, publish: bool) -> None:
+    def choose(self, version: int | None) -> None:
+        self.choices += 1
+        command = PublishVersion(client="me", command_id=f"c{self.choices}", model="policy", version=version)
+        self.feed(CommandArrived(command))
+
+    def bring_back(self) -> None:
+        self.tell(publish=True, again=self.to_bring_back.popleft())
+
+    def tell(self, *, publish: bool, again: int | None = None) -> None:
+        version = self.step if again is None else again
         self.event(
             StepTrained(
                 trainer="trainer",
                 incarnation=self.trainer_life,
                 model="policy",
-                step=self.step,
-                version=self.step,
+                step=version,
+                version=version,
                 publish=publish,
-                checksum=f"sum-{self.step}",
+                again=again is not None,
+                checksum=f"sum-{version}",
                 master_address="127.0.0.1",
                 master_port=1,
             )
@@ -223,7 +239,7 @@ class Mesh:
 
     # -- a whole run -------------------------------------------------------------------------------------------------
 
-    def run(self, *, deaths: float = 0.0, restarts: float = 0.0) -> None:
+    def run(self, *, deaths: float = 0.0, restarts: float = 0.0, choices: float = 0.0) -> None:
         for explorer in self.explorers:
             self.beat(explorer)
         self.published = 0
@@ -232,16 +248,14 @@ class Mesh:
             self.feed(TaskArrived(Task(task_id=f"t{number}", workflow="math", prompt="1"), Origin(0, number)))
         idle = 0
         while self.step < BATCHES:
-            actions = [lambda e=e: self.finish(e) for e in self.explorers if e.running]
-            actions += [lambda e=e: self.sync(e) for e in self.explorers if e.to_sync]
-            if self.to_train:
-                actions.append(self.train)
-            if actions:
+            if self.something_happens(choices):
                 idle = 0
-                self.rng.choice(actions)()
             else:
                 idle += 1
                 assert idle < 400, f"nobody can go on: {self.timeline[-12:]}"
+                # Batches may wait for the newest version: somebody must ask for it.
+                if choices:
+                    self.choose(None)
                 self.now += 0.5
                 self.feed(Tick())
             for explorer in self.explorers:
@@ -251,13 +265,27 @@ class Mesh:
             if self.rng.random() < restarts:
                 self.restart()
 
+    def something_happens(self, choices: float) -> bool:
+        actions = [lambda e=e: self.finish(e) for e in self.explorers if e.running]
+        actions += [lambda e=e: self.sync(e) for e in self.explorers if e.to_sync]
+        if self.to_train:
+            actions.append(self.train)
+        if self.to_bring_back:
+            actions.append(self.bring_back)
+        if actions:
+            self.rng.choice(actions)()
+            if self.rng.random() < choices:
+                self.choose(self.rng.choice([None, self.rng.randint(0, self.published)]))
+        return bool(actions)
+
     def check(self) -> None:
         assert [record.sequence for record in self.finalized] == list(range(1, BATCHES + 1))
         for record in self.finalized:
             assert not record.failed_task_count
             for entry in record.manifest:
                 assert record.sequence - 1 - entry.version_min <= self.policy.staleness_bound
-        assert not [seen for seen in self.facts if seen.fact is Fact.STARVED]
+        waiting = [seen for seen in self.facts if seen.fact is Fact.STARVED and "was chosen" not in seen.detail]
+        assert not waiting
 
 
 STYLES = [
@@ -293,6 +321,15 @@ def test_every_batch_is_trained_within_the_bound_whatever_dies(values: dict[str,
         run = mesh(values, explorers, seed, max_inflight_batches=1 + seed % 3)
         run.run(deaths=0.02 if seed % 2 else 0.0, restarts=0.02 if seed > 2 else 0.0)
         run.check()
+
+
+@pytest.mark.parametrize("values", STYLES, ids=lambda v: "-".join(str(x) for x in v.values()))
+def test_going_back_and_forth_loses_no_batch_and_keeps_the_bound(values: dict[str, object]) -> None:
+    for seed in range(4):
+        run = mesh(values, 2, seed, max_inflight_batches=1 + seed % 3)
+        run.run(choices=0.05, deaths=0.01 if seed % 2 else 0.0, restarts=0.02)
+        run.check()
+        assert run.choices
 
 
 @pytest.mark.parametrize("explorers", [1, 2, 5])

@@ -1,0 +1,251 @@
+"""Both ends of weight transfers as processes that SIGKILL themselves at a chosen point, once.
+
+The weights, their publisher, its announcements, the receiver and the follower are the real ones; the model is a few
+tensors full of the version's number, so that a mixture of two versions is seen at once. There is no engine and no
+training. A process dies at a point when a file ``<name>-<phase>`` is in the folder of kills, which it removes first.
+
+===============  =====================================================================================================
+phase            the explorer dies ...                           the trainer dies ...
+===============  =====================================================================================================
+``rendezvous``   when it has read the announcement               when it has read the announcement
+``bytes``        when a part of the buckets has arrived          when a part of the buckets is sent
+``answer``       when it serves the version and has not said so  when it has sent all, and nobody has answered
+===============  =====================================================================================================
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
+from schemas.event import ExplorerState
+from schemas.topics import EVENTS, MODEL_VERSIONS
+from tests.support.transfers import source
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import KafkaSettings, TelemetrySettings
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.weights import link_feed
+from trinity_bus.weights import publisher as publisher_module
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.link import Link
+from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm_plugin import die_with_parent
+from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.outcome import Identity
+from workers.explorer.served import Served
+from workers.explorer.weights import WeightFollower
+from workers.trainer.publication import Publication
+
+type Phase = Literal["rendezvous", "bytes", "answer"]
+PHASES: tuple[Phase, ...] = ("rendezvous", "bytes", "answer")
+TENSORS, TENSOR_VALUES, BUCKET_BYTES = 8, 1 << 18, 1 << 20
+"""8 MiB of float32 in eight buckets."""
+BUCKETS_BEFORE_DEATH = 3
+BEAT_S = 0.2
+POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a process works."""
+
+    name: str
+    kafka: KafkaSettings
+    folder: Path
+    sync_timeout_s: float
+
+    def die_if_told(self, phase: Phase) -> None:
+        """The end, if somebody has asked for it."""
+        order = kill_order(self.folder, self.name, phase)
+        if order.exists():
+            order.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_order(folder: Path, name: str, phase: Phase) -> Path:
+    """The file that asks for a death."""
+    return folder / f"{name}-{phase}"
+
+
+def die_amid_buckets(post: Post, module: Any) -> None:
+    """Let the process count the buckets that it has waited for, and die after a few of them if told so."""
+    original = Link.wait
+    done = [0]
+
+    def wait(self: Link, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        done[0] += 1
+        if done[0] % TENSORS == BUCKETS_BEFORE_DEATH:
+            post.die_if_told("bytes")
+
+    module.Link.wait = wait
+
+
+class TornError(Exception):
+    """Tensors of two versions arrived together."""
+
+
+class Engine:
+    """Takes weights and serves nobody."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._receiver = WeightReceiver()
+        self.model_version = -1
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        self._post.die_if_told("rendezvous")
+        self._receiver.cancel()
+        self._receiver.start(source(announced, member.explorer, self._post.sync_timeout_s))
+        try:
+            while (progress := self._receiver.progress).state == "receiving":  # noqa: ASYNC110 - as the real one does
+                await asyncio.sleep(POLL_S)
+        except asyncio.CancelledError:
+            self._receiver.cancel()
+            raise
+        if progress.state != "ready":
+            self._receiver.cancel()
+            raise WeightTransferError(progress.error)
+        values = {value for _, tensor in self._receiver.take() for value in tensor.unique().tolist()}
+        if values != {float(announced.version)}:
+            (self._post.folder / "torn").write_text(f"version {announced.version} has values {values}")
+            raise TornError(values)
+        self.model_version = announced.version
+        self._post.die_if_told("answer")
+        return SyncOutcome(progress.checksum, 0.0, progress.received_at - progress.posted_at, 0.0)
+
+
+def explorer(post: Post) -> None:
+    """A life of an explorer."""
+    die_with_parent()
+    die_amid_buckets(post, link_feed)
+    asyncio.run(_explorer(post))
+
+
+async def _explorer(post: Post) -> None:
+    who = Identity(explorer=post.name, incarnation=uuid.uuid4().hex, model="policy")
+    served, engine = Served(), Engine(post)
+
+    def beat(state: ExplorerState) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer=who.explorer,
+            incarnation=who.incarnation,
+            state=state,
+            slots=1,
+            model_version=served.version,
+            workflows=["math"],
+        )
+
+    async with (
+        Bus(post.kafka, client_id=post.name) as bus,
+        bus.producer() as producer,
+        bus.reader(MODEL_VERSIONS, start="beginning") as announcements,
+        asyncio.TaskGroup() as loops,
+    ):
+        heartbeats = Heartbeats(producer, interval_s=BEAT_S, make=beat)
+        follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]  # all that it uses
+        loops.create_task(heartbeats.run())
+        loops.create_task(follower.run(announcements))
+
+
+class Server:
+    """The publisher, with the points at which a trainer may die."""
+
+    def __init__(self, post: Post, publisher: WeightPublisher) -> None:
+        self._post = post
+        self._publisher = publisher
+
+    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+        if announced.members:
+            self._post.die_if_told("rendezvous")
+        outcome = self._publisher.serve(announced, traceparent)
+        if outcome and None in outcome.values():
+            self._post.die_if_told("answer")
+        return outcome
+
+    def keep(self, version: int) -> None:
+        self._publisher.keep(version)
+
+
+def trainer(post: Post) -> None:
+    """A life of a trainer: publishes the version that stands in ``step``, and each that is written there later."""
+    die_with_parent()
+    die_amid_buckets(post, publisher_module)
+    # So that its spans are written when it is told to end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_dir = TelemetrySettings(run_dir=post.folder)
+    telemetry = setup_telemetry("trainer", run_dir, namespace=post.kafka.namespace, instance=post.name)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_trainer(post))
+    finally:
+        telemetry.shutdown()
+
+
+def tensors(version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model of this version."""
+    for number in range(TENSORS):
+        yield f"layer.{number}", torch.full((TENSOR_VALUES,), float(version))
+
+
+async def _trainer(post: Post) -> None:
+    incarnation = uuid.uuid4().hex
+    publisher = WeightPublisher(timeout_s=post.sync_timeout_s, bucket_bytes=BUCKET_BYTES)
+    publication = Publication(Server(post, publisher), model="policy", incarnation=incarnation)
+    step = post.folder / "step"
+    published = -1
+    async with (
+        Bus(post.kafka, client_id=post.name) as bus,
+        bus.producer() as producer,
+        bus.reader(MODEL_VERSIONS) as announcements,
+        asyncio.TaskGroup() as loops,
+    ):
+        loops.create_task(publication.serve(announcements))
+        loops.create_task(_beat(producer, publisher, post.name, incarnation))
+        while True:
+            version = int(step.read_text())
+            if version != published:
+                published = version
+                checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
+                publication.published(version, checksum)
+                host, port = publisher.address
+                told = StepTrained(
+                    trainer=post.name,
+                    incarnation=incarnation,
+                    model="policy",
+                    step=version,
+                    version=version,
+                    publish=True,
+                    checksum=checksum,
+                    master_address=host,
+                    master_port=port,
+                )
+                await (await producer.send(EVENTS, post.name, told))
+            await asyncio.sleep(POLL_S)
+
+
+async def _beat(producer: Producer, publisher: WeightPublisher, name: str, incarnation: str) -> None:
+    host, port = publisher.address
+    while True:
+        beat = TrainerHeartbeat(
+            trainer=name,
+            incarnation=incarnation,
+            state="ready",
+            model="policy",
+            step=0,
+            version=0,
+            master_address=host,
+            master_port=port,
+        )
+        await producer.send(EVENTS, name, beat)
+        await asyncio.sleep(BEAT_S)
