@@ -217,7 +217,7 @@ class CoordinatorSettings(Section):
 
 
 class SynchronizerSettings(Section):
-    """How, and when, versions are published and taken. The same for all services of a mesh; see docs/weight_sync.md."""
+    """How, and when, versions are published and taken. The same for all services of a mesh; see docs/versions.md."""
 
     sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
     """How weights come to explorers. ``nccl``: sent to each over a private link; on CPUs, gloo carries it. ``memory``:
