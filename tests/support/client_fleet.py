@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from schemas import Dispatch, RolloutFinished, Task, TaskResult
@@ -22,6 +24,9 @@ def tasks(count: int, first: int = 0, **fields: Any) -> list[Task]:
 def held(count: int, **fields: Any) -> list[Task]:
     """Tasks whose orders the explorer keeps until it is told to answer them."""
     return [Task(task_id=f"h{n}", workflow="math", prompt="1 + 1", **fields) for n in range(count)]
+
+
+ROOT = Path(__file__).parents[2]
 
 
 class Fleet:
@@ -100,6 +105,30 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
             except BaseException:
                 print(f"the coordinator has said:\n{mesh.log()}")
                 raise
+
+
+async def program(fleet: Fleet, *command: str) -> str:
+    """What a program prints that ends well."""
+    kafka = fleet.mesh.kafka
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
+            "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
+        },
+    )
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
 
 
 def run(main: Any, limit_s: float = 110) -> None:

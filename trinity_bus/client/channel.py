@@ -14,7 +14,7 @@ Any number of commands are under way at once; a reply finds its command by its i
 ==================================  ===================================================================================
 what fails                          what happens
 ==================================  ===================================================================================
-a command cannot be sent            it is sent again, under the same id
+a command cannot be sent            it is sent again, under the same id, for ``kafka.outage_s``
 a reply is lost, or the broker is   the command is sent again under the same id; the coordinator answers it the same
 away for a while                    way, and carries it out once
 the coordinator dies                its successor answers
@@ -139,9 +139,15 @@ class CommandChannel:
             raise self._failure
         answered: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
         self._waiting[command.command_id] = answered
-        patience = Patience(self._clock(), self._again_s, self._silence_s)
-        problem = await self._send(command)
         try:
+            problem = await self._send(command)
+            patience = Patience(
+                self._clock(),
+                taken=problem is None,
+                again_s=self._again_s,
+                silence_s=self._silence_s,
+                outage_s=self._bus.settings.outage_s,
+            )
             while True:
                 await asyncio.wait([answered], timeout=patience.pause(self._clock(), self._heard_at))
                 if answered.done():
@@ -151,13 +157,13 @@ class CommandChannel:
                     case Step.GIVE_UP:
                         raise self._silence(command, problem)
                     case Step.AGAIN:
-                        patience.sent(now)
                         problem = await self._send(command)
                         if (
                             isinstance(command, FinalizeBatch | PublishVersion)
                             and self._silent_for(now) >= self._again_s
                         ):
                             problem = await self._send(self._question()) or problem
+                        patience.sent(self._clock(), taken=problem is None)
                     case Step.WAIT:
                         pass
         finally:
@@ -184,10 +190,14 @@ class CommandChannel:
         return None
 
     def _silence(self, command: AnyCommand, problem: BusError | None) -> NoCoordinatorError:
-        namespace = self._bus.settings.namespace
-        why = f" ({problem})" if problem is not None else ""
+        settings = self._bus.settings
+        if problem is not None:
+            return NoCoordinatorError(
+                f"the broker has taken no command for {settings.outage_s:g} s, so no coordinator can answer about "
+                f"{_subject(command)}: is it running? ({problem})"
+            )
         return NoCoordinatorError(
-            f"no coordinator of namespace {namespace!r} has answered within {self._silence_s:g} s{why}: "
+            f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that "
             f"runs. What was asked about {_subject(command)} may still be done when one starts"
         )

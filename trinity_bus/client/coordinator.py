@@ -214,6 +214,8 @@ class RolloutCoordinator:
             raise_refusal(reply, batch_id, batch_type)
         if reply.result is None:
             raise ValueError(f"Batch {batch_id}: the coordinator's reply has no result; are both of one version?")
+        if reply.result.state == "aborted":
+            log.warning("batch %s was aborted: nothing of it is trained on", batch_id)
         return {
             "batch_id": batch_id,
             "batch_type": reply.result.batch_type,

@@ -10,9 +10,11 @@
 A command that is answered at once (all but FinalizeBatch) hears of the coordinator by its own reply. One that may wait
 for hours is accompanied by a question that any coordinator answers at once, so that a long wait and a dead coordinator
 can be told apart.
+
+While the broker takes no commands, silence says nothing about the coordinator: it is borne for ``outage_s``, as every
+service bears it, and counts anew when the broker is back.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 AGAIN_S = 5.0
@@ -27,23 +29,26 @@ class Step(StrEnum):
     GIVE_UP = "give_up"
 
 
-@dataclass(slots=True)
 class Patience:
     """Of one command. All times are seconds on one clock that never runs backward.
 
     Args:
-        sent_at: When it was sent first.
+        now: When it was sent first.
+        taken: Whether the broker took it then.
         again_s: Time without a reply after which it is sent again.
         silence_s: Time without a word from a coordinator after which it is given up.
+        outage_s: The same while the broker takes nothing.
     """
 
-    sent_at: float
-    again_s: float = AGAIN_S
-    silence_s: float = SILENCE_S
-    last_sent_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.last_sent_at = self.sent_at
+    def __init__(
+        self, now: float, *, taken: bool, again_s: float = AGAIN_S, silence_s: float = SILENCE_S, outage_s: float = 0.0
+    ) -> None:
+        self._again_s = again_s
+        self._silence_s = silence_s
+        self._outage_s = max(outage_s, silence_s)
+        self._since = now
+        self._last_sent_at = now
+        self._taken = taken
 
     def step(self, now: float, heard_at: float | None) -> Step:
         """What to do.
@@ -54,15 +59,18 @@ class Patience:
         """
         if now >= self._end(heard_at):
             return Step.GIVE_UP
-        return Step.AGAIN if now >= self.last_sent_at + self.again_s else Step.WAIT
+        return Step.AGAIN if now >= self._last_sent_at + self._again_s else Step.WAIT
 
     def pause(self, now: float, heard_at: float | None) -> float:
         """Seconds until there is something to do."""
-        return max(0.0, min(self.last_sent_at + self.again_s, self._end(heard_at)) - now)
+        return max(0.0, min(self._last_sent_at + self._again_s, self._end(heard_at)) - now)
 
-    def sent(self, now: float) -> None:
-        """It was sent again."""
-        self.last_sent_at = now
+    def sent(self, now: float, *, taken: bool) -> None:
+        """It was sent again, and the broker took it or not."""
+        if taken and not self._taken:
+            self._since = now
+        self._last_sent_at, self._taken = now, taken
 
     def _end(self, heard_at: float | None) -> float:
-        return self.silence_s + (self.sent_at if heard_at is None else max(self.sent_at, heard_at))
+        limit = self._silence_s if self._taken else self._outage_s
+        return limit + (self._since if heard_at is None else max(self._since, heard_at))

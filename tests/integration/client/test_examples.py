@@ -2,43 +2,19 @@
 
 import asyncio
 import json
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.client_fleet import Fleet, fleet, run
+from tests.support.client_fleet import fleet, held, program, run, tasks
 from tests.support.mesh import Mesh
+from trinity_bus.client import RolloutCoordinator
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
-
-
-async def program(fleet: Fleet, *command: str) -> str:
-    """What a program prints that ends well."""
-    kafka = fleet.mesh.kafka
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-            "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
-        },
-    )
-    try:
-        out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
 
 
 @pytest.mark.timeout(300)  # It starts six processes, one after the other where cores are few.
@@ -63,3 +39,18 @@ def test_programs_of_the_documents_and_of_other_clients_run_as_they_stand(mesh: 
             assert states["1"] == states["1/sums"] == states["plain"] == "finalized"
 
     run(main(), limit_s=280)
+
+
+def test_a_batch_is_aborted_from_the_command_line(mesh: Mesh) -> None:
+    async def main() -> None:
+        cli = (sys.executable, "-m", "workers.cli.app")
+        async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
+            await client.submit_batch(batch_id="b", tasks=[*tasks(1), *held(1)], batch_type="train")
+            await mesh_of.orders("b#h0")
+            await mesh_of.counted("b#t0")
+            await program(mesh_of, *cli, "abort", "b", "--reason", "enough of it", "--keep-partial-results")
+            assert (await client.finalize_train_batch("b"))["finished_task_count"] == 1
+            (batch,) = map(json.loads, (await program(mesh_of, *cli, "batches", "--json")).splitlines())
+            assert (batch["state"], batch["reason"], batch["aborted"]) == ("aborted", "enough of it", 1)
+
+    run(main())
