@@ -209,13 +209,13 @@ def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Dem
     assert f"The demo failed: trainer ended with status -9. Its log: {demo.log('trainer')}" in demo.said()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_broker_that_dies_is_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
-    demo = start("--steps", "1", "--limit", "280", embedded=True)
-    wait_until(lambda: "test before" in demo.said(), "services that serve", 200)
+    demo = start("--steps", "1", "--limit", "500", embedded=True)
+    wait_until(lambda: "test before" in demo.said(), "services that serve", 400)
     (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
     kafka.kill()
-    assert demo.ended(280) == 0, demo.said()
+    assert demo.ended(500) == 0, demo.said()
     assert "Kafka ended with status -9 and is started again; the services wait for it" in demo.said()
 
 

@@ -1,0 +1,93 @@
+"""Who runs the embedded broker starts it again where it dies: the demo, and ``trinity-bus broker run``."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from schemas.topics import TASKS
+from tests.support.waiting import wait_until
+from trinity_bus.broker.restarts import Restarts
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.runtime.supervisor import ServiceDiedError
+from workers.demo.mesh import Broker, broker
+from workers.demo.settings import DemoOptions
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+LIMIT_S = 120.0
+
+
+def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_it_dies_too_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setattr("workers.demo.mesh.Restarts", lambda: Restarts(limit=1))
+    notes: list[str] = []
+
+    async def main() -> None:
+        async with broker(Settings(), DemoOptions(run_dir=tmp_path / "run"), notes.append) as found:
+            patient = found.kafka.model_copy(update={"outage_s": LIMIT_S})
+            async with Bus(patient, client_id="test") as bus:
+                await bus.ensure_topics()
+                async with bus.producer() as producer:
+                    await (await producer.send_raw(TASKS, "k", b"before"))
+                    java(tmp_path).kill()
+                    async with asyncio.timeout(LIMIT_S):
+                        await (await producer.send_raw(TASKS, "k", b"after"))
+                found.check()
+                assert notes == ["Kafka ended with status -9 and is started again; the services wait for it"]
+                java(tmp_path).kill()
+                with pytest.raises(ServiceDiedError, match="kafka ended with status -9 again"):
+                    await given_up(found)
+
+    asyncio.run(main())
+
+
+async def given_up(found: Broker) -> None:
+    """Looks until the look raises."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            found.check()
+            await asyncio.sleep(0.05)
+
+
+def java(folder: Path) -> psutil.Process:
+    """The broker whose data lies in a folder."""
+    (found,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name() == "java" and process.cwd().startswith(str(folder))
+    ]
+    return found
+
+
+def test_a_broker_in_the_foreground_is_started_again(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "TRINITY_BUS_BROKER__DATA_DIR": str(tmp_path / "data"),
+        "TRINITY_BUS_BROKER__PORT": "0",
+    }
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("trinity-bus")), "broker", "run"], env=environment, stdout=file
+        )
+    try:
+        wait_until(lambda: "serves on" in output.read_text(), "broker", LIMIT_S)
+        java(tmp_path).kill()
+        wait_until(lambda: output.read_text().count("serves on") == 2, "broker again", LIMIT_S)
+        assert "Kafka ended with status -9; it is started again." in " ".join(output.read_text().split())
+        first, second = [line for line in output.read_text().splitlines() if "serves on" in line]
+        assert first == second, "at the same address"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
