@@ -6,10 +6,15 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import MessageBatch
 
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.errors import BusError
+
+# When a transaction begins, the broker may still write the markers of the one before it, and refuses the new one for
+# these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
+sender.BACKOFF_OVERRIDE = 0.003
 
 CANCELLED_S = 5.0
 """How long the end of a transaction is still waited for by someone who is told to stop."""

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from schemas.event import Position
 from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError
+from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError, SendError
 
 pytestmark = pytest.mark.integration
 GROUP = "group"
@@ -68,13 +69,13 @@ def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) 
             )
             assert await bus.committed_offsets(GROUP, [EVENTS]) == {("events", 3): 17}
 
-            # Offsets: one, marker, aborted, marker, aborted too, marker, two, marker.
-            assert (await last).offset == 6
+            # Offsets: one, marker, aborted, marker, two, marker. What was "aborted too" never left this process.
+            assert (await last).offset == 4
             assert [record.raw for record in await bus.fetch(BATCHES, [await last, await first], expect=())] == [
                 b"two",
                 b"one",
             ]
-            for hole in (1, 2, 5, 7):
+            for hole in (1, 2, 3, 5):
                 with pytest.raises(RecordGoneError, match=f"batches/0@{hole} holds no record"):
                     await bus.fetch(BATCHES, [Position(partition=0, offset=hole)])
 
@@ -226,6 +227,34 @@ def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None
             assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed", b"next"]
 
     asyncio.run(scenario())
+
+
+def test_positions_are_known_within_a_transaction_and_not_without_it(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer(transactional_id="coordinator") as producer,
+        ):
+            async with producer.transaction():
+                sent = [await producer.send_raw(BATCHES, "b", bytes([number])) for number in range(3)]
+                assert [(await position).offset for position in sent] == [0, 1, 2]
+                sent = [await producer.send_raw(BATCHES, "b", bytes([number])) for number in range(3, 5)]
+                again = [await position for position in sent]
+            assert [position.offset for position in again] == [3, 4]
+            assert again == [await position for position in sent], "as often as one likes"
+            assert await everything(bus, BATCHES) == [bytes([number]) for number in range(5)]
+            kept = []
+            with pytest.raises(ValueError, match="no"):
+                await broken(producer, kept)
+            with pytest.raises(SendError, match="aborted before it was sent"):
+                await kept[0]
+
+    async def broken(producer: Producer, kept: list[Awaitable[Position]]) -> None:
+        async with producer.transaction():
+            kept.append(await producer.send_raw(BATCHES, "b", b"aborted"))
+            raise ValueError("no")
+
+    uvloop.run(scenario())
 
 
 def test_many_entries_of_a_changelog_are_part_of_the_transaction(settings: KafkaSettings) -> None:
