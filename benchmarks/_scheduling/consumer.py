@@ -1,0 +1,123 @@
+"""The trainer's side with a FAKE trainer: takes what counts, in its order, and checkpoints its position.
+
+::
+
+    checkpoint --> batches, from its position on --> fetch what each manifest names --> wait as long as a step takes
+         ^                                                                                      |
+         '---- every CHECKPOINT_EVERY steps, in one atomic rename <-----------------------------+--> events: StepTrained
+
+Killed anywhere, its next life goes on from the newest checkpoint, with the versions and the batches that follow it.
+"""
+
+import asyncio
+import json
+import sys
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from schemas.topics import BATCHES, EVENTS, EXPERIENCES
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import Settings
+from trinity_bus.runtime.service import run_service
+
+TRAIN_S = 0.8
+CHECKPOINT_EVERY = 5
+"""Steps."""
+MODEL = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A line of the log that is kept for the accounting; and the content of a checkpoint."""
+
+    step: int
+    offset: int
+    """In ``batches``, to read next."""
+    at: float
+    """When, seconds since the Unix epoch."""
+    tasks: tuple[str, ...] = ()
+    is_checkpoint: bool = False
+
+
+class Consumer:
+    """One life.
+
+    Args:
+        bus: Connected.
+        folder: Of the checkpoint and the log.
+    """
+
+    def __init__(self, bus: Bus, folder: Path) -> None:
+        self._bus = bus
+        self._checkpoint = folder / "checkpoint.json"
+        self._log = folder / "steps.jsonl"
+        self._life = uuid.uuid4().hex
+        self._step, self._offset = 0, 0
+        if self._checkpoint.exists():
+            kept = json.loads(self._checkpoint.read_text())
+            self._step, self._offset = kept["step"], kept["offset"]
+
+    async def run(self) -> None:
+        """Consumes until cancelled."""
+        start = {(BATCHES.name, 0): self._offset}
+        async with self._bus.producer() as producer, self._bus.reader(BATCHES, start=start) as batches:
+            await self._publish(producer)
+            while True:
+                for received in await batches.batch(1.0):
+                    batch = received.record
+                    if isinstance(batch, BatchRecord) and batch.state is BatchLifecycleState.FINALIZED:
+                        await self._train(batch, received.offset + 1)
+                        await self._publish(producer)
+
+    async def _train(self, batch: BatchRecord, offset: int) -> None:
+        parts = [part for entry in batch.manifest for part in entry.parts]
+        await self._bus.fetch(EXPERIENCES, [part.position for part in parts if part.position is not None])
+        await asyncio.sleep(TRAIN_S)
+        self._step, self._offset = self._step + 1, offset
+        tasks = tuple(entry.task_id for entry in batch.manifest)
+        is_checkpoint = self._step % CHECKPOINT_EVERY == 0
+        line = json.dumps(asdict(Step(self._step, offset, time.time(), tasks, is_checkpoint)))
+        if is_checkpoint:
+            new = self._checkpoint.with_suffix(".new")
+            new.write_text(line)
+            new.replace(self._checkpoint)
+        with self._log.open("a") as log:
+            log.write(line + "\n")
+
+    async def _publish(self, producer: Producer) -> None:
+        step = StepTrained(
+            trainer="trainer-0",
+            incarnation=self._life,
+            model=MODEL,
+            step=self._step,
+            version=self._step,
+            publish=True,
+            checksum=f"{self._step}",
+            master_address="127.0.0.1",
+            master_port=1,
+        )
+        await (await producer.send(EVENTS, step.trainer, step))
+
+
+def steps_of(folder: Path) -> list[Step]:
+    """The log so far, of all lives."""
+    log = folder / "steps.jsonl"
+    if not log.exists():
+        return []
+    # A life that is killed may leave half a line.
+    lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
+    return [Step(**{**json.loads(line), "tasks": tuple(json.loads(line)["tasks"])}) for line in lines]
+
+
+async def run(settings: Settings, folder: Path) -> None:
+    """Consumes until it is cancelled."""
+    async with Bus(settings.kafka, client_id="trainer-0") as bus:
+        await Consumer(bus, folder).run()
+
+
+if __name__ == "__main__":
+    configured = Settings()
+    run_service(lambda: run(configured, Path(sys.argv[1])))

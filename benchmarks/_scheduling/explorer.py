@@ -1,0 +1,67 @@
+"""An explorer's process around a FAKE engine that costs nothing: every prompt is answered at once with one token.
+
+All else is the real service: its lane, its workflows, its experiences and events, with the settings of the environment.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from schemas import Member, ModelVersion, Sampling
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.inference.completion import Completion
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.runtime.service import run_service
+from trinity_bus.telemetry import setup_telemetry
+from workers.explorer.runners.nursery import Nursery
+from workers.explorer.service import Explorer
+
+THINK_S = "TRINITY_BENCH_THINK_S"
+"""Environment variable: seconds that the engine pretends to think about each prompt."""
+
+
+class ZeroCostEngine:
+    """Draws the token of ``4`` without computing anything."""
+
+    def __init__(self, think_s: float = 0.0) -> None:
+        self.model_version = 0
+        self.tokens_generated = 0
+        self._think_s = think_s
+        self._death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[Completion]:
+        """``n`` times the same."""
+        del prompt_token_ids, sampling, traceparent
+        if self._think_s:
+            await asyncio.sleep(self._think_s)
+        self.tokens_generated += n
+        return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        """Nothing is moved."""
+        del member
+        self.model_version = announced.version
+        return SyncOutcome(announced.checksum, 0.0, 0.0, 0.0)
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Never."""
+        return await asyncio.shield(self._death)
+
+
+async def run(settings: Settings) -> None:
+    """Explores until it is cancelled."""
+    with Nursery(settings, tokenizer="_scheduling.tokenizer:load") as nursery:
+        telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace)
+        async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
+            engine = ZeroCostEngine(float(os.environ.get(THINK_S, "0")))
+            await Explorer(settings, bus, engine, nursery).run()
+        telemetry.shutdown()
+
+
+if __name__ == "__main__":
+    configured = Settings()
+    run_service(lambda: run(configured))

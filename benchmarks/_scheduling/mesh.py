@@ -1,0 +1,172 @@
+"""A mesh for measurements: a real broker, a real coordinator, real explorers around a fake engine, each a process."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from schemas import ExplorerHeartbeat
+from schemas.topics import EVENTS
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, Settings, env_name
+from trinity_bus.runtime.process import Child, tail
+
+LIMIT_S = 120.0
+BENCHMARKS = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and its descendants have used."""
+
+    cpu_s: float
+    """User and system time."""
+    rss_mib: float
+
+
+def usage(pid: int) -> Usage:
+    """Of a process and its descendants that live now. Those that have ended count as CPU time of their parents."""
+    cpu_s = rss = 0.0
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            cpu_s += sum(process.cpu_times()[:4])
+            rss += process.memory_info().rss
+    return Usage(cpu_s, rss / 2**20)
+
+
+@dataclass(slots=True)
+class Mesh:
+    """A running mesh. ``pids`` names its processes."""
+
+    kafka: KafkaSettings
+    folder: Path
+    environment: Mapping[str, str]
+    broker: EmbeddedBroker | None
+    children: dict[str, Child] = field(default_factory=dict)
+
+    def start_coordinator(self) -> None:
+        """A real one, with the settings of the environment."""
+        self.start("coordinator", [sys.executable, "-m", "workers.coordinator"], {})
+
+    def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
+        """A real one around the fake engine."""
+        self.start(
+            name, [sys.executable, "-m", "_scheduling.explorer"], {env_name("explorer.name"): name, **(more or {})}
+        )
+
+    def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
+        """A process.
+
+        Args:
+            name: Its name here, and its log's.
+            command: Program and arguments.
+            more: Environment beside the settings of the mesh.
+        """
+        log = self.folder / f"{name}.log"
+        self.children[name] = Child(command, env={**self.environment, **more}, output=log)
+
+    def check(self) -> None:
+        """Raises where a process has ended, with the last lines of its log.
+
+        Raises:
+            RuntimeError: One has.
+        """
+        for name, child in self.children.items():
+            if child.poll() is not None:
+                raise RuntimeError(f"{name} has ended with {child.returncode}: {tail(self.folder / f'{name}.log')}")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of every process, the broker's too where it is ours."""
+        pids = {name: child.pid for name, child in self.children.items()}
+        if self.broker is not None and self.broker.pid is not None:
+            pids["broker"] = self.broker.pid
+        return pids
+
+    def usages(self) -> dict[str, Usage]:
+        """Of every role: explorers are added up."""
+        found: dict[str, Usage] = {}
+        for name, pid in self.pids.items():
+            role = "explorers" if name.startswith("explorer") else name
+            one, before = usage(pid), found.get(role, Usage(0.0, 0.0))
+            found[role] = Usage(before.cpu_s + one.cpu_s, before.rss_mib + one.rss_mib)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the log is."""
+
+    kafka: KafkaSettings
+    broker: EmbeddedBroker | None
+    """Ours, if it is."""
+    folder: Path
+    """For logs of processes."""
+
+
+@contextlib.contextmanager
+def cluster_to_measure() -> Iterator[Cluster]:
+    """The configured cluster, else an embedded broker; and a folder for logs. All is gone afterwards."""
+    configured = Settings()
+    with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder, contextlib.ExitStack() as stack:
+        broker = None
+        kafka = configured.kafka
+        if kafka.bootstrap_servers is None:
+            # Without a port of its own, so that it comes back at the same one when it is killed.
+            settings = configured.broker.model_copy(update={"port": None, "data_dir": Path(folder) / "broker"})
+            broker = stack.enter_context(EmbeddedBroker(settings))
+            kafka = broker.kafka_settings(kafka)
+        yield Cluster(kafka, broker, Path(folder))
+
+
+@contextlib.contextmanager
+def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
+    """A mesh in a namespace of its own, without processes yet; they end with it.
+
+    Args:
+        cluster: Where the log is.
+        settings: Such as ``{"coordinator.batch_size": "64"}``.
+    """
+    kafka = cluster.kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")])),
+        env_name("kafka.bootstrap_servers"): str(kafka.bootstrap_servers),
+        env_name("kafka.namespace"): kafka.namespace,
+        **{env_name(name): value for name, value in settings.items()},
+    }
+    logs = cluster.folder / kafka.namespace
+    logs.mkdir()
+    made = Mesh(kafka, logs, environment, cluster.broker)
+    try:
+        yield made
+    finally:
+        for child in made.children.values():
+            child.kill()
+
+
+async def ready(made: Mesh, bus: Bus, explorers: int) -> None:
+    """Waits until so many explorers have joined.
+
+    Raises:
+        TimeoutError: They do not, in time.
+    """
+    seen: set[str] = set()
+    deadline = time.monotonic() + LIMIT_S
+    async with bus.reader(EVENTS, start="beginning", expect=(ExplorerHeartbeat,)) as events:
+        while len(seen) < explorers:
+            for received in await events.batch(0.5):
+                if isinstance(received.record, ExplorerHeartbeat):
+                    seen.add(received.record.explorer)
+            made.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"only {sorted(seen)} of {explorers} explorers have joined within {LIMIT_S:g} s")

@@ -1,0 +1,25 @@
+"""A FAKE tokenizer for the runners of the fake engine's explorer."""
+
+from collections.abc import Sequence
+
+
+class FakeTokenizer:
+    """A token per character."""
+
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Code points."""
+        del add_special_tokens
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The inverse of ``encode``."""
+        del skip_special_tokens
+        return "".join(map(chr, token_ids))
+
+
+def load(model_path: str) -> FakeTokenizer:
+    """What a nursery calls."""
+    del model_path
+    return FakeTokenizer()

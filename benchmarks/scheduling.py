@@ -1,0 +1,255 @@
+"""Scheduling: how fast tasks go round, how busy a fleet is, what a crash costs, and that memory is flat.
+
+* throughput: tasks per second from the producer to the FINALIZED batch, how soon a batch is FINALIZED after its last
+  result, and CPU time per task of every role; a real broker, coordinator and explorers, each a process, around a FAKE
+  engine that costs nothing. One explorer, then eight. Beside it bare aiokafka in the same run, to tell a busy machine
+  from slow code: where the machine is shared, CPU time per task says more than tasks per second.
+* fleet: the share of time in which 64 explorers are busy, in simulated time, with long-tailed rollout times.
+* crashes: seconds of generation that are lost when the coordinator, the trainer's side or the broker is killed, beside
+  what a buffer in memory would have lost in the same history.
+* memory: what the services hold while a million tasks wait in the log.
+
+``--only`` runs some of them. ``TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS`` measures another cluster than the embedded one;
+nothing is crashed there.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvloop
+from _report import Row, report
+from _scheduling import consumer, crash, fleet, memory, throughput
+from _scheduling.explorer import THINK_S
+from _scheduling.mesh import Cluster, Mesh, cluster_to_measure, mesh, ready
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trinity_bus.bus import Bus
+from trinity_bus.config import CoordinatorSettings
+
+PARTS = ("throughput", "fleet", "crashes", "memory")
+BATCH = 64
+WARM_UP, SATURATED = 64 * BATCH, 300 * BATCH
+OFFERED_RATE, OFFERED = 300.0, 60 * BATCH
+GOAL_RATE, GOAL_P99_MS = 1500.0, 50.0
+GOAL_BUSY = 0.95
+QUEUED, WORK_S = 1_000_000, 20.0
+GOAL_GROWTH_MIB = 64.0
+"""Of the coordinator; of an explorer as well."""
+FLEET_BATCHES = 80
+STALENESS = 8
+SEED = 1
+
+type Bar = Callable[[int, int], None]
+"""Told how much is done, of how much."""
+type Bars = Callable[[str], Bar]
+"""Makes one."""
+
+SETTINGS = {
+    "coordinator.batch_size": str(BATCH),
+    # Nothing is trained here: no batch waits for a version.
+    "coordinator.max_staleness": "1000000",
+    "coordinator.max_inflight_batches": "16",
+}
+
+
+@contextmanager
+def progress_bars() -> Iterator[Bars]:
+    """A function that makes a bar for each step; they vanish at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def bar(name: str) -> Bar:
+            task = progress.add_task(name, total=None)
+            return lambda done, total: progress.update(task, completed=done, total=total)
+
+        yield bar
+
+
+def throughput_rows(cluster: Cluster, tasks: int, bars: Bars) -> list[Row]:
+    """Of one explorer and of eight."""
+    rows: list[Row] = []
+    for explorers, slots in ((1, 256), (8, 64)):
+        name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
+        with mesh(cluster, SETTINGS | {"explorer.slots": str(slots)}) as made:
+            measured = _measure(made, explorers, tasks, bars(f"throughput, {name}"))
+            saturated, offered, bare = uvloop.run(measured)
+        rows += [
+            Row(f"{name}: end to end", saturated.rate, "tasks/s", goal=GOAL_RATE),
+            Row(f"{name}: last result to FINALIZED, p50", saturated.latency(0.5), "ms", better="lower"),
+            Row(
+                f"{name}: last result to FINALIZED, p99",
+                saturated.latency(0.99),
+                "ms",
+                goal=GOAL_P99_MS,
+                better="lower",
+            ),
+            Row(f"{name}: the same at {OFFERED_RATE:g} tasks/s, p50", offered.latency(0.5), "ms", better="lower"),
+            Row(f"{name}: the same at {OFFERED_RATE:g} tasks/s, p99", offered.latency(0.99), "ms", better="lower"),
+            *(Row(f"{name}: CPU of {role}", us, "us/task", better="lower") for role, us in saturated.cpu_us.items()),
+            Row(f"{name}: CPU of all", sum(saturated.cpu_us.values()), "us/task", better="lower"),
+            Row(f"{name}: bare aiokafka, 2 records a task", bare.rate, "tasks/s"),
+            Row(f"{name}: CPU of bare aiokafka and its broker", sum(bare.cpu_us.values()), "us/task", better="lower"),
+        ]
+    return rows
+
+
+async def _measure(
+    made: Mesh, explorers: int, tasks: int, told: Bar
+) -> tuple[throughput.Measured, throughput.Measured, throughput.Measured]:
+    """The saturated mesh, the mesh at a moderate rate, and bare aiokafka."""
+    total = WARM_UP + tasks + OFFERED
+    async with Bus(made.kafka, client_id="benchmark") as bus:
+        await _start(made, bus, explorers)
+        await throughput.run(made, bus, "warm-up", WARM_UP, progress=lambda done: told(done, total))
+        saturated = await throughput.run(
+            made, bus, "saturated", tasks, progress=lambda done: told(WARM_UP + done, total)
+        )
+        offered = await throughput.run(
+            made,
+            bus,
+            "offered",
+            OFFERED,
+            rate=OFFERED_RATE,
+            progress=lambda done: told(WARM_UP + tasks + done, total),
+        )
+    bare = await throughput.baseline(made.kafka, tasks, broker_pid=made.pids.get("broker"))
+    return saturated, offered, bare
+
+
+async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) -> None:
+    await bus.ensure_topics()
+    made.start_coordinator()
+    for number in range(explorers):
+        made.start_explorer(f"explorer-{number}", {THINK_S: f"{think_s}"})
+    await ready(made, bus, explorers)
+
+
+def fleet_rows(batches: int, bars: Bars) -> list[Row]:
+    """The synchronous way, and the asynchronous one with and without what shortens the tail."""
+    over = {"over_rollout_ratio": 0.1, "wait_after_min_s": 1.0}
+    asynchronous = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
+    half = {"max_staleness": STALENESS // 2, "max_inflight_batches": STALENESS // 2 + 1}
+    ways: list[tuple[str, dict[str, float], float | None]] = [
+        ("synchronous: one batch at a time", {"max_staleness": 0, "max_inflight_batches": 1}, None),
+        ("synchronous, over-rollout 10 %", {"max_staleness": 0, "max_inflight_batches": 1, **over}, None),
+        (f"asynchronous, staleness <= {STALENESS // 2}", half, None),
+        (f"asynchronous, staleness <= {STALENESS // 2}, second copies", {**half, "straggler_factor": 3.0}, None),
+        (f"asynchronous, staleness <= {STALENESS // 2}, over-rollout 10 %", {**half, **over}, None),
+        (f"asynchronous, staleness <= {STALENESS}", asynchronous, GOAL_BUSY),
+    ]
+    rows = []
+    for name, settings, goal in ways:
+        told = bars(name)
+        common = {"batch_size": fleet.BATCH, "group_size": 1, "max_open_tasks": fleet.BATCH * 2 * (STALENESS + 2)}
+        patient = {"explorer_timeout_s": 1e6, "sync_timeout_s": 1e6, "task_timeout_s": 1e6}
+        simulation = fleet.Simulation(
+            CoordinatorSettings.model_validate({**common, **patient, **settings}),
+            batches,
+            SEED,
+            progress=lambda done, told=told: told(done, batches),  # type: ignore[misc]
+        )
+        spent = simulation.run()
+        rows += [
+            Row(f"{name}: busy", spent.busy, "", goal=goal),
+            Row(f"{name}: spent on what counts", spent.useful, ""),
+            Row(f"{name}: mean staleness", spent.staleness, "versions", better="lower"),
+        ]
+    rows.append(Row("best possible: no batches, no versions: busy", fleet.best_possible(batches, SEED), ""))
+    return rows
+
+
+def crash_rows(cluster: Cluster, positions: int, bars: Bars) -> list[Row]:
+    """Of each victim at each position of the checkpoint cycle."""
+    told = bars("crashes")
+    with mesh(cluster, crash.SETTINGS) as made:
+
+        async def measure() -> crash.Cost:
+            async with Bus(made.kafka, client_id="benchmark") as bus:
+                await _start(made, bus, 2, think_s=crash.THINK_S)
+                return await crash.History(made, bus).live(positions, told)
+
+        cost = uvloop.run(measure())
+    crashes = len(cost.crashes)
+    name = f"{crashes} crashes, {cost.trajectories:,} trajectories"
+    lost = "trajectory-seconds lost per crash"
+    return [
+        Row(f"{name}: {lost}", cost.again_s / crashes, "s", goal=0, better="lower"),
+        Row(f"{name}: trajectories generated again", cost.again, "", goal=0, better="lower"),
+        Row(f"{name}: tasks not answered exactly once", cost.unanswered, "", goal=0, better="lower"),
+        Row(f"computed for the same: {lost}, buffer in memory", sum(cost.memory_s) / crashes, "s", better="lower"),
+        Row(f"computed for the same: {lost}, saved at checkpoints", sum(cost.saved_s) / crashes, "s", better="lower"),
+        *(
+            Row(
+                f"{victim}: SIGKILL to the next trained step, median",
+                statistics.median(one.recovered_s for one in cost.crashes if one.victim == victim),
+                "s",
+                better="lower",
+            )
+            for victim in crash.VICTIMS
+        ),
+    ]
+
+
+def memory_rows(cluster: Cluster, queued: int, bars: Bars) -> list[Row]:
+    """Of the coordinator and two explorers, with their runners."""
+    told = bars(f"memory, {queued:,} tasks queued")
+    explorers = 2
+    with mesh(cluster, SETTINGS) as made:
+
+        async def measure() -> list[memory.Point]:
+            async with Bus(made.kafka, client_id="benchmark") as bus:
+                await _start(made, bus, explorers)
+                return await memory.memory(made, bus, queued, work_s=WORK_S, progress=lambda n: told(n, queued))
+
+        points = uvloop.run(measure())
+    rows = []
+    for role, share in (("coordinator", 1), ("explorers", explorers)):
+        name = role if share == 1 else f"{role}, each"
+        rows += [
+            Row(f"memory of {name}: {point.when}", point.rss_mib[role] / share, "MiB", better="lower")
+            for point in points
+        ]
+        growth = max(point.rss_mib[role] for point in points) - points[0].rss_mib[role]
+        rows.append(Row(f"memory of {name}: growth", growth / share, "MiB", goal=GOAL_GROWTH_MIB, better="lower"))
+    return rows
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="run these parts; the others' rows go")
+    parser.add_argument("--tasks", type=int, default=SATURATED, help="tasks of a saturated run, in whole batches")
+    parser.add_argument("--queued", type=int, default=QUEUED, help="tasks that wait in the log")
+    parser.add_argument("--batches", type=int, default=FLEET_BATCHES, help="batches of each simulation")
+    positions = consumer.CHECKPOINT_EVERY
+    parser.add_argument("--positions", type=int, default=positions, help="of the checkpoint cycle, to crash at")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    with progress_bars() as bars, cluster_to_measure() as cluster:
+        if "throughput" in options.only:
+            rows += throughput_rows(cluster, options.tasks // BATCH * BATCH, bars)
+        if "fleet" in options.only:
+            rows += fleet_rows(options.batches, bars)
+        if "crashes" in options.only and cluster.broker is not None:
+            rows += crash_rows(cluster, options.positions, bars)
+        if "memory" in options.only:
+            rows += memory_rows(cluster, options.queued, bars)
+    report(
+        "scheduling",
+        "Tasks through a real broker, coordinator and explorers, around an engine that costs nothing",
+        rows,
+        notes=(
+            f"batches of {BATCH} tasks, one sample each; a latency is that of a whole batch, with the reader's",
+            f"fleet: {fleet.EXPLORERS} simulated explorers, batches of {fleet.BATCH}, {fleet.TRAIN_S:g} s a train step",
+            f"crashes: the trainer is a fake too; {crash.BATCH} trajectories of {crash.THINK_S:g} s in a batch",
+            f"crashes: {consumer.TRAIN_S:g} s a step, a checkpoint every {consumer.CHECKPOINT_EVERY} steps, two explorers",
+            f"rollout times of the fleet: log-normal with median {fleet.MEDIAN_S:g} s and sigma {fleet.SIGMA:g}",
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()
