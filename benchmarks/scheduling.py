@@ -245,7 +245,7 @@ def main() -> None:
             f"batches of {BATCH} tasks, one sample each; a latency is that of a whole batch, with the reader's",
             f"fleet: {fleet.EXPLORERS} simulated explorers, batches of {fleet.BATCH}, {fleet.TRAIN_S:g} s a train step",
             f"crashes: the trainer is a fake too; {crash.BATCH} trajectories of {crash.THINK_S:g} s in a batch",
-            f"crashes: {consumer.TRAIN_S:g} s a step, a checkpoint every {consumer.CHECKPOINT_EVERY} steps, two explorers",
+            f"crashes: {consumer.TRAIN_S:g} s a step, a checkpoint every {consumer.CHECKPOINT_EVERY}, two explorers",
             f"rollout times of the fleet: log-normal with median {fleet.MEDIAN_S:g} s and sigma {fleet.SIGMA:g}",
         ),
     )
