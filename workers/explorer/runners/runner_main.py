@@ -230,7 +230,7 @@ class Runner(asyncio.Protocol):
         # A workflow may raise anything, and may ask to exit: it is this attempt's failure, and nobody else's.
         except BaseException as error:  # noqa: BLE001
             answer = Failed(order.job, type(error).__name__, _message(error))
-            if not (known.cancelled or isinstance(error, TrinityError)):
+            if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         del self._jobs[order.job]
         if known.cancelled:

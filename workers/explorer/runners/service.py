@@ -133,6 +133,7 @@ class Runners:
         self._dying: set[int] = set()
         self._orphaned = False
         """Whether the nursery is gone, and with it whoever tells of deaths."""
+        self._closed = False
         self._changed = asyncio.Event()
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises what ends the explorer."""
@@ -200,6 +201,7 @@ class Runners:
 
     async def close(self) -> None:
         """Have them all end, kill those that do not, and wait until they are gone."""
+        self._closed = True
         links, self._links = self._links, {}
         self._dying = set(links)
         for link in links.values():
@@ -230,7 +232,8 @@ class Runners:
     # Effects of the pool.
 
     def _do(self, effects: Iterable[pool.Effect]) -> None:
-        for effect in effects:
+        # What is decided after the end concerns runners that are gone.
+        for effect in () if self._closed else effects:
             match effect:
                 case pool.Fork(serial):
                     self._links[serial] = _Link(self, serial, self._nursery.fork(serial))
