@@ -1,5 +1,6 @@
 """What is kept page by page, what is remembered, how groups are split, and that the largest records can be sent."""
 
+import random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from schemas.command import BatchResult
 from schemas.record import MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from tests.support.story import Story, batches, dispatches, statuses
-from trinity_bus.coordination import results
+from trinity_bus.coordination import admission, results
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import (
@@ -180,3 +181,47 @@ def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:
     assert story.machine.entries().keys() <= {"books", "explorer/e0", "closed/0", "outcomes/0", "replies/0"} | {
         key for key in story.machine.entries() if key.startswith("done/")
     }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_queued_memory_is_bounded_and_every_full_batch_ends(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of named, unnamed, open, huge and never-filled batches, as interleaved as can be."""
+    monkeypatch.setattr(admission, "MAX_UNFILLED_TASKS", 30)
+    monkeypatch.setattr(admission, "MAX_UNFILLED_BATCHES", 8)
+    rng = random.Random(seed)  # noqa: S311 - stories, not secrets
+    story = Story(batch_size=5, max_open_tasks=10, max_staleness=10**6, explorer_timeout_s=10**6)
+    story.beat(slots=3)
+    story.submit("open", None)
+    log = [
+        {"batch_id": "open"} if kind < 0.1 else {"batch_id": f"never-{number}", "batch_size": 7} if kind < 0.3
+        else {"batch_id": f"{rng.randint(0, 40)}/three", "batch_size": 3, "batch_type": "eval"} if kind < 0.6
+        else {"batch_id": "huge", "batch_size": 20} if kind < 0.65
+        else {}
+        for number, kind in enumerate(rng.random() for _ in range(400))
+    ]  # fmt: skip
+    running: list[Any] = []
+    full: set[str] = set()
+    ended: set[str] = set()
+    for turn in range(4000):
+        commands = []
+        if story.machine.wants_tasks() and log:
+            commands += story.task(f"t{turn}", **log.pop(0))
+        elif running:
+            order = running.pop(rng.randrange(len(running)))
+            fields = {"batch_id": order.batch_id, "batch_type": order.batch_type}
+            commands += story.finished(order.task.task_id, attempt=order.attempt, **fields)
+        running += dispatches(commands)
+        for record in batches(commands):
+            if record.accepted_task_count == record.expected_task_count:
+                full.add(record.batch_id)
+            if record.state == "finalized":
+                ended.add(record.batch_id)
+        assert len(story.machine.ledger.tasks) <= 10 + 1 + 20 + 30 + 5
+        assert len(story.machine.ledger.batches) <= 10 + 8 + 3
+        if not log and not running:
+            break
+    assert not log, "reading has stopped for ever"
+    assert full == ended
+    assert len(ended) > 20
