@@ -13,13 +13,16 @@ from trinity_bus.coordination.parts import Part
 from trinity_bus.coordination.tasks import OpenTask
 from trinity_bus.rollout.order import BatchOrder, sort_batch_id
 
-type Priority = tuple[BatchOrder, int]
+type Priority = tuple[BatchOrder, bool, int]
 
 
 def batch_priority(batch: Batch) -> Priority:
-    """Sort key of batches. Train batches are known by their sequence here, whatever they are called."""
+    """Sort key of batches. Train batches are known by their sequence here, whatever they are called.
+
+    Open ones have none: where their ids start with the same number, train goes before eval.
+    """
     name = batch.sequence or batch.batch_id
-    return sort_batch_id(name), batch.number
+    return sort_batch_id(name), batch.batch_type == "eval", batch.number
 
 
 class Line:

@@ -42,11 +42,11 @@ def test_silence_while_the_broker_is_away_counts_against_the_broker() -> None:
 
 
 @given(
-    moments=st.lists(st.tuples(st.floats(0, 10), st.booleans(), st.booleans()), max_size=60),
+    moments=st.lists(st.tuples(st.integers(0, 10), st.booleans(), st.booleans()), max_size=60),
     taken=st.booleans(),
 )
 def test_there_is_always_a_next_moment_and_nobody_waits_for_ever(
-    moments: list[tuple[float, bool, bool]], taken: bool
+    moments: list[tuple[int, bool, bool]], taken: bool
 ) -> None:
     one, now, heard_at, last = patience(taken=taken), 0.0, None, 0.0
     for gap, hears, is_taken in moments:

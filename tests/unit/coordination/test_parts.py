@@ -90,6 +90,9 @@ def batch(batch_id: str, sequence: int = 0, number: int = 1) -> Batch:
 def test_train_steps_come_before_their_evaluation_and_before_the_next_step() -> None:
     batches = [batch("final"), batch("2/held"), batch("b", 3), batch("a", 2), batch("1/held"), batch("z", 1)]
     assert [b.batch_id for b in sorted(batches, key=batch_priority)] == ["z", "1/held", "a", "2/held", "b", "final"]
+    # Open batches have no sequence; of those, too, train goes first.
+    opened = [batch("2/held@s", number=1), Batch("2@s", "train", None, 2), Batch("1@s", "train", None, 3)]
+    assert [b.batch_id for b in sorted(opened, key=batch_priority)] == ["1@s", "2@s", "2/held@s"]
 
 
 def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, workflow: str = "math") -> Explorer:
