@@ -120,7 +120,13 @@ class FaultMesh:
         self._killed_broker: int | None = None
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(
-            BrokerSettings(port=0, data_dir=folder / "broker", cache_dir=Settings().broker.cache_dir, heap_mib=384)
+            BrokerSettings(
+                port=0,
+                data_dir=folder / "broker",
+                cache_dir=Settings().broker.cache_dir,
+                heap_mib=384,
+                start_timeout_s=300,
+            )
         )
         self.services: dict[str, Service] = {}
         self._namespace = namespace

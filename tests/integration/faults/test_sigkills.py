@@ -39,7 +39,7 @@ AHEAD = 8
 MAX_STALENESS = 1
 MAX_INFLIGHT = 3
 FINALIZE_S = 3600.0
-STALLED_S = 120.0
+STALLED_S = 300.0
 """Without a result for so long, something waits that should not."""
 
 COORDINATOR = {
