@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from schemas import AbortBatch, CancelTasks, FinalizeBatch, SubmitBatch, Task
+from schemas import AbortBatch, BatchLifecycleState, BatchRecord, CancelTasks, FinalizeBatch, SubmitBatch, Task
 from schemas.record import BatchType
 from trinity_bus.coordination import Request
 
@@ -27,6 +27,8 @@ class Clients:
         self._commands = 0
         self._ids: deque[str] = deque(maxlen=RECENT)
         """Of batches that somebody has named lately."""
+        self._at_work: dict[str, BatchType] = {}
+        """Batches that are handed out or wait for their turn."""
         self._sent: deque[Request] = deque(maxlen=RECENT)
         self._owed: deque[Task] = deque()
         """Tasks of submitted batches that are yet to be sent."""
@@ -87,7 +89,8 @@ class Clients:
     def finalize(self) -> FinalizeBatch:
         """Waits for a batch, which may be unknown, or of another type."""
         batch_id = self._some_batch()
-        right = "eval" if batch_id.endswith(("eval", "held-out")) else "train"
+        by_name = "eval" if batch_id.startswith("eval") or batch_id.endswith(("eval", "held-out")) else "train"
+        right = self._at_work.get(batch_id, by_name)
         wrong = "train" if right == "eval" else "eval"
         return self._send(
             FinalizeBatch(
@@ -118,9 +121,14 @@ class Clients:
         """A command that was sent before, because its reply was not seen."""
         return self._rng.choice(self._sent) if self._sent else None
 
-    def noticed(self, batch_id: str) -> None:
-        """A batch that nobody has named is on the log; clients may meddle with it too."""
-        self._ids.append(batch_id)
+    def noticed(self, batch: BatchRecord) -> None:
+        """A batch has moved; clients may meddle with it, whoever it belongs to."""
+        if batch.state is BatchLifecycleState.PENDING:
+            self._ids.append(batch.batch_id)
+        if batch.state in (BatchLifecycleState.RUNNING, BatchLifecycleState.FINALIZING):
+            self._at_work[batch.batch_id] = batch.batch_type
+        else:
+            self._at_work.pop(batch.batch_id, None)
 
     def rest(self) -> list[Task]:
         """What is still owed."""
@@ -129,6 +137,8 @@ class Clients:
         return tasks
 
     def _some_batch(self) -> str:
+        if self._at_work and self._rng.random() < 0.4:
+            return self._rng.choice(list(self._at_work))
         if not self._ids or self._rng.random() < 0.05:
             return f"unheard-of-{self._commands}"
         return self._rng.choice(self._ids)

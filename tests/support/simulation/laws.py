@@ -43,6 +43,7 @@ from trinity_bus.coordination import (
     Input,
     Observe,
     Order,
+    Origin,
     Refuse,
     Reply,
     Request,
@@ -167,28 +168,34 @@ class Laws:
         answered = {command.record.task_id for command in commands if isinstance(command, Answered)}
         refused = {command.origin for command in commands if isinstance(command, Refuse)}
         for given in inputs:
-            match given:
-                case TaskArrived(task=task, origin=origin):
-                    # One that nobody can run is accepted, failed and refused; one that came before is only refused.
-                    if origin not in refused or (task.task_id in answered and task.task_id not in self.accepted):
-                        hold(task.task_id not in self.accepted, Law.ONE_RESULT, f"{task.task_id} is accepted twice")
-                        self.accepted[task.task_id] = task
-                case CommandArrived(command=request):
-                    self.sends[request.client, request.command_id] += 1
-                    self.commands[request.client, request.command_id] = request
-                case EventArrived(event=ExplorerHeartbeat() as beat):
-                    self._beat(beat)
-                case EventArrived(event=ExplorerLeft() as left):
-                    self._gone(left.explorer, left.incarnation)
-                case EventArrived(event=RolloutFinished() as finished):
-                    self._finished(finished)
-                case EventArrived(event=WeightsSynced() as synced):
-                    self._synced(synced)
-                case _:
-                    pass
+            self._told(given, answered, refused)
         for command in commands:
             self._command(command)
         self._always()
+        for told in self.told.values():
+            forgotten = {task_id for task_id, _ in told.outstanding} & answered
+            hold(not forgotten, Law.ATTEMPTS, f"{forgotten} ended, and attempts at them go on")
+
+    def _told(self, given: Input, answered: set[str], refused: set[Origin]) -> None:
+        match given:
+            case TaskArrived(task=task, origin=origin):
+                # One that nobody can run is accepted, failed and refused; one that came before is only refused.
+                if origin not in refused or (task.task_id in answered and task.task_id not in self.accepted):
+                    hold(task.task_id not in self.accepted, Law.ONE_RESULT, f"{task.task_id} is accepted twice")
+                    self.accepted[task.task_id] = task
+            case CommandArrived(command=request):
+                self.sends[request.client, request.command_id] += 1
+                self.commands[request.client, request.command_id] = request
+            case EventArrived(event=ExplorerHeartbeat() as beat):
+                self._beat(beat)
+            case EventArrived(event=ExplorerLeft() as left):
+                self._gone(left.explorer, left.incarnation)
+            case EventArrived(event=RolloutFinished() as finished):
+                self._finished(finished)
+            case EventArrived(event=WeightsSynced() as synced):
+                self._synced(synced)
+            case _:
+                pass
 
     def _command(self, command: Command) -> None:
         match command:

@@ -183,8 +183,7 @@ class World:
             case Announce(record=version):
                 self._announced(version)
             case BatchMoved(record=batch):
-                if batch.state is BatchLifecycleState.PENDING:
-                    self.clients.noticed(batch.batch_id)
+                self.clients.noticed(batch)
             case _:
                 pass
 

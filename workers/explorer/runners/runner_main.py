@@ -188,9 +188,13 @@ class Runner(asyncio.Protocol):
 
     async def end(self) -> None:
         """Cancel what runs; it is not waited for longer than the explorer has patience."""
-        tasks = [job.task for job in self._jobs.values() if job.task is not None]
-        for task in tasks:
-            task.cancel()
+        tasks = []
+        for job in self._jobs.values():
+            # Otherwise it would look like a workflow that has failed.
+            job.cancelled = True
+            if job.task is not None:
+                job.task.cancel()
+                tasks.append(job.task)
         if tasks:
             await asyncio.wait(tasks)
 
