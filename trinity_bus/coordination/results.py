@@ -70,7 +70,8 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
     answers = task.answers
     whole = len(answers) == len(task.parts) and all(answer.whole for answer in answers)
     error = None if whole else task.first_error or next(_errors(answers), None) or reason
-    runs = [metrics for answer in answers for metrics in answer.metrics]
+    first = answers[0]
+    runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
     return Result(
         order=task.order,
         entry=ManifestEntry(
@@ -78,11 +79,11 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
             status="completed" if whole else "partial",
             parts=[answer.part for answer in answers],
             error=None if error is None else short_error(error),
-            version_min=min(answer.version_min for answer in answers),
-            version_max=max(answer.version_max for answer in answers),
+            version_min=min([answer.version_min for answer in answers]),
+            version_max=max([answer.version_max for answer in answers]),
         ),
         metrics=bounded(calculate_task_level_metrics(runs, batch_type == "eval")),
-        traceparent=answers[0].traceparent,
+        traceparent=first.traceparent,
         elapsed=[answer.elapsed for answer in answers if answer.elapsed is not None],
     )
 

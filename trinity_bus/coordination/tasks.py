@@ -24,7 +24,7 @@ from trinity_bus.coordination.parts import Attempt, Part, PartAnswer
 
 @dataclass(slots=True)
 class OpenTask:
-    """A task without a result."""
+    """A task without a result. It is made with parts that nobody has tried yet."""
 
     task: Task
     batch_id: str
@@ -45,13 +45,11 @@ class OpenTask:
     homes: dict[str, int] = field(default_factory=dict, compare=False)
     """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
     This and the next follow from the parts."""
-    parts_left: int = field(default=0, compare=False)
+    parts_left: int = field(init=False, compare=False)
     """Parts that have not ended."""
 
     def __post_init__(self) -> None:
-        self.parts_left = sum(not part.ended for part in self.parts)
-        for name in (*(a.explorer for a in self.running), *(a.explorer for a in self.answers)):
-            self.homes[name] = self.homes.get(name, 0) + 1
+        self.parts_left = len(self.parts)
 
     @property
     def total_runs(self) -> int:
