@@ -27,6 +27,7 @@ from schemas.task import Sampling
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.background import in_daemon_thread
 from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, completion_of
+from trinity_bus.inference.door import Doors
 from trinity_bus.inference.errors import (
     EngineDeadError,
     EngineError,
@@ -60,6 +61,7 @@ class InferenceEngine:
     def __init__(self, settings: ExplorerSettings) -> None:
         self._settings = settings
         self._llm: AsyncLLM | None = None
+        self._doors: Doors | None = None
         self._counter = TokenCounter()
         self._numbers = itertools.count()
         self._syncing = asyncio.Lock()
@@ -90,6 +92,12 @@ class InferenceEngine:
             raise EngineError("the engine is not started, or was stopped")
         return self._llm
 
+    @property
+    def _open_doors(self) -> Doors:
+        if self._doors is None:
+            raise EngineError("the engine is not started, or was stopped")
+        return self._doors
+
     async def start(self) -> None:
         """Start the engine's process and load the model.
 
@@ -116,10 +124,18 @@ class InferenceEngine:
                 for child in set(multiprocessing.active_children()) - before:
                     child.kill()
         enable_request_spans(self._llm)
+        try:
+            self._doors = await Doors.open(self.llm)
+        # vLLM passes on what was raised in its processes as a bare Exception.
+        except Exception as error:
+            raise EngineStartError(f"vLLM's workers cannot be reached for weights: {error}") from error
 
     async def stop(self) -> None:
         """End the engine's process. Requests that still run fail."""
         llm, self._llm = self._llm, None
+        doors, self._doors = self._doors, None
+        if doors is not None:
+            await doors.close()
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, _STOP_S)
             del llm
@@ -201,7 +217,9 @@ class InferenceEngine:
         """
         async with self._syncing:
             try:
-                outcome = await sync_weights(self.llm, announced, member, timeout_s=self._settings.sync_timeout_s)
+                outcome = await sync_weights(
+                    self.llm, self._open_doors, announced, member, timeout_s=self._settings.sync_timeout_s
+                )
             except EngineDeadError as error:
                 self._dead = error
                 raise

@@ -2,10 +2,10 @@
 
 ::
 
-    start, update --> receiving beside generation --> pause (keep) --> finish (load) --> resume --> serving
-                               |                                         |
-                               +--failed, late: cancel, serving the old  +--not loaded: resume, cancel, serving the old
-                                                                         +--half loaded, no answer: EngineDeadError
+    begin --> receiving beside generation --> pause (keep) --> load --> resume --> serving
+                    |                                           |
+                    +--failed, late: cancel, serving the old    +--not loaded: cancel, resume, serving the old
+                                                                +--half loaded, no answer: EngineDeadError
 
 The pause is the load alone. ``pause`` with ``keep`` freezes the requests in flight and drops every cached key and
 value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever drawn
@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
+from trinity_bus.inference.door import Doors
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-_FIRST_POLL_S = 0.001
-_LAST_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +47,14 @@ class SyncOutcome:
     """How many of them came."""
 
 
-async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member, *, timeout_s: float) -> SyncOutcome:
+async def sync_weights(
+    llm: "AsyncLLM", doors: Doors, announced: ModelVersion, member: Member, *, timeout_s: float
+) -> SyncOutcome:
     """Receive a version and serve it. One at a time.
 
     Args:
         llm: The engine.
+        doors: Of its workers.
         announced: What to receive, and from where.
         member: This explorer, as the announcement names it.
         timeout_s: Limit of each step.
@@ -65,12 +66,11 @@ async def sync_weights(llm: "AsyncLLM", announced: ModelVersion, member: Member,
     began = time.monotonic()
     session = _Session(llm, timeout_s)
     try:
-        await session.begin(announced, member)
-        progress = await session.received()
+        progress = await doors.receive(_source(announced, member, timeout_s))
     except (WeightTransferError, asyncio.CancelledError):
         await session.cancel()
         raise
-    load = asyncio.ensure_future(session.load(announced.version))
+    load = asyncio.ensure_future(session.load(announced))
     try:
         pause_s = await asyncio.shield(load)
     except asyncio.CancelledError:
@@ -95,48 +95,43 @@ class _Session:
         self._llm = llm
         self._timeout_s = timeout_s
 
-    async def begin(self, announced: ModelVersion, member: Member) -> None:
-        """Have the engine start to receive."""
-        init = {"timeout_s": self._timeout_s}
-        source = {
-            "method": announced.method,
-            "host": announced.master_address,
-            "port": announced.master_port,
-            "prefix": f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
-            "version": announced.version,
-            "checksum": announced.checksum,
-            "folder": announced.checkpoint or "",
-        }
-        # vLLM's three phases in one call: each call waits for the end of a step of generation.
-        await self._ask(self._llm.collective_rpc("trinity_transfer_begin", args=(init, source)))
+    async def load(self, announced: ModelVersion) -> float:
+        """Pause, load, resume; returns the seconds of the pause.
 
-    async def received(self) -> dict[str, Any]:
-        """Wait until all workers have all bytes; each of their own waits has a limit, so this ends."""
-        pause = _FIRST_POLL_S
-        while True:
-            workers: list[dict[str, Any]] = await self._ask(self._llm.collective_rpc("trinity_transfer_progress"))
-            if failed := [worker["error"] for worker in workers if worker["state"] == "failed"]:
-                raise WeightTransferError(failed[0])
-            if all(worker["state"] == "ready" for worker in workers):
-                return max(workers, key=lambda worker: worker["verified_at"])
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LAST_POLL_S)
-
-    async def load(self, version: int) -> float:
-        """Pause, load, resume; returns the seconds of the pause."""
-        began = time.monotonic()
-        # What ``AsyncLLM.pause_generation`` does, but for its sleep of 20 ms, in which outputs may reach their readers
-        # before it returns: each output carries its version in any case.
-        await self._ask(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True))
+        Raises:
+            WeightTransferError: It was not loaded; generation goes on with the old weights.
+            EngineDeadError: There is nothing that could go on.
+        """
+        info = {"version": announced.version, "checksum": announced.checksum}
+        core = self._llm.engine_core
         try:
-            await self._ask(self._llm.finish_weight_update(str(version)))
+            # What ``AsyncLLM.pause_generation`` does, but for its sleep of 20 ms, in which outputs may reach their
+            # readers before it returns: each output carries its version in any case.
+            await self._ask(core.pause_scheduler_async(mode="keep", clear_cache=True))
+            # Until now, steps went on; from now on, none does.
+            stopped_at = time.monotonic()
+            await self._ask(self._llm.collective_rpc("trinity_transfer_load", args=(info,)))
         except WeightTransferError as error:
-            if await self.cancel():
-                raise EngineDeadError(f"version {version} was loaded half way: {error}") from error
+            if await self._is_torn():
+                raise EngineDeadError(f"version {announced.version} was loaded half way: {error}") from error
             await self._ask(self._llm.resume_generation())
             raise
-        await self._ask(self._llm.resume_generation())
-        return time.monotonic() - began
+        # In this order, without waiting between.
+        await self._ask(
+            asyncio.gather(core.set_weight_version_async(str(announced.version)), core.resume_scheduler_async())
+        )
+        return time.monotonic() - stopped_at
+
+    async def _is_torn(self) -> bool:
+        """End the session, and tell whether the weights are a mix.
+
+        Raises:
+            EngineDeadError: It cannot be told.
+        """
+        try:
+            return await self.cancel()
+        except WeightTransferError as error:
+            raise EngineDeadError(f"the engine cannot say what it has loaded: {error}") from error
 
     async def cancel(self) -> bool:
         """End the session; True where the weights are torn."""
@@ -162,3 +157,17 @@ class _Session:
         # vLLM passes on what was raised in its processes as a bare Exception.
         except Exception as error:
             raise WeightTransferError(str(error)) from error
+
+
+def _source(announced: ModelVersion, member: Member, timeout_s: float) -> dict[str, Any]:
+    """Where a member finds an announced version: fields of ``trinity_bus.weights.feed.Source``."""
+    return {
+        "method": announced.method,
+        "host": announced.master_address,
+        "port": announced.master_port,
+        "prefix": f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
+        "version": announced.version,
+        "checksum": announced.checksum,
+        "folder": announced.checkpoint or "",
+        "timeout_s": timeout_s,
+    }

@@ -6,6 +6,7 @@
 ``staging``           the trainer's copies of versions: converted, packed, hashed, kept while they are read
 ``hashing``           hashing beside other work
 ``feed``              what all ways have in common on which a version comes to a member
+``door``              a worker's side door: begins transfers while the engine computes
 ``receiver``          a member's side: receive and verify in a thread, hand over whole versions only
 ``vllm_engine``       the receiver behind vLLM's own weight-transfer interface
 ``vllm_plugin``       makes vLLM's processes know ``vllm_engine``

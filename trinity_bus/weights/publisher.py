@@ -33,6 +33,7 @@ from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import TCPStore
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
@@ -53,6 +54,8 @@ class _Attempt:
 class _OpenLink:
     prefix: str
     number: int
+    store: "TCPStore"
+    """A connection of its own, because waiting on one blocks it."""
     link: Link
 
 
@@ -190,9 +193,8 @@ class WeightPublisher:
                 _log.warning("version %d was not sent to %s: %s", announced.version, explorer, attempt.error)
 
     def _send(self, attempt: _Attempt, staged: Staged) -> None:
-        # Waiting on a store blocks its connection, so each member has one of its own.
-        store = self._store.clone()
         peer = self._take_link(attempt)
+        store = self._store.clone() if peer is None else peer.store
         number = next(self._numbers) if peer is None else peer.number
         key = f"{attempt.prefix}/{attempt.version}"
         # Whoever finds the manifest finds the number of the link that carries it, too.
@@ -208,7 +210,7 @@ class WeightPublisher:
                     backend=self.method,
                     timeout_s=self._timeout_s,
                 )
-                peer = _OpenLink(attempt.prefix, number, link)
+                peer = _OpenLink(attempt.prefix, number, store, link)
             try:
                 self._broadcast(peer.link, staged.buffers, attempt)
             except BaseException:

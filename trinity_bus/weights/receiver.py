@@ -81,7 +81,9 @@ class _Resources:
 class _Transfer:
     """One version on its way. Its thread alone touches ``resources`` until it has ended."""
 
-    def __init__(self, source: Source, resources: _Resources, *, overlap: bool, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, source: Source, resources: _Resources, *, overlap: bool, ended: Callable[[Progress], None]
+    ) -> None:
         self.source = source
         self.overlap = overlap
         self.resources = resources
@@ -128,7 +130,7 @@ class _Transfer:
             if feed is not resources.links:
                 feed.close()
             self._progress = progress
-        self._ended()
+        self._ended(self._progress)
 
     def _receive(self, feed: Feed) -> Progress:
         source, resources = self.source, self.resources
@@ -205,16 +207,14 @@ class _Transfer:
 
 
 class WeightReceiver:
-    """Receives one version at a time. Its methods are called from one thread.
+    """Receives one version at a time. One thread at a time calls its methods.
 
     Args:
         overlap: Whether to hash while receiving; by default, where there are cores for it.
-        ended: Called, by the thread of a transfer, when it has become ready or has failed.
     """
 
-    def __init__(self, *, overlap: bool | None = None, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, overlap: bool | None = None) -> None:
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
-        self._ended = ended
         self._resources = _Resources()
         self._transfer: _Transfer | None = None
 
@@ -223,15 +223,19 @@ class WeightReceiver:
         """Where it stands."""
         return self._transfer.progress if self._transfer is not None else Progress()
 
-    def start(self, source: Source) -> None:
+    def start(self, source: Source, ended: Callable[[Progress], None] = lambda _: None) -> None:
         """Begin to receive.
+
+        Args:
+            source: What, and from where.
+            ended: Called by the transfer's thread when it is ready or has failed, be it cancelled by then or not.
 
         Raises:
             WeightTransferError: It is not idle.
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
-        self._transfer = _Transfer(source, self._resources, overlap=self._overlap, ended=self._ended)
+        self._transfer = _Transfer(source, self._resources, overlap=self._overlap, ended=ended)
         self._resources = _Resources()
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 
@@ -250,11 +254,10 @@ class WeightReceiver:
         self._resources = transfer.resources
         return _views(transfer.manifest.buckets(), transfer.resources.buffers)
 
-    def names(self) -> list[str]:
-        """Names of the tensors of the version that is ready, in order; empty where none is."""
-        if self._transfer is None or self._transfer.manifest is None:
-            return []
-        return [meta.name for meta in self._transfer.manifest.tensors]
+    @property
+    def manifest(self) -> TransferManifest | None:
+        """Of the version that is ready; None where none is."""
+        return None if self._transfer is None else self._transfer.manifest
 
     def cancel(self) -> None:
         """End whatever goes on and become idle."""

@@ -1,24 +1,26 @@
 """vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
 
-vLLM's phases are start, update, finish. Here ``update`` only begins: a thread of the worker receives into host buffers
-while the engine goes on generating (``receiver``). The front end asks ``trinity_transfer_progress`` until the version
-is whole and verified, pauses generation, and calls ``finish``, which is the only moment at which the model is touched.
+A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
+begins that, and hears of its end, through a side door (``door``). When the version is whole and verified, the front end
+pauses generation and goes through vLLM's own phases at once: start; update, which finds the version in the buffers; and
+finish, which is the only moment at which the model is touched.
 
 ::
 
-    (no session) --start, update--> RECEIVING --> READY --finish--> (no session)
-                                        |           |
-                                        +--FAILED---+--trinity_transfer_cancel--> (no session)
+    IDLE --door: begin--> RECEIVING --> READY --start, update, finish: loaded--> IDLE
+                              |           |
+                              +--FAILED---+--trinity_transfer_cancel--> IDLE
 
-Failures: before ``finish`` nothing has happened to the model; a broken session is ended by
-``trinity_transfer_cancel``, which vLLM itself lacks, and the next ``start`` works. If loading itself fails, the weights
+Failures: before ``finish`` nothing has happened to the model; whatever was begun is ended by
+``trinity_transfer_cancel``, which vLLM itself lacks, and the next transfer works. If loading itself fails, the weights
 may be a mix of two versions: ``finish`` raises ``TornWeightsError``, now and ever after, and the front end must let the
 engine go.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +31,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from trinity_bus.weights.door import Door
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
-from trinity_bus.weights.feed import Method, Source
 from trinity_bus.weights.receiver import WeightReceiver
 
 # It warns of layers without weights at each reload, of position embeddings among others; ``_load`` checks itself.
@@ -39,23 +41,15 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not type-checked
-    """How transfers to this engine work."""
-
-    timeout_s: float = 30.0
-    """Limit of each step of a transfer."""
+    """Nothing: each version says where it comes from."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Which version to receive, and from where; see ``feed.Source``."""
+    """Which of the versions that may have been received is to be loaded."""
 
-    method: Method
-    host: str
-    port: int
-    prefix: str
     version: int
     checksum: str
-    folder: str
 
 
 class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
@@ -69,35 +63,25 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.receiver = WeightReceiver()
-        self._info = InitInfo()
         self._expected: frozenset[str] | None = None
         self.torn = False
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Take note of how transfers work; connecting is left to each transfer's thread."""
-        self._info = init_info
+        """Nothing: connecting is left to each transfer."""
 
     def start_weight_update(self) -> None:
         """Nothing: the model stays as it is until ``finish_weight_update``."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Begin to receive a version in a thread.
+        """Find the version in the buffers.
 
         Raises:
-            WeightTransferError: Another transfer has not ended.
+            WeightTransferError: Another is there, or none.
         """
-        self.receiver.start(
-            Source(
-                method=update_info.method,
-                host=update_info.host,
-                port=update_info.port,
-                prefix=update_info.prefix,
-                version=update_info.version,
-                checksum=update_info.checksum,
-                folder=update_info.folder,
-                timeout_s=self._info.timeout_s,
-            )
-        )
+        ready = self.receiver.manifest
+        wanted = (update_info.version, update_info.checksum)
+        if ready is None or (ready.version, ready.checksum) != wanted:
+            raise WeightTransferError(f"version {update_info.version} was not received: {self.receiver.progress}")
 
     def finish_weight_update(self) -> None:
         """Load the version that was received. Generation must be paused.
@@ -108,7 +92,8 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         """
         if self.torn:
             raise TornWeightsError("an earlier version was loaded half way; restart the engine")
-        names = frozenset(self.receiver.names())
+        ready = self.receiver.manifest
+        names = frozenset(() if ready is None else (meta.name for meta in ready.tensors))
         if self._expected is not None and names and names != self._expected:
             odd = sorted(names ^ self._expected)[:5]
             raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
@@ -156,20 +141,24 @@ class WorkerExtension:
     weight_transfer_engine: OverlappedWeightTransferEngine
     _weight_update_active: bool
 
+    rank: int
+
     # Methods of the worker that this is mixed into.
-    init_weight_transfer_engine: Callable[[dict[str, Any]], None]
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
-    def trinity_transfer_begin(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
-        """Call the worker's init, start and update at once, because each call waits for a step of generation to end."""
-        self.init_weight_transfer_engine(init_info)
+    def trinity_open_door(self, folder: str) -> str:
+        """Open this worker's door in a folder of the front end's; its path. Once."""
+        path = Path(folder) / f"{self.rank}.sock"
+        self.trinity_door = Door(self.weight_transfer_engine.receiver, path)
+        return str(path)
+
+    def trinity_transfer_load(self, update_info: dict[str, Any]) -> None:
+        """VLLM's three phases at once, because each call is a round trip during which generation stands still."""
         self.start_weight_update()
         self.update_weights(update_info)
-
-    def trinity_transfer_progress(self) -> dict[str, Any]:
-        """Where the transfer stands: the fields of ``receiver.Progress``."""
-        return asdict(self.weight_transfer_engine.receiver.progress)
+        self.finish_weight_update()
 
     def trinity_transfer_cancel(self) -> bool:
         """End a session without touching the model; True where an earlier load has already torn the weights."""

@@ -1,0 +1,126 @@
+"""The door of a worker and its front end: a real socket, a real receiver, a real server of weights."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.transfers import announcement, source
+from trinity_bus.inference.door import Doors
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.weights.door import Door
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.server import WeightServer
+
+
+class FakeEngine:
+    """Has workers that open their doors."""
+
+    def __init__(self, workers: int) -> None:
+        self.receivers = [WeightReceiver() for _ in range(workers)]
+        self.folder = Path()
+
+    async def collective_rpc(self, method: str, args: tuple[str]) -> list[str]:
+        assert method == "trinity_open_door"
+        self.folder = Path(args[0])
+        assert self.folder.stat().st_mode & 0o077 == 0
+        paths = [self.folder / f"{i}.sock" for i in range(len(self.receivers))]
+        self.doors = [Door(receiver, path) for receiver, path in zip(self.receivers, paths, strict=True)]
+        return list(map(str, paths))
+
+
+@pytest.fixture
+def server() -> Iterator[WeightServer]:
+    made = WeightServer(timeout_s=5)
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def opened(engine: FakeEngine) -> AsyncIterator[Doors]:
+    doors = await Doors.open(engine)  # type: ignore[arg-type]
+    assert not engine.folder.exists()
+    assert engine.folder.parent == Path(tempfile.gettempdir())
+    try:
+        yield doors
+    finally:
+        await doors.close()
+        for receiver in engine.receivers:
+            receiver.close()
+
+
+def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float = 5) -> dict[str, Any]:
+    return asdict(source(announcement(server, version, checksum, "a"), "a", timeout_s))
+
+
+def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
+    async def main() -> None:
+        engine = FakeEngine(2)
+        async with opened(engine) as doors:
+            for version in range(2):
+                checksum = server.stage(version, [("w", torch.full((1000,), float(version)))])
+                progress = await doors.receive(wanted(server, version, checksum))
+                assert (progress["state"], progress["checksum"]) == ("ready", checksum)
+                for receiver in engine.receivers:
+                    assert dict(receiver.take())["w"][0] == version
+
+    asyncio.run(main())
+
+
+def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:
+    async def main() -> None:
+        engine = FakeEngine(1)
+        async with opened(engine) as doors:
+            with pytest.raises(WeightTransferError, match="not staged"):
+                await doors.receive(wanted(server, 7, "0" * 64))
+            with pytest.raises(WeightTransferError, match="cancel it first"):
+                await doors.receive(wanted(server, 7, "0" * 64))
+            engine.receivers[0].cancel()
+            checksum = server.stage(8, [("w", torch.ones(10))])
+            assert (await doors.receive(wanted(server, 8, checksum)))["state"] == "ready"
+
+    asyncio.run(main())
+
+
+def test_one_that_hangs_is_asked_until_it_counts_as_failed(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
+    monkeypatch.setattr("trinity_bus.inference.door._LOOK_S", 0.02)
+    monkeypatch.setattr(WeightReceiver, "start", hanging(WeightReceiver.start))
+
+    async def main() -> None:
+        async with opened(FakeEngine(1)) as doors:
+            with pytest.raises(WeightTransferError, match="nothing has moved"):
+                await doors.receive(wanted(server, 0, "0" * 64, timeout_s=0.05))
+
+    asyncio.run(main())
+
+
+def hanging(start: Any) -> Any:
+    """A start whose thread never comes to run."""
+
+    def begin(self: WeightReceiver, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("trinity_bus.weights.receiver._Transfer.run", lambda _: None)
+            start(self, *arguments)
+
+    return begin
+
+
+def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
+    async def main() -> None:
+        engine = FakeEngine(1)
+        async with opened(engine) as doors:
+            doors._connections[0][1].write(b"no command\n")
+            with pytest.raises(EngineDeadError):
+                await doors.receive(wanted(server, 0, "0" * 64))
+
+    asyncio.run(main())

@@ -1,0 +1,104 @@
+"""The front end's side of the doors of its engine's workers; see ``trinity_bus.weights.door``.
+
+::
+
+    (engine started) --open--> OPEN --begin--> waiting --every worker ready: progress--> OPEN
+                                |                |--one failed: WeightTransferError----> OPEN
+                                +--close         +--a door is closed: EngineDeadError
+"""
+
+import asyncio
+import itertools
+import json
+import shutil
+import tempfile
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.weights.errors import WeightTransferError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_LOOK_S = 1.0
+"""How often a transfer that says nothing is asked."""
+_MAX_LINE = 1 << 16
+
+
+class Doors:
+    """Open doors of all workers. One transfer at a time."""
+
+    def __init__(self, connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+        self._connections = connections
+        self._tokens = itertools.count()
+
+    @classmethod
+    async def open(cls, llm: "AsyncLLM") -> Self:
+        """Have the workers open their doors, and go in."""
+        # Only its owner may enter it.
+        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="trinity-bus-")
+        try:
+            paths: list[str] = await llm.collective_rpc("trinity_open_door", args=(folder,))
+            return cls([await asyncio.open_unix_connection(path, limit=_MAX_LINE) for path in paths])
+        finally:
+            # Who is in needs it no more.
+            await asyncio.to_thread(shutil.rmtree, folder)
+
+    async def receive(self, source: dict[str, Any]) -> dict[str, Any]:
+        """Have every worker receive a version.
+
+        Args:
+            source: Fields of ``trinity_bus.weights.feed.Source``.
+
+        Returns:
+            Fields of ``trinity_bus.weights.receiver.Progress``, of the last to be ready.
+
+        Raises:
+            WeightTransferError: One did not get it.
+            EngineDeadError: A worker is gone.
+        """
+        token = next(self._tokens)
+        for _, writer in self._connections:
+            _write(writer, {"op": "begin", "token": token, "source": source})
+        workers = [await self._ended(reader, writer, token) for reader, writer in self._connections]
+        return max(workers, key=lambda worker: worker["verified_at"])
+
+    async def close(self) -> None:
+        """Leave."""
+        async with AsyncExitStack() as stack:
+            for _, writer in self._connections:
+                writer.close()
+                stack.push_async_callback(_gone, writer)
+
+    async def _ended(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: int) -> dict[str, Any]:
+        """Wait for the end of a worker's transfer; all of its own waits have limits, so it comes."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    line = await reader.readline()
+            except TimeoutError:
+                _write(writer, {"op": "progress", "token": token})
+                continue
+            except OSError as error:
+                raise EngineDeadError("the engine's process is gone") from error
+            if not line:
+                raise EngineDeadError("the engine's process is gone")
+            progress: dict[str, Any] = json.loads(line)
+            if progress["token"] != token or progress["state"] == "receiving":
+                continue
+            if progress["state"] != "ready":
+                raise WeightTransferError(progress["error"] or "the transfer was cancelled")
+            return progress
+
+
+def _write(writer: asyncio.StreamWriter, command: dict[str, Any]) -> None:
+    writer.write(json.dumps(command).encode() + b"\n")
+
+
+async def _gone(writer: asyncio.StreamWriter) -> None:
+    try:
+        await writer.wait_closed()
+    except OSError:
+        # The worker was faster.
+        return
