@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import warnings
+from collections import deque
 from pathlib import Path
 
 from schemas import ExperienceGroup
@@ -11,6 +12,9 @@ from schemas.codec import decode
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.weights.staging import Staging
+
+BUCKET_BYTES = 1 << 12
 
 
 def run(folder: Path, tensor_parallel: int, port: str) -> list[dict[str, float]]:
@@ -37,6 +41,12 @@ def run(folder: Path, tensor_parallel: int, port: str) -> list[dict[str, float]]
         second.load_latest(target / "checkpoints")
         metrics.append(second.train_step(batches[1]))
         second.export_hf(target / "hf")
+        # Publishing gathers what is split, tensor by tensor: all ranks iterate, the first one packs.
+        tensors = second.hf_tensors()
+        if layout.rank == 0:
+            manifest = Staging(bucket_bytes=BUCKET_BYTES, retain=1, dtype="bfloat16").stage(2, tensors)
+            (target / "checksum").write_text(manifest.checksum)
+        deque(tensors, maxlen=0)
     return metrics
 
 

@@ -20,6 +20,7 @@ from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.parallel import Layout
+from trinity_bus.weights.staging import Staging
 
 pytestmark = pytest.mark.integration
 
@@ -82,6 +83,10 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
                     assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
             exported = load_file(tmp_path / f"tp{tensor_parallel}" / "hf" / "model.safetensors")
             assert exported.keys() == weights.keys()
+            # What explorers would get is what was exported, in the order of one rank, whatever the layout.
+            whole = Staging(bucket_bytes=1 << 12, retain=1, dtype="bfloat16")
+            manifest = whole.stage(2, [(weight, exported[weight]) for weight in weights])
+            assert (tmp_path / f"tp{tensor_parallel}" / "checksum").read_text() == manifest.checksum
             for weight, tensor in exported.items():
                 # Four updates of 1e-2 each; rounding shows where AdamW divides a small gradient by itself.
                 difference = (tensor - weights[weight]).abs()
