@@ -2,12 +2,15 @@
 
 A real broker and a real coordinator; explorers in processes of their own, each generating all the time; this process is
 the trainer: it stages a version, says ``StepTrained``, serves who is named, and waits for every ``WeightsSynced``.
+Where there are more explorers than engines fit on the machine (``--engines``), all of them are *receivers*: the same
+service takes the versions, but receives them in its own process, loads nothing and generates nothing; rows say so.
 
-``staging``   packing the tensors into buckets and hashing them
+``staging``   packing the tensors into buckets, and hashing them beside it
+``control``   from the announcement, by its record's time, to readiness for the first byte (median over explorers, too)
+``news``      from the trainer's "step done" until then: with the coordinator's decision, and twice through the log
 ``transfer``  from readiness for the first byte until the last one is there (the slowest explorer)
 ``verify``    hashing what has arrived (the slowest explorer)
 ``pause``     generation stands still: the new weights are loaded (the slowest explorer)
-``control``   everything else: records through the log, decisions, waking up
 
 The end is when the last explorer has resumed, which is when it makes its ``WeightsSynced``: that record's time, to the
 millisecond, by the clock of this one machine.
@@ -35,6 +38,7 @@ from typing import Any
 
 import torch
 import uvloop
+from _receivers import BareReceiver, Timed, follow
 from _report import Row, report
 from safetensors.torch import load_file
 
@@ -46,9 +50,11 @@ from trinity_bus.config import BrokerSettings, ExplorerSettings, KafkaSettings, 
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.weights.link import join_store, serve_store
 from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.weights.server import WeightServer
 from workers.coordinator.service import Coordinator
 from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
+from workers.trainer.publication import Publisher
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -56,10 +62,24 @@ from tests.support.tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
 
 ROUNDS = 7
 LIMIT_S = 60.0
-CONTROL_GOAL_S = 0.05
-SHARE_GOAL = 0.7
+CONTROL_GOAL_S = 0.02
+SHARE_GOAL = 0.8
+PAUSE_GOAL = 0.1
 BUSY_REQUESTS = 8
-SHAPES = {"tiny": TINY, "15M": SMALL}
+LARGE = TinyShape(
+    hidden_size=768,
+    intermediate_size=3072,
+    num_hidden_layers=12,
+    num_attention_heads=12,
+    num_key_value_heads=4,
+    head_dim=64,
+    vocab_size=22_528,
+    initializer_range=0.02,
+)
+SHAPES = {"0.6M": TINY, "15M": SMALL, "150M": LARGE}
+GOALS_AT = "150M"
+"""The model at which shares are to reach their goals: smaller ones are done before anything is warm."""
+METHODS = ("nccl", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +91,9 @@ class Round:
     transfer: float
     verify: float
     pause: float
+    control: float = 0.0
+    news: float = 0.0
     raw: float = 0.0
-
-    @property
-    def control(self) -> float:
-        """What is none of the others."""
-        return self.total - self.staging - self.transfer - self.verify - self.pause
 
 
 def raw_group(store: Any, prefix: str, rank: int, size: int) -> Any:
@@ -99,57 +116,100 @@ def raw_broadcast(group: Any, buffer: torch.Tensor) -> float:
     return time.perf_counter() - began
 
 
-def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str, store_port: int) -> None:
-    """Body of an explorer's process, which does what it is told through the pipe.
+class ExplorerSide:
+    """An explorer's process, which does what it is told through a pipe.
 
-    Commands: ``join PREFIX RANK SIZE BYTES``, ``raw``, ``explore``, ``rest``, ``stop``.
+    Args:
+        kafka: The broker.
+        name: The explorer's.
+        model: Of its engine; None for one without.
+        store_port: Of the store at which the raw group meets.
     """
 
-    async def main() -> None:
-        settings = Settings(
+    def __init__(self, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
+        self.settings = Settings(
             kafka=kafka,
             explorer=ExplorerSettings(
                 name=name, model_path=model, dtype="float32", max_model_len=128, max_tokens=64, drain_s=0.01
             ),
         )
-        nursery = Nursery(settings)
-        engine = InferenceEngine(settings.explorer)
-        await engine.start()
-        await nursery.ready()
+        self._store_port = store_port
+        self._nursery: Nursery | None = None
+        self._engine: Any = Timed(BareReceiver())
+        self._group: Any = None
+        self._buffer = torch.zeros(0, dtype=torch.uint8)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Start what takes long."""
+        if self.settings.explorer.model_path is not None:
+            self._nursery = Nursery(self.settings)
+            self._engine = Timed(InferenceEngine(self.settings.explorer))
+            await self._engine.start()
+            await self._nursery.ready()
+        self._store = join_store("127.0.0.1", self._store_port, timeout_s=LIMIT_S)
+
+    async def obey(self, bus: Bus, command: str, *arguments: Any) -> float:
+        """Do what is told: ``join PREFIX RANK SIZE BYTES``, ``raw``, ``explore``, ``first``, ``rest`` or ``stop``.
+
+        Returns:
+            Seconds of ``raw``; when the first byte of the last version could come for ``first``; else 0.
+        """
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        match command:
+            case "join":
+                prefix, rank, size, nbytes = arguments
+                self._group = await asyncio.to_thread(raw_group, self._store, prefix, rank, size)
+                self._buffer = torch.ones(nbytes, dtype=torch.uint8)
+            case "raw":
+                return await asyncio.to_thread(raw_broadcast, self._group, self._buffer)
+            case "first":
+                first: float = self._engine.first_byte_at
+                return first
+            case "explore":
+                self._explore(bus)
+            case _:
+                for task in self._tasks:
+                    task.cancel()
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                self._tasks = []
+        return 0.0
+
+    def _explore(self, bus: Bus) -> None:
+        if self._nursery is None:
+            self._tasks = [asyncio.create_task(follow(self.settings, bus, self._engine))]
+            return
+        self._tasks = [asyncio.create_task(Explorer(self.settings, bus, self._engine, self._nursery).run())]
+        self._tasks += [asyncio.create_task(keep_busy(self._engine, i)) for i in range(BUSY_REQUESTS)]
+
+    async def stop(self) -> None:
+        """End what was started."""
+        if self._nursery is not None:
+            await self._engine.stop()
+            self._nursery.close()
+
+
+def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
+    """Body of an explorer's process."""
+
+    async def main() -> None:
+        side = ExplorerSide(kafka, name, model, store_port)
+        await side.start()
         pipe.send("started")
-        store = join_store("127.0.0.1", store_port, timeout_s=LIMIT_S)
-        group: Any = None
-        buffer = torch.zeros(0, dtype=torch.uint8)
-        tasks: list[asyncio.Task[Any]] = []
-        async with Bus(settings.kafka, client_id=name) as bus:
-            while True:
-                command, *arguments = await asyncio.to_thread(pipe.recv)
-                answer = 0.0
-                if command == "join":
-                    prefix, rank, size, nbytes = arguments
-                    group = await asyncio.to_thread(raw_group, store, prefix, rank, size)
-                    buffer = torch.ones(nbytes, dtype=torch.uint8)
-                elif command == "raw":
-                    answer = await asyncio.to_thread(raw_broadcast, group, buffer)
-                elif command == "explore":
-                    tasks = [asyncio.create_task(Explorer(settings, bus, engine, nursery).run())]
-                    tasks += [asyncio.create_task(keep_busy(engine, i)) for i in range(BUSY_REQUESTS)]
-                else:
-                    for task in tasks:
-                        task.cancel()
-                    if tasks:
-                        await asyncio.wait(tasks)
-                    tasks = []
-                pipe.send(answer)
-                if command == "stop":
-                    break
-        await engine.stop()
-        nursery.close()
+        async with Bus(side.settings.kafka, client_id=name) as bus:
+            command: list[Any] = []
+            while command[:1] != ["stop"]:
+                command = list(await asyncio.to_thread(pipe.recv))
+                pipe.send(await side.obey(bus, *command))
+        await side.stop()
 
     uvloop.run(main())
 
 
-async def keep_busy(engine: InferenceEngine, number: int) -> None:
+async def keep_busy(engine: Any, number: int) -> None:
     """Generate without end."""
     while True:
         await engine.generate([3 + number, 4, 5], Sampling(), 4)
@@ -158,10 +218,11 @@ async def keep_busy(engine: InferenceEngine, number: int) -> None:
 class Side:
     """This process's end of an explorer."""
 
-    def __init__(self, kafka: KafkaSettings, name: str, model: Path, store_port: int) -> None:
+    def __init__(self, kafka: KafkaSettings, name: str, model: Path | None, store_port: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=explorer_side, args=(theirs, kafka, name, str(model), store_port))
+        path = None if model is None else str(model)
+        self.process = context.Process(target=explorer_side, args=(theirs, kafka, name, path, store_port))
         self.process.start()
 
     async def tell(self, *command: Any) -> float:
@@ -174,13 +235,15 @@ class Side:
 class Trainer:
     """The trainer's part of the protocol, without training."""
 
-    def __init__(self, publisher: WeightPublisher, producer: Producer, events: Reader, versions: Reader) -> None:
+    def __init__(self, publisher: Publisher, producer: Producer, events: Reader, versions: Reader) -> None:
         self._publisher = publisher
         self._producer = producer
         self._events = events
         self._versions = versions
         self._incarnation = uuid.uuid4().hex
         self._version = -1
+        self.announced_at = 0.0
+        """When the last version was announced, by its record."""
 
     async def serve(self) -> None:
         """Serve every announcement, as the trainer's service does."""
@@ -188,6 +251,7 @@ class Trainer:
             for received in await self._versions.batch(1.0):
                 announced = received.record
                 if isinstance(announced, ModelVersion) and announced.trainer_incarnation == self._incarnation:
+                    self.announced_at = received.timestamp_ms / 1000
                     threading.Thread(target=self._publisher.serve, args=(announced,), daemon=True).start()
 
     async def alive(self) -> None:
@@ -207,13 +271,14 @@ class Trainer:
             await self._producer.send(EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.5)
 
-    async def step(self, tensors: dict[str, torch.Tensor], explorers: int) -> Round:
+    async def step(self, tensors: dict[str, torch.Tensor], sides: list[Side]) -> Round:
         """One version; the slowest explorer counts."""
         self._version += 1
         began_at = time.time()
         began = time.perf_counter()
         checksum = await asyncio.to_thread(self._publisher.stage, self._version, tensors.items())
         staged = time.perf_counter()
+        told_at = time.time()
         host, port = self._publisher.address
         news = StepTrained(
             trainer="trainer-0",
@@ -222,6 +287,7 @@ class Trainer:
             step=self._version,
             version=self._version,
             publish=True,
+            method=self._publisher.method,
             checksum=checksum,
             master_address=host,
             master_port=port,
@@ -229,19 +295,34 @@ class Trainer:
         await (await self._producer.send(EVENTS, "trainer-0", news))
         answers: dict[str, WeightsSynced] = {}
         last_at = 0.0
-        while len(answers) < explorers:
-            for received in await self._events.batch(LIMIT_S):
+        while len(answers) < len(sides):
+            batch = await self._events.batch(LIMIT_S)
+            assert batch, f"nobody has said anything for {LIMIT_S:g} s"
+            for received in batch:
                 if isinstance(received.record, WeightsSynced) and received.record.version == self._version:
                     assert received.record.ok, received.record.error
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
                     last_at = max(last_at, received.timestamp_ms / 1000)
         slowest = (max(getattr(a, name) for a in answers.values()) for name in ("transfer_s", "verify_s", "pause_s"))
-        return Round(last_at - began_at, staged - began, *slowest)
+        firsts = [await side.tell("first") for side in sides]
+        return Round(
+            last_at - began_at,
+            staged - began,
+            *slowest,
+            control=statistics.median(firsts) - self.announced_at,
+            news=statistics.median(firsts) - told_at,
+        )
 
 
 async def measure(
-    kafka: KafkaSettings, sides: list[Side], store: Any, tensors: dict[str, torch.Tensor], rounds: int
+    kafka: KafkaSettings,
+    sides: list[Side],
+    store: Any,
+    tensors: dict[str, torch.Tensor],
+    *,
+    rounds: int,
+    method: str,
 ) -> list[Round]:
     """The rounds of one model with these explorers, in a namespace of their own."""
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -257,7 +338,7 @@ async def measure(
         producer = await stack.enter_async_context(bus.producer())
         events = await stack.enter_async_context(bus.reader(EVENTS, start="end"))
         versions = await stack.enter_async_context(bus.reader(MODEL_VERSIONS, start="end"))
-        publisher = WeightPublisher()
+        publisher: Publisher = WeightServer() if method == "memory" else WeightPublisher()
         trainer = Trainer(publisher, producer, events, versions)
         services = [
             asyncio.create_task(Coordinator(Settings(kafka=kafka), coordinator_bus).run()),
@@ -267,7 +348,7 @@ async def measure(
         await asyncio.gather(*(side.tell("explore") for side in sides))
         # The first versions make links and memory; explorers may join one after the other.
         for number in range(rounds + 2):
-            result = await trainer.step(tensors, len(sides))
+            result = await trainer.step(tensors, sides)
             raws = asyncio.gather(*(side.tell("raw") for side in sides))
             await asyncio.to_thread(raw_broadcast, group, buffer)
             raw = max(await raws)
@@ -281,40 +362,71 @@ async def measure(
     return results
 
 
-def rows_of(title: str, results: list[Round]) -> Iterator[Row]:
+def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool) -> Iterator[Row]:
     """Medians of one configuration."""
 
     def median(name: str) -> float:
         return statistics.median(getattr(result, name) for result in results)
 
-    yield Row(f"{title}: step done to all generating", median("total"), "s", better="lower")
-    yield Row(f"{title}: control", median("control"), "s", CONTROL_GOAL_S, better="lower")
+    yield Row(f"{title}: step done to all serving", median("total"), "s", better="lower")
+    yield Row(f"{title}: announcement to first byte (control)", median("control"), "s", CONTROL_GOAL_S, better="lower")
+    yield Row(f"{title}: news to first byte", median("news"), "s", better="lower")
     yield Row(f"{title}: staging", median("staging"), "s", better="lower")
     yield Row(f"{title}: transfer", median("transfer"), "s", better="lower")
     yield Row(f"{title}: verify", median("verify"), "s", better="lower")
-    yield Row(f"{title}: pause", median("pause"), "s", better="lower")
     yield Row(f"{title}: raw gloo broadcast", median("raw"), "s", better="lower")
     share = statistics.median(result.raw / result.transfer for result in results)
-    yield Row(f"{title}: transfer's share of raw gloo", share, "", SHARE_GOAL)
+    yield Row(f"{title}: transfer's share of raw gloo", share, "", SHARE_GOAL if goals else None)
+    if engines:
+        yield Row(f"{title}: pause", median("pause"), "s", better="lower")
+        stood = statistics.median(result.pause / result.transfer for result in results)
+        yield Row(f"{title}: pause / transfer", stood, "", PAUSE_GOAL if goals else None, better="lower")
 
 
-async def run(kafka: KafkaSettings, folder: Path, shapes: dict[str, TinyShape], rounds: int) -> list[Row]:
-    """All configurations: each model with one explorer, then with two."""
+def random_tensors(shape: TinyShape) -> dict[str, torch.Tensor]:
+    """Tensors of a model's sizes, for receivers, to whom their values mean nothing."""
+    heads, groups = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    layer = {
+        "q": (heads, hidden),
+        "k": (groups, hidden),
+        "v": (groups, hidden),
+        "o": (hidden, heads),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+        "norm": (hidden,),
+    }
+    sizes = {f"{i}.{name}": size for i in range(shape.num_hidden_layers) for name, size in layer.items()}
+    ends = {"embedding": (shape.vocab_size, hidden), "head": (shape.vocab_size, hidden)}
+    return {name: torch.rand(size) for name, size in (ends | sizes).items()}
+
+
+async def run(kafka: KafkaSettings, folder: Path, options: argparse.Namespace) -> list[Row]:
+    """All configurations: each model with each number of explorers, by each method."""
     store = serve_store("127.0.0.1", timeout_s=LIMIT_S)
     rows: list[Row] = []
-    for name, shape in shapes.items():
-        model = make_tiny_qwen3(folder / name, seed=0, shape=shape)
-        tensors = load_file(model / "model.safetensors")
-        for count in (1, 2):
-            space = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
-            sides = [Side(space, f"explorer-{i}", model, store.port) for i in range(count)]
-            for side in sides:
-                await asyncio.to_thread(side.pipe.recv)
-            results = await measure(space, sides, store, tensors, rounds)
-            rows += rows_of(f"{name}, {count} explorer{'s' * (count > 1)}", results)
-            await asyncio.gather(*(side.tell("stop") for side in sides))
-            for side in sides:
-                await asyncio.to_thread(side.process.join)
+    for name in options.models:
+        model = None
+        tensors = random_tensors(SHAPES[name])
+        if any(count <= options.engines for count in options.explorers):
+            model = make_tiny_qwen3(folder / name, seed=0, shape=SHAPES[name])
+            tensors = load_file(model / "model.safetensors")
+        for count in options.explorers:
+            engines = count <= options.engines
+            # A namespace for each method: one is enough for the processes, whose services start anew.
+            for method in options.methods:
+                space = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+                sides = [Side(space, f"explorer-{i}", model if engines else None, store.port) for i in range(count)]
+                for side in sides:
+                    await asyncio.to_thread(side.pipe.recv)
+                results = await measure(space, sides, store, tensors, rounds=options.rounds, method=method)
+                what = ("explorer" if engines else "receiver") + "s" * (count > 1) + " without vLLM" * (not engines)
+                title = f"{name}, {method}, {count} {what}"
+                rows += rows_of(title, results, engines=engines, goals=name == GOALS_AT)
+                await asyncio.gather(*(side.tell("stop") for side in sides))
+                for side in sides:
+                    await asyncio.to_thread(side.process.join)
     return rows
 
 
@@ -323,17 +435,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--explorers", nargs="*", type=int, default=[1, 2, 4])
+    parser.add_argument("--engines", type=int, default=2, help="most explorers with engines; 0: receivers alone")
+    parser.add_argument("--methods", nargs="*", default=["nccl"], choices=METHODS)
+    parser.add_argument("--quick", action="store_true", help="the smallest model, 1 and 2 receivers, both methods")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.models, arguments.explorers = 5, ["0.6M"], [1, 2]
+        arguments.engines, arguments.methods = 0, list(METHODS)
     configured = Settings()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         kafka = configured.kafka
         if kafka.bootstrap_servers is None:
             broker = BrokerSettings(port=0, data_dir=Path(folder) / "broker", cache_dir=configured.broker.cache_dir)
             kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
-        shapes = {name: SHAPES[name] for name in arguments.models}
-        rows = uvloop.run(run(kafka, Path(folder), shapes, arguments.rounds))
+        rows = uvloop.run(run(kafka, Path(folder), arguments))
     report(
-        "weight_sync",
+        "weight_sync_quick" if arguments.quick else "weight_sync",
         "a version from the trainer into explorers that generate, float32, on a CPU",
         rows,
         notes=["the trainer, the explorers, their engines and the broker share this machine's cores"],

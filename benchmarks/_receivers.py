@@ -1,0 +1,103 @@
+"""Explorers for measuring weight sync: one without an engine, and a stopwatch for one with an engine."""
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+from schemas import ExplorerHeartbeat, Member, ModelVersion
+from schemas.topics import MODEL_VERSIONS
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.feed import Source
+from trinity_bus.weights.receiver import Progress, WeightReceiver
+from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.outcome import Identity
+from workers.explorer.served import Served
+from workers.explorer.weights import WeightFollower
+
+
+class BareReceiver:
+    """Stands for an engine: takes versions as a worker of one does, loads nothing, generates nothing."""
+
+    def __init__(self) -> None:
+        self._receiver = WeightReceiver()
+        self.model_version = -1
+        self.tokens_generated = 0
+
+    async def generate(self, *_: object, **__: object) -> list[Any]:
+        """Nothing."""
+        return []
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        """Receive and verify."""
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Progress] = loop.create_future()
+        source = Source(
+            method=announced.method,
+            host=announced.master_address,
+            port=announced.master_port,
+            prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
+            version=announced.version,
+            checksum=announced.checksum,
+        )
+        self._receiver.start(source, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
+        progress = await ended
+        if progress.state != "ready":
+            self._receiver.cancel()
+            raise WeightTransferError(progress.error)
+        self._receiver.take()
+        self.model_version = announced.version
+        return SyncOutcome(
+            checksum=progress.checksum,
+            control_s=progress.posted_at - began,
+            transfer_s=progress.received_at - progress.posted_at,
+            pause_s=0.0,
+            verify_s=progress.verified_at - progress.received_at,
+        )
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Never."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class Timed:
+    """An engine, and the moment of the last first byte, by the clock of the machine."""
+
+    def __init__(self, engine: InferenceEngine | BareReceiver) -> None:
+        self._engine = engine
+        self.first_byte_at = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        """Take over a version."""
+        began = time.time()
+        outcome = await self._engine.sync_weights(announced, member)
+        self.first_byte_at = began + outcome.control_s
+        return outcome
+
+
+async def follow(settings: Settings, bus: Bus, engine: Any) -> None:
+    """What an explorer does about weights, and nothing else of it."""
+    who = Identity(explorer=settings.explorer.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model)
+    served = Served()
+
+    def heartbeat(state: Any) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer=who.explorer, incarnation=who.incarnation, state=state, slots=1, model_version=served.version
+        )
+
+    async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as versions:
+        heartbeats = Heartbeats(producer, interval_s=settings.explorer.heartbeat_s, make=heartbeat)
+        follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(heartbeats.run())
+            loops.create_task(follower.run(versions))
