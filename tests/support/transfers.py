@@ -62,12 +62,17 @@ def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> Progress:
 def main() -> None:
     """A member in a process of its own, to be killed: ``python -m tests.support.transfers HOST PORT PREFIX ...``.
 
-    Takes version 0, prints ``taken``, begins to take version 1 of many buckets, and prints ``first`` after the first.
+    Prints ``here`` when it can take versions, takes version 0, prints ``taken``, begins to take version 1 of many
+    buckets, and prints ``first`` after the first.
     """
     host, port, prefix, first, second = sys.argv[1:]
     from trinity_bus.weights.link import Link
 
     receiver = WeightReceiver()
+    import torch.distributed  # noqa: F401 - takes seconds, and the trainer's time is limited
+
+    sys.stdout.write("here\n")
+    sys.stdout.flush()
     receiver.start(Source(host=host, port=int(port), prefix=prefix, version=0, checksum=first, timeout_s=20))
     assert settled(receiver).state == "ready", receiver.progress
     list(receiver.take())

@@ -137,7 +137,7 @@ def test_a_member_that_never_comes_is_dropped_and_the_other_is_served(receiver: 
 
 def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: WeightReceiver) -> None:
     # Larger than what the kernel buffers, so that the dead member is really waited for.
-    publisher = WeightPublisher(bucket_bytes=8 << 20, timeout_s=1.5)
+    publisher = WeightPublisher(bucket_bytes=8 << 20, timeout_s=5)
     weights = model(1, sizes=(2 << 20,) * 4)
     first = publisher.stage(0, model(0).items())
     second = publisher.stage(1, weights.items())
@@ -148,9 +148,8 @@ def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: Weig
         [sys.executable, "-m", "tests.support.transfers", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as victim:
         assert victim.stdout is not None
-        deadline = time.monotonic() + 90
-        while publisher.serve(started)["victim"] is not None:
-            assert time.monotonic() < deadline
+        assert victim.stdout.readline() == b"here\n"
+        assert publisher.serve(started) == {"victim": None}
         assert victim.stdout.readline() == b"taken\n"
         announced = announcement(publisher, 1, second, "victim", "a")
         thread, result = serve(publisher, announced)
@@ -166,7 +165,7 @@ def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: Weig
     third = publisher.stage(2, weights.items())
     began = time.monotonic()
     assert_same(take(publisher, receiver, announcement(publisher, 2, third, "a", epoch=2)), weights)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5
     publisher.close()
 
 
