@@ -129,6 +129,8 @@ class Announcer:
             )
             await (await self._producer.send(EVENTS, self._who.trainer, refused))
             return
+        # It may be announced only when attempts have ended that need newer weights; more may be published until then.
+        self._publisher.keep(version)
         self._publication.published(version, checksum)
         log.info("version %d can be had again", version)
         await self._tell(Trained(), publish=True, checksum=checksum, again=version)

@@ -25,6 +25,8 @@ from schemas import (
     ResultPart,
     StepTrained,
     TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
     WeightsSynced,
 )
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
@@ -302,6 +304,15 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
             )
             assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training"}
             await until_logged(trainer, "the trained model is in", process)
+            older = VersionWanted(model=first.model, version=1)
+            await (await producer.send(EVENTS, first.model, older))
+            again = trained(await until(events, lambda r: isinstance(r, StepTrained) and r.again, process))[-1]
+            assert (again.version, again.checksum) == (1, steps_trained[0].checksum), "the bytes that it had"
+            gone = older.model_copy(update={"version": 0})
+            await (await producer.send(EVENTS, first.model, gone))
+            refused = (await until(events, lambda r: isinstance(r, VersionRefused), process))[-1]
+            assert isinstance(refused, VersionRefused)
+            assert (refused.version, refused.available) == (0, [1, 2])
             process.send_signal(signal.SIGINT)
             # What a shell expects of Ctrl-C.
             assert await asyncio.to_thread(process.wait, DEADLINE_S) == 130

@@ -45,6 +45,9 @@ class Publisher:
     def __init__(self) -> None:
         self.staging = Staging(bucket_bytes=1 << 20, retain=2)
 
+    def keep(self, version: int) -> None:
+        self.staging.keep(version)
+
     def stage(self, version: int, named_tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
         return self.staging.stage(version, named_tensors).checksum
 
@@ -138,6 +141,7 @@ def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_path: Pat
         for _ in range(5):
             await trainer.step()
         assert checkpoint.steps(tmp_path) == [2, 6, 7, 8]
+        assert 2 in trainer.staging.versions
         await trainer.announcer.publish_again(7)
         await trainer.step()
         assert checkpoint.steps(tmp_path) == [7, 8, 9]
