@@ -129,21 +129,21 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
 
 def fleet_rows(batches: int, bars: Bars) -> list[Row]:
     """The synchronous way, and the asynchronous one with and without what shortens the tail."""
-    over = {"over_rollout_ratio": 0.1, "wait_after_min_s": 1.0}
-    asynchronous = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
-    half = {"max_staleness": STALENESS // 2, "max_inflight_batches": STALENESS // 2 + 1}
+    one = {"max_staleness": 0, "max_inflight_batches": 1}
+    some = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
+    more = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
     ways: list[tuple[str, dict[str, float], float | None]] = [
-        ("synchronous: one batch at a time", {"max_staleness": 0, "max_inflight_batches": 1}, None),
-        ("synchronous, over-rollout 10 %", {"max_staleness": 0, "max_inflight_batches": 1, **over}, None),
-        (f"asynchronous, staleness <= {STALENESS // 2}", half, None),
-        (f"asynchronous, staleness <= {STALENESS // 2}, second copies", {**half, "straggler_factor": 3.0}, None),
-        (f"asynchronous, staleness <= {STALENESS // 2}, over-rollout 10 %", {**half, **over}, None),
-        (f"asynchronous, staleness <= {STALENESS}", asynchronous, GOAL_BUSY),
+        ("synchronous: one batch at a time", one, None),
+        ("synchronous, over-rollout 10 %", one | _over_rollout(0.1), None),
+        (f"asynchronous, staleness <= {STALENESS}", some, None),
+        (f"asynchronous, staleness <= {STALENESS}, second copies", some | {"straggler_factor": 3.0}, GOAL_BUSY),
+        (f"asynchronous, staleness <= {STALENESS}, over-rollout 2 %", some | _over_rollout(0.02), None),
+        (f"asynchronous, staleness <= {2 * STALENESS}", more, None),
     ]
     rows = []
     for name, settings, goal in ways:
         told = bars(name)
-        common = {"batch_size": fleet.BATCH, "group_size": 1, "max_open_tasks": fleet.BATCH * 2 * (STALENESS + 2)}
+        common = {"batch_size": fleet.BATCH, "group_size": 1, "max_open_tasks": fleet.BATCH * 4 * (STALENESS + 1)}
         patient = {"explorer_timeout_s": 1e6, "sync_timeout_s": 1e6, "task_timeout_s": 1e6}
         simulation = fleet.Simulation(
             CoordinatorSettings.model_validate({**common, **patient, **settings}),
@@ -159,6 +159,10 @@ def fleet_rows(batches: int, bars: Bars) -> list[Row]:
         ]
     rows.append(Row("best possible: no batches, no versions: busy", fleet.best_possible(batches, SEED), ""))
     return rows
+
+
+def _over_rollout(ratio: float) -> dict[str, float]:
+    return {"over_rollout_ratio": ratio, "wait_after_min_s": 1.0}
 
 
 def crash_rows(cluster: Cluster, positions: int, bars: Bars) -> list[Row]:
