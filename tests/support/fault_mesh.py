@@ -117,7 +117,8 @@ class FaultMesh:
         self.folder = folder
         self.broker_kills = 0
         self._kills_below: Counter[str] = Counter()
-        self._killed_broker: int | None = None
+        self._broker_serves = True
+        """Not while it starts: whoever starts it would take its end for a failure."""
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(
             BrokerSettings(
@@ -158,10 +159,10 @@ class FaultMesh:
 
     def kill_broker(self) -> bool:
         """SIGKILL to Kafka; whether it ran."""
-        if self.broker.pid is None or self.broker.pid == self._killed_broker or self.broker.poll() is not None:
+        if self.broker.pid is None or not self._broker_serves or self.broker.poll() is not None:
             return False
         os.kill(self.broker.pid, signal.SIGKILL)
-        self._killed_broker = self.broker.pid
+        self._broker_serves = False
         self.broker_kills += 1
         return True
 
@@ -206,7 +207,9 @@ class FaultMesh:
     async def _tend(self) -> None:
         while True:
             if self._owns_broker and self.broker.poll() is not None:
+                self._broker_serves = False
                 await asyncio.to_thread(self.broker.start)
+                self._broker_serves = True
             for service in self.services.values():
                 # Starting a process takes a while of this loop's time, so others get theirs in between.
                 service.tend()

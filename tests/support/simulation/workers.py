@@ -20,6 +20,8 @@ from schemas import (
 from schemas.event import ExplorerState
 from tests.support.simulation.laws import AttemptName, Produced, runs_of
 
+HANGING = 0.02
+
 type Status = Literal["completed", "partial", "failed"]
 
 
@@ -66,8 +68,10 @@ class Explorer:
         if order.incarnation != self.incarnation:
             return
         if isinstance(order, Dispatch):
-            self.waiting[order.task.task_id, order.attempt] = order
-            self.begin()
+            # Now and then a workflow hangs: nobody ever hears of the attempt again.
+            if rng.random() > HANGING:
+                self.waiting[order.task.task_id, order.attempt] = order
+                self.begin()
         elif rng.random() < 0.8:
             self.waiting.pop((order.task_id, order.attempt), None)
             self.running.pop((order.task_id, order.attempt), None)

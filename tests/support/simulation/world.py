@@ -303,8 +303,8 @@ class World:
             explorer.state = "ready"
         if not self.trainer.lives:
             self.trainer_starts()
-        rounds = self._settle(lambda: not self._at_work())
-        stuck = sorted(self._at_work())
+        rounds = self._settle(lambda: not self._at_work() | self._unanswered())
+        stuck = sorted(self._at_work() | self._unanswered())
         hold(not stuck, Law.LIVENESS, f"after {rounds} rounds without faults: {stuck}")
         # What is left waits for tasks that never come; its clients give it up.
         for batch_id, batch in list(self.laws.batches.items()):
@@ -373,5 +373,8 @@ class World:
         return working
 
     def _left_over(self) -> set[str]:
-        replies = {f"{client} {command}" for client, command in self.laws.without_reply()}
-        return self._at_work() | self.laws.without_result() | replies
+        return self._at_work() | self.laws.without_result() | self._unanswered()
+
+    def _unanswered(self) -> set[str]:
+        """Commands without a reply. All who wait run out of time at last."""
+        return {f"{client} {command}" for client, command in self.laws.without_reply()}
