@@ -188,7 +188,8 @@ class CoordinatorMachine:
     def _task(self, arrived: TaskArrived) -> None:
         task = arrived.task
         refused = self.ledger.refusal(task)
-        if refused is None and self._nobody_knows(task.workflow):
+        # In a named batch it counts, and fails when its turn comes: without it the batch would never be full.
+        if refused is None and task.batch_id is None and self._nobody_knows(task.workflow):
             refused = Refusal.UNKNOWN_WORKFLOW, self._unknown(task.workflow)
         if refused is not None:
             self._out.add(Refuse(task, arrived.origin, *refused, arrived.traceparent))

@@ -150,6 +150,17 @@ def test_a_workflow_is_judged_only_when_somebody_could_know_it() -> None:
     assert "no explorer has a workflow 'strange'; known are math" in (entry.error or "")
 
 
+def test_a_task_that_nobody_can_run_does_not_keep_its_named_batch_from_ending() -> None:
+    story = Story()
+    story.beat()
+    story.task("good", batch_id="b", batch_size=2)
+    commands = story.task("bad", batch_id="b", batch_size=2, workflow="strange")
+    assert refusals(commands) == ["unknown_workflow"]
+    ended = batches(story.finished("good"))[-1]
+    assert [entry.status for entry in ended.manifest] == ["completed", "failed"]
+    assert "no explorer has a workflow 'strange'" in (ended.manifest[1].error or "")
+
+
 def test_tasks_for_an_explorer_that_restarts_wait_for_it() -> None:
     story = Story(batch_size=1)
     story.beat("e0")
