@@ -30,7 +30,7 @@ class Row:
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
 
-def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) -> Path:
+def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), write: bool = True) -> None:
     """Print ``rows`` as a table and write them to ``benchmarks/results/NAME.json``.
 
     Args:
@@ -38,9 +38,7 @@ def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] =
         title: Headline of the table: what was measured on what.
         rows: The figures, in the order in which they are to be read.
         notes: Lines printed under the table.
-
-    Returns:
-        The path of the JSON file.
+        write: Whether to write; a short run says too little to be kept.
     """
     table = Table(title=title, title_justify="left")
     for header in ("metric", "value", "unit", "goal", ""):
@@ -55,8 +53,9 @@ def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] =
     console.print(table)
     for note in notes:
         console.print(note, style="dim")
+    if not write:
+        return
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8")
     console.print(f"written to {path}")
-    return path

@@ -7,6 +7,7 @@ service takes the versions, but receives them in its own process, loads nothing 
 
 ``staging``   packing the tensors into buckets, and hashing them beside it
 ``control``   from the announcement, by its record's time, to readiness for the first byte (median over explorers, too)
+``meeting``   the part of it after an explorer has read the announcement (the slowest explorer)
 ``news``      from the trainer's "step done" until then: with the coordinator's decision, and twice through the log
 ``transfer``  from readiness for the first byte until the last one is there (the slowest explorer)
 ``verify``    hashing what has arrived (the slowest explorer)
@@ -91,6 +92,7 @@ class Round:
     transfer: float
     verify: float
     pause: float
+    meeting: float
     control: float = 0.0
     news: float = 0.0
     raw: float = 0.0
@@ -304,7 +306,10 @@ class Trainer:
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
                     last_at = max(last_at, received.timestamp_ms / 1000)
-        slowest = (max(getattr(a, name) for a in answers.values()) for name in ("transfer_s", "verify_s", "pause_s"))
+        slowest = (
+            max(getattr(a, name) for a in answers.values())
+            for name in ("transfer_s", "verify_s", "pause_s", "control_s")
+        )
         firsts = [await side.tell("first") for side in sides]
         return Round(
             last_at - began_at,
@@ -370,6 +375,7 @@ def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool) -> 
 
     yield Row(f"{title}: step done to all serving", median("total"), "s", better="lower")
     yield Row(f"{title}: announcement to first byte (control)", median("control"), "s", CONTROL_GOAL_S, better="lower")
+    yield Row(f"{title}: of it, meeting the trainer", median("meeting"), "s", better="lower")
     yield Row(f"{title}: news to first byte", median("news"), "s", better="lower")
     yield Row(f"{title}: staging", median("staging"), "s", better="lower")
     yield Row(f"{title}: transfer", median("transfer"), "s", better="lower")
@@ -451,10 +457,11 @@ def main() -> None:
             kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
         rows = uvloop.run(run(kafka, Path(folder), arguments))
     report(
-        "weight_sync_quick" if arguments.quick else "weight_sync",
+        "weight_sync",
         "a version from the trainer into explorers that generate, float32, on a CPU",
         rows,
         notes=["the trainer, the explorers, their engines and the broker share this machine's cores"],
+        write=not arguments.quick,
     )
 
 
