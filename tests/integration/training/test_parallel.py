@@ -40,7 +40,7 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
     for step, groups in enumerate(batches):
         for i, member in enumerate(groups):
             (tmp_path / f"batch-{step}-{i}").write_bytes(encode(member))
-    ports = map(str, quiet_ports(2))
+    ports = list(map(str, quiet_ports(2)))  # both ranks get both
     ranks = [
         subprocess.Popen(
             [
