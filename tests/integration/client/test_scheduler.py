@@ -127,7 +127,8 @@ def test_a_task_that_nobody_can_run_is_answered(mesh: Mesh) -> None:
             scheduler.schedule(strange, 1)
             (status,) = await scheduler.get_statuses(1)
             assert not status.ok
-            assert "0/3 runs completed successfully. First error: unknown_workflow" in str(status.message)
+            assert "0/3 runs completed successfully. First error: " in str(status.message)
+            assert "no explorer has a workflow 'nobody-has-it'" in str(status.message)
 
     run(main())
 
