@@ -187,7 +187,7 @@ def test_a_silent_explorer_loses_its_tasks_to_another(mesh: Mesh) -> None:
 
 
 def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
-    """After all work is done, the compacted state holds counters, explorers and remembered ids, and no task."""
+    """After all work is done, the state holds counters, explorers, and what is remembered of ended work; no task."""
 
     async def main() -> None:
         async with mesh.connected() as (bus, producer):
@@ -203,7 +203,9 @@ def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
                     else:
                         kept[received.key] = received.raw
             kinds = Counter(str(key).partition("/")[0] for key in kept)
+            outcomes = kinds.pop("outcomes")
             assert kinds == {"books": 1, "sync": 1, "inputs": 1, "leader": 1, "explorer": 1, "done": 1, "closed": 1}
+            assert outcomes == 10
 
     run(main())
 
