@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +21,8 @@ from trinity_bus.config import ExplorerSettings, Settings, TelemetrySettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import RequestRefusedError
 from trinity_bus.telemetry import load_spans
+from workers.explorer.runners import control
+from workers.explorer.runners.control import Load
 from workers.explorer.runners.errors import RunnerDiedError, WorkflowRaisedError
 from workers.explorer.runners.nursery import Nursery
 from workers.explorer.runners.service import Runners, Yield
@@ -376,3 +379,15 @@ def test_a_nursery_that_dies_takes_its_runners_along_and_ends_the_explorer() -> 
             await runners.close()
 
     asyncio.run(body())
+
+
+def test_a_nursery_whose_explorer_is_gone_before_it_is_loaded_ends_without_a_word() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    load = Load(tokenizer=TOKENIZER, model_path="", modules=[], explorer="e", namespace="n", telemetry=b"{}")
+    ours.send(control.encode(load))
+    command = [sys.executable, "-m", "workers.explorer.runners.nursery_main", str(theirs.fileno())]
+    with theirs:
+        nursery = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+    ours.close()
+    _, said = nursery.communicate(timeout=60)
+    assert (nursery.returncode, said) == (0, "")

@@ -205,30 +205,37 @@ def main() -> None:
     faulthandler.enable()
     # Ctrl-C and SIGTERM to a whole group are the explorer's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=int(sys.argv[1])) as channel:
-        order = control.to_nursery(channel.recv(control.MAX_BYTES))
-        if not isinstance(order, Load):
-            return
-        try:
-            tokenizer = load(order)
-        except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
-            channel.send(control.encode(Broken(f"{type(error).__name__}: {error}"[:4000])))
-            return
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only their number)
-        if threads > 1:
-            _log.warning("importing workflows started %d threads; no runner will have them", threads - 1)
-        # What is there now is there for good: no collection is to touch, and so copy, it.
-        gc.collect()
-        gc.freeze()
-        nursery = Nursery(channel, order, tokenizer)
+    # An explorer may be gone before anything is loaded, or amid a message: nobody is left to be told.
+    with socket.socket(fileno=int(sys.argv[1])) as channel, contextlib.suppress(ConnectionError):
+        serve(channel)
+
+
+def serve(channel: socket.socket) -> None:
+    """Load what the explorer asks for, then fork runners until it is gone.
+
+    Raises:
+        ConnectionError: It is gone.
+    """
+    order = control.to_nursery(channel.recv(control.MAX_BYTES))
+    if not isinstance(order, Load):
+        return
+    try:
+        tokenizer = load(order)
+    except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
+        channel.send(control.encode(Broken(f"{type(error).__name__}: {error}"[:4000])))
+        return
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only their number)
+    if threads > 1:
+        _log.warning("importing workflows started %d threads; no runner will have them", threads - 1)
+    # What is there now is there for good: no collection is to touch, and so copy, it.
+    gc.collect()
+    gc.freeze()
+    nursery = Nursery(channel, order, tokenizer)
+    try:
         channel.send(control.encode(Loaded(sorted(REGISTRY))))
-        try:
-            nursery.run()
-        # The explorer is gone amid a message.
-        except ConnectionError:
-            pass
-        finally:
-            nursery.end()
+        nursery.run()
+    finally:
+        nursery.end()
 
 
 if __name__ == "__main__":
