@@ -387,7 +387,8 @@ def test_a_nursery_whose_explorer_is_gone_before_it_is_loaded_ends_without_a_wor
     ours.send(control.encode(load))
     command = [sys.executable, "-m", "workers.explorer.runners.nursery_main", str(theirs.fileno())]
     with theirs:
-        nursery = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        nursery = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
     ours.close()
     _, said = nursery.communicate(timeout=60)
     assert (nursery.returncode, said) == (0, "")
