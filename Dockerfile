@@ -8,6 +8,9 @@
 #
 # Packages are layers below the code, so that a change of the code rebuilds in seconds; explorer and trainer share the
 # layer of torch, by far the largest. Everything is pinned by requirements/images/*.lock, with hashes.
+#
+# A container is healthy while its service is ready (/readyz). What is no service, such as "topics create", has no health:
+# run it with --no-healthcheck.
 
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 ARG DEVICE=cpu
@@ -64,6 +67,9 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
 
 FROM base-packages AS base
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+ENV TRINITY_BUS_HEALTH__PORT=8080
+HEALTHCHECK --start-period=10m --start-interval=5s --interval=15s --timeout=15s --retries=4 \
+    CMD ["python", "-m", "trinity_bus.health.probe"]
 USER 10001:10001
 WORKDIR /home/trinity
 ENTRYPOINT ["trinity-bus"]
@@ -71,6 +77,9 @@ CMD ["--help"]
 
 FROM explorer-packages AS explorer
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+ENV TRINITY_BUS_HEALTH__PORT=8080
+HEALTHCHECK --start-period=10m --start-interval=5s --interval=15s --timeout=15s --retries=4 \
+    CMD ["python", "-m", "trinity_bus.health.probe"]
 USER 10001:10001
 WORKDIR /home/trinity
 ENTRYPOINT ["trinity-bus"]
@@ -78,6 +87,9 @@ CMD ["run", "explorer"]
 
 FROM trainer-packages AS trainer
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+ENV TRINITY_BUS_HEALTH__PORT=8080
+HEALTHCHECK --start-period=10m --start-interval=5s --interval=15s --timeout=15s --retries=4 \
+    CMD ["python", "-m", "trinity_bus.health.probe"]
 USER 10001:10001
 WORKDIR /home/trinity
 ENTRYPOINT ["trinity-bus"]

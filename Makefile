@@ -11,17 +11,20 @@ DEVICE ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trinity-bus-$(DEVICE)
-TESTS := $(wildcard tests/unit) $(wildcard tests/integration) $(wildcard tests/e2e)
+# The longest first, so that no worker is left with a long one at the end.
+TESTS := tests/e2e tests/integration tests/unit
+# Files of tests that run at a time, each worker with a broker of its own.
+WORKERS ?= 2
 
 # Without a home folder that can be written, caches and data stay in the checkout.
 ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
-.PHONY: help setup demo test check docs bench clean
+.PHONY: help setup demo test stack-test check docs bench clean
 
 help: ## Show this.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything: environment, pinned packages, the broker's jars.
 
@@ -32,7 +35,10 @@ demo: setup ## Run the whole mesh and watch a model learn. Options: ARGS='...'
 	@$(BIN)/trinity-bus demo $(ARGS)
 
 test: check ## Lint and types, then unit, integration and e2e tests. Options: ARGS='...'
-	@$(BIN)/pytest $(TESTS) $(ARGS)
+	@$(BIN)/pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'
+	@$(BIN)/pytest tests/stack $(ARGS)
 
 check: setup ## Lint, formatting, types, generated documents.
 	@$(BIN)/ruff check
@@ -45,7 +51,7 @@ docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/s
 	@$(BIN)/python -m schemas.asyncapi
 	@$(BIN)/python -m trinity_bus.settings_page
 
-bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, weight_sync, scheduling or demo.
+bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, tracing, weight_sync, scheduling or demo.
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)

@@ -115,13 +115,21 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
     uvloop.run(main())
 
 
-async def through_explorer(producer: Producer, events: Reader, life: str, round_number: int) -> tuple[int, float]:
+async def through_explorer(
+    producer: Producer,
+    events: Reader,
+    life: str,
+    round_number: int,
+    *,
+    name: str = NAME,
+    traceparent: str | None = None,
+) -> tuple[int, float]:
     """Tokens and seconds of one round, from the first order to the last result."""
-    lane = lane_partition(NAME)
+    lane = lane_partition(name)
     began = time.perf_counter()
     for i, prompt in enumerate(prompts()):
         order = Dispatch(
-            explorer=NAME,
+            explorer=name,
             incarnation=life,
             task=Task(
                 task_id=f"{round_number}/{i}", workflow="math", prompt=" ".join(f"t{t}" for t in prompt), answer="t9"
@@ -132,7 +140,7 @@ async def through_explorer(producer: Producer, events: Reader, life: str, round_
             repeat_times=GROUP,
             timeout_s=LIMIT_S,
         )
-        await producer.send(ROLLOUTS, NAME, order, partition=lane)
+        await producer.send(ROLLOUTS, name, order, partition=lane, traceparent=traceparent)
     results = 0
     tokens = 0
     while results < TASKS:
@@ -145,7 +153,9 @@ async def through_explorer(producer: Producer, events: Reader, life: str, round_
     return tokens, time.perf_counter() - began
 
 
-async def serve_weights(producer: Producer, events: Reader, life: str, model: Path) -> None:
+async def serve_weights(
+    producer: Producer, events: Reader, life: str, model: Path, *, name: str = NAME, epoch: int = 1
+) -> None:
     """Move version 0 into the explorer, as the mesh does before anything is handed out."""
     publisher = WeightPublisher()
     checksum = publisher.stage(0, load_file(model / "model.safetensors").items())
@@ -155,8 +165,8 @@ async def serve_weights(producer: Producer, events: Reader, life: str, model: Pa
         version=0,
         step=0,
         method="gloo",
-        epoch=1,
-        members=[Member(explorer=NAME, incarnation=life, rank=1)],
+        epoch=epoch,
+        members=[Member(explorer=name, incarnation=life, rank=1)],
         trainer="trainer-0",
         trainer_incarnation="benchmark",
         master_address=host,
@@ -168,17 +178,17 @@ async def serve_weights(producer: Producer, events: Reader, life: str, model: Pa
     synced = False
     while not synced:
         for received in await events.batch(LIMIT_S):
-            if isinstance(received.record, WeightsSynced):
+            if isinstance(received.record, WeightsSynced) and received.record.explorer == name:
                 assert received.record.ok, received.record.error
                 synced = True
     publisher.close()
 
 
-async def incarnation(events: Reader) -> str:
-    """That of the explorer that has joined."""
+async def incarnation(events: Reader, name: str = NAME) -> str:
+    """That of the explorer, once it has joined."""
     while True:
         for received in await events.batch(LIMIT_S):
-            if isinstance(received.record, ExplorerHeartbeat):
+            if isinstance(received.record, ExplorerHeartbeat) and received.record.explorer == name:
                 return received.record.incarnation
 
 

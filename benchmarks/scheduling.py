@@ -32,7 +32,7 @@ from trinity_bus.config import CoordinatorSettings
 PARTS = ("throughput", "fleet", "crashes", "memory")
 BATCH = 64
 WARM_UP, SATURATED = 64 * BATCH, 300 * BATCH
-OFFERED_RATE, OFFERED = 300.0, 60 * BATCH
+OFFERED_RATE, OFFERED = 300.0, 120 * BATCH
 GOAL_RATE, GOAL_P99_MS = 1500.0, 50.0
 GOAL_BUSY = 0.95
 QUEUED, WORK_S = 1_000_000, 20.0
@@ -71,7 +71,7 @@ def progress_bars() -> Iterator[Bars]:
 def throughput_rows(cluster: Cluster, tasks: int, bars: Bars) -> list[Row]:
     """Of one explorer and of eight."""
     rows: list[Row] = []
-    for explorers, slots in ((1, 256), (8, 64)):
+    for explorers, slots in ((1, 512), (8, 64)):
         name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
         with mesh(cluster, SETTINGS | {"explorer.slots": str(slots)}) as made:
             measured = _measure(made, explorers, tasks, bars(f"throughput, {name}"))
@@ -144,7 +144,7 @@ def fleet_rows(batches: int, bars: Bars) -> list[Row]:
     for name, settings, goal in ways:
         told = bars(name)
         common = {"batch_size": fleet.BATCH, "group_size": 1, "max_open_tasks": fleet.BATCH * 4 * (STALENESS + 1)}
-        patient = {"explorer_timeout_s": 1e6, "sync_timeout_s": 1e6, "task_timeout_s": 1e6}
+        patient = {"explorer_timeout_s": 1e6, "task_timeout_s": 1e6}
         simulation = fleet.Simulation(
             CoordinatorSettings.model_validate({**common, **patient, **settings}),
             batches,
@@ -201,12 +201,12 @@ def memory_rows(cluster: Cluster, queued: int, bars: Bars) -> list[Row]:
     """Of the coordinator and two explorers, with their runners."""
     told = bars(f"memory, {queued:,} tasks queued")
     explorers = 2
-    with mesh(cluster, SETTINGS) as made:
+    with mesh(cluster, SETTINGS | memory.SETTINGS) as made:
 
         async def measure() -> list[memory.Point]:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, explorers)
-                return await memory.memory(made, bus, queued, work_s=WORK_S, progress=lambda n: told(n, queued))
+                return await memory.memory(made, bus, queued, warm_up=memory.WARM_UP, work_s=WORK_S, progress=told)
 
         points = uvloop.run(measure())
     rows = []

@@ -238,5 +238,7 @@ class WeightsSynced(Record):
     """From then to the last byte."""
     verify_s: float = 0.0
     """From then until the bytes were known to be those that were sent."""
+    prepare_s: float = 0.0
+    """From then until all was done that could be done while it generated."""
     pause_s: float = 0.0
     """How long generation stood still."""

@@ -109,15 +109,17 @@ def _msgpack_map(value: bytes) -> dict[str, Any]:
     size = len(value)
     walker = msgpack.Unpacker(read_size=size, max_buffer_size=size)
     walker.feed(value)
-    budget = ContainerBudget()
+    # Each container takes a byte at least, so a small record cannot have too many: counting them costs as much as
+    # building them.
+    count = ContainerBudget().take if size > MAX_CONTAINERS else None
     try:
         walker.skip()
         if walker.tell() != size:
             raise DecodeError("trailing_bytes", f"{size - walker.tell()} bytes after the record")
         data: dict[str, Any] = msgpack.unpackb(
             value,
-            object_hook=budget.take,
-            list_hook=budget.take,
+            object_hook=count,
+            list_hook=count,
             ext_hook=_refuse_extension,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,

@@ -32,6 +32,9 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "client"]
+"""Who writes or reads: a service of the mesh, or any other program, which is a client."""
+
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _MIB = 1 << 20
@@ -61,8 +64,8 @@ class Topic:
     description: str
     records: tuple[type, ...]
     """The types that it carries; empty where its bytes are not for the codec."""
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
+    writers: tuple[Role, ...]
+    readers: tuple[Role, ...]
 
     def full_name(self, namespace: str) -> str:
         """The name on the cluster: several meshes share one cluster under different namespaces."""
@@ -94,7 +97,7 @@ TASKS = Topic(
     max_message_bytes=Task.MAX_BYTES + _ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
-    writers=("anyone",),
+    writers=("client", "taskset"),
     readers=("coordinator",),
 )
 COMMANDS = Topic(
@@ -106,7 +109,7 @@ COMMANDS = Topic(
     description="What clients ask of the coordinator: submit, finalize or abort a batch, publish a version. Anyone "
     "may write here, msgpack or JSON. One partition, so that commands are carried out in the order of their sending.",
     records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion),
-    writers=("anyone",),
+    writers=("client",),
     readers=("coordinator",),
 )
 REPLIES = Topic(
@@ -118,7 +121,7 @@ REPLIES = Topic(
     description="The answer to each command.",
     records=(CommandReply,),
     writers=("coordinator",),
-    readers=("anyone",),
+    readers=("client",),
 )
 ROLLOUTS = Topic(
     name="rollouts",
@@ -142,8 +145,8 @@ EXPERIENCES = Topic(
     max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
-    writers=("explorer",),
-    readers=("trainer", "anyone"),
+    writers=("explorer", "client"),
+    readers=("trainer", "client"),
 )
 EVENTS = Topic(
     name="events",
@@ -165,7 +168,7 @@ EVENTS = Topic(
         WeightsSynced,
     ),
     writers=("explorer", "trainer", "coordinator"),
-    readers=("coordinator", "trainer", "console"),
+    readers=("coordinator", "trainer", "client"),
 )
 BATCHES = Topic(
     name="batches",
@@ -180,7 +183,7 @@ BATCHES = Topic(
     "order of training, hence the one partition.",
     records=(BatchRecord,),
     writers=("coordinator",),
-    readers=("trainer", "anyone"),
+    readers=("trainer", "client"),
 )
 RESULTS = Topic(
     name="results",
@@ -191,7 +194,7 @@ RESULTS = Topic(
     description="The one accepted answer to each task, the moment it is accepted.",
     records=(TaskResult,),
     writers=("coordinator",),
-    readers=("anyone",),
+    readers=("taskset", "client"),
 )
 MODEL_VERSIONS = Topic(
     name="model-versions",
@@ -204,7 +207,7 @@ MODEL_VERSIONS = Topic(
     description="The version to be served, and who takes part in moving its weights.",
     records=(ModelVersion,),
     writers=("coordinator",),
-    readers=("explorer", "trainer", "anyone"),
+    readers=("explorer", "trainer", "taskset", "client"),
 )
 TASKSETS = Topic(
     name="tasksets",
@@ -228,7 +231,7 @@ VERSION_HISTORY = Topic(
     description="Every version that was ever published: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
-    readers=("anyone",),
+    readers=("client",),
 )
 DEAD_LETTERS = Topic(
     name="dead-letters",
@@ -240,8 +243,8 @@ DEAD_LETTERS = Topic(
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
     description="Records that could not be read, byte for byte, with the reason and the origin in headers.",
     records=(),
-    writers=("coordinator", "explorer", "trainer"),
-    readers=("operator",),
+    writers=("coordinator", "explorer"),
+    readers=("taskset", "client"),
 )
 COORDINATOR_STATE = Topic(
     name="coordinator-state",

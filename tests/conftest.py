@@ -1,16 +1,21 @@
 """Fixtures that all tests share."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 
+# A shell that runs the tests in the background has them ignore it, and so would every service that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
-    """A real broker for the whole session: the one that the environment names, else an embedded one.
+    """A real broker for the whole session: that of the environment, else one in a container or an embedded one.
 
+    Which of the two says ``TEST_BROKER``, see ``tests.support.container_broker``.
     Topics are shared by all tests, so each takes a namespace of its own:
     ``kafka.model_copy(update={"namespace": unique})``.
     """
@@ -18,7 +23,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
     if configured.kafka.bootstrap_servers is not None:
         yield configured.kafka
         return
+    # Imported here, because most tests need neither Docker's client nor Kafka.
+    from tests.support.container_broker import choice, container_broker
     from trinity_bus.broker import EmbeddedBroker
+
+    if choice() == "container":
+        with container_broker() as address:
+            yield configured.kafka.model_copy(update={"bootstrap_servers": address})
+        return
 
     settings = BrokerSettings(
         port=0, data_dir=tmp_path_factory.mktemp("broker"), cache_dir=configured.broker.cache_dir, heap_mib=384

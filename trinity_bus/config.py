@@ -114,6 +114,24 @@ class KafkaSettings(Section):
         return self
 
 
+class AccessSettings(Section):
+    """Passwords that ``trinity-bus access apply`` gives to the mesh's users, on a cluster that checks rights."""
+
+    coordinator_password: SecretStr | None = None
+    """Of the coordinators. Unset, here and below: the user's password stays as it is. Services do not read these: they
+    log in with ``kafka.sasl_username`` and ``kafka.sasl_password``."""
+    explorer_password: SecretStr | None = None
+    """Of the explorers."""
+    trainer_password: SecretStr | None = None
+    """Of the trainer."""
+    taskset_password: SecretStr | None = None
+    """Of the tasksets."""
+    client_password: SecretStr | None = None
+    """Of all other programs: producers of tasks, clients in any language, the command line."""
+    admin_password: SecretStr | None = None
+    """Of who creates the topics."""
+
+
 class BrokerSettings(Section):
     """The embedded broker, where no other is configured."""
 
@@ -179,8 +197,6 @@ class CoordinatorSettings(Section):
     """Silence after which one that stands by takes over; more than twice ``heartbeat_s``."""
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
-    sync_timeout_s: Seconds = 40.0
-    """How long an explorer may take to answer that it serves a version; above ``explorer.sync_timeout_s``."""
     dedup_window: Count = 100_000
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
@@ -243,6 +259,9 @@ class SynchronizerSettings(Section):
     sync_offset: Annotated[int, Field(ge=0)] = 0
     """Batches that the explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``: 0 is on-policy, 1 is
     one step off."""
+    sync_timeout_s: Seconds = 30.0
+    """How long an explorer may take from the announcement of a version until it says that it serves it; then it is
+    named anew. No wait within a transfer, at either end, is longer. Raise it for large models and slow links."""
 
 
 class ExplorerSettings(Section):
@@ -260,8 +279,6 @@ class ExplorerSettings(Section):
     """Of weights and activations."""
     heartbeat_s: Seconds = 0.5
     """How often it says that it lives."""
-    sync_timeout_s: Seconds = 30.0
-    """Limit of each step of a weight transfer."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Of tasks that name none."""
     max_tokens: Count = 256
@@ -332,8 +349,6 @@ class TrainerSettings(Section):
     """Address at which explorers reach this trainer for weights."""
     bucket_mib: Count = 16
     """Weights are sent in pieces of at most this many MiB."""
-    sync_timeout_s: Seconds = 30.0
-    """Limit of each step of a weight transfer."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     """Of AdamW, after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -374,9 +389,13 @@ class TrainerSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer keeps float32)."""
     tensor_parallel: Count = 1
-    """Ranks over which each layer is split."""
+    """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel``, all
+    on one machine, each with a GPU of its own where there are GPUs."""
+    pipeline_parallel: Count = 1
+    """Ranks over which the layers are distributed, the same number to each."""
     threads: Count | None = None
-    """CPU threads of torch. Unset: torch's own choice. Equal losses after a restart need an equal number."""
+    """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
+    number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the shuffling of samples; each step derives its own from it."""
 
@@ -447,6 +466,7 @@ class Settings(BaseSettings):
     )
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
     broker: BrokerSettings = Field(default_factory=BrokerSettings)
     coordinator: CoordinatorSettings = Field(default_factory=CoordinatorSettings)
     synchronizer: SynchronizerSettings = Field(default_factory=SynchronizerSettings)

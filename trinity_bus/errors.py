@@ -6,6 +6,7 @@
     +-- ConfigError (ValueError)                    a setting is wrong; one line: which, and what would be right
     +-- BusError
         +-- BrokerUnreachableError (ConnectionError)    nothing answers at the configured address
+        +-- AccessDeniedError (PermissionError)         the user may not do this on the cluster
         +-- TopicMismatchError                          a topic exists, but is not what its records need
         +-- RecordTooLargeError (ValueError)            a record is over its topic's limit; it was not sent
         +-- SendError                                   a record is not known to be durable
@@ -31,6 +32,10 @@ class BusError(TrinityError):
 
 class BrokerUnreachableError(BusError, ConnectionError):
     """No broker answers, or it refuses this client."""
+
+
+class AccessDeniedError(BusError, PermissionError):
+    """The user that this process logs in as may not do this."""
 
 
 class TopicMismatchError(BusError):

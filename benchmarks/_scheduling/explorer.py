@@ -13,6 +13,7 @@ from trinity_bus.config import Settings
 from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.runtime.heap import settle
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
 from workers.explorer.runners.nursery import Nursery
@@ -58,6 +59,7 @@ async def run(settings: Settings) -> None:
         telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace)
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
             engine = ZeroCostEngine(float(os.environ.get(THINK_S, "0")))
+            settle()
             await Explorer(settings, bus, engine, nursery).run()
         telemetry.shutdown()
 

@@ -34,7 +34,7 @@ from schemas import (
     Task,
     WeightsSynced,
 )
-from trinity_bus.config import CoordinatorSettings
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
     Announce,
     BatchMoved,
@@ -113,7 +113,7 @@ class Simulation:
 
     def run(self) -> Spent:
         """Until every task has its result."""
-        self.machine = CoordinatorMachine(self.settings)
+        self.machine = CoordinatorMachine(self.settings, SynchronizerSettings(sync_timeout_s=1e6))
         for number in range(EXPLORERS):
             self.versions[f"explorer-{number:02d}"] = 0
         self._inbox.extend(EventArrived(self._beat(name)) for name in self.versions)

@@ -1,7 +1,9 @@
 """Memory while a million tasks wait in the log: what each service holds before, while they arrive, and while it works.
 
 The coordinator takes tasks off the log only as it can use them, so its memory, and that of everybody behind it, must
-not depend on how many wait. The mesh is warmed up first, so that what every process loads once is not counted.
+not depend on how many wait. The mesh is warmed up first, until all that is bounded is full, and that takes a while: the
+tasks that may be open (``max_open_tasks``), the ids of those that have ended (``dedup_window``, made smaller here), and
+the results of the last 1,000 batches. What grows after that grows with what waits, or with what was ever done.
 """
 
 import asyncio
@@ -17,6 +19,9 @@ from _scheduling.throughput import run
 from schemas.topics import TASKS
 from trinity_bus.bus import Bus, partition_of
 
+SETTINGS = {"coordinator.dedup_window": "50000"}
+WARM_UP = 1_100 * 64
+"""Tasks, in batches of 64."""
 IN_FLIGHT = 64
 """Batches of the client that wait for the broker at once."""
 
@@ -78,15 +83,18 @@ async def _waiting(bus: Bus, group: str) -> int:
     return sum(end - read.get((TASKS.name, partition), 0) for partition, end in ends.items())
 
 
-async def memory(mesh: Mesh, bus: Bus, count: int, *, work_s: float, progress: Callable[[int], None]) -> list[Point]:
+async def memory(
+    mesh: Mesh, bus: Bus, count: int, *, warm_up: int, work_s: float, progress: Callable[[int, int], None]
+) -> list[Point]:
     """Measures memory around ``count`` queued tasks.
 
     Args:
         mesh: With its processes.
         bus: Connected to it.
         count: How many tasks.
+        warm_up: Tasks that are done before, in whole batches.
         work_s: How long it goes on working with all of them queued, in seconds.
-        progress: Told how many are in the log.
+        progress: Told how many are done, and then are in the log, of how many.
 
     Returns:
         The points of the curve, the first before anything is queued.
@@ -98,14 +106,14 @@ async def memory(mesh: Mesh, bus: Bus, count: int, *, work_s: float, progress: C
         rss = {role: used.rss_mib for role, used in mesh.usages().items() if role != "broker"}
         return Point(when, max(0, await _waiting(bus, group)), rss)
 
-    await run(mesh, bus, "warm-up", 64 * 64, progress=lambda _: progress(0))
+    await run(mesh, bus, "warm-up", warm_up, progress=lambda done: progress(done, warm_up))
     points = [await point("before")]
     sent = 0
 
     def told(number: int) -> None:
         nonlocal sent
         sent = number
-        progress(number)
+        progress(number, count)
 
     filling = asyncio.create_task(_fill(mesh, count, told))
     deadline = time.monotonic() + max(LIMIT_S, count / 2000)

@@ -170,8 +170,9 @@ def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     found = trace_of_task(load_spans(demo.run_dir), summary["trace_task"])
     (root,) = found.roots
     own, gradient = list(names(root)), [name for node in found.linked for name in names(node)]
-    for name in ("send tasks", "process tasks", "dispatch", "rollout sequence", "llm_request", "send experiences"):
+    for name in ("send tasks", "process tasks", "dispatch", "rollout sequence", "send experiences"):
         assert name in own
+    assert any(name.startswith("text_completion ") for name in own)
     for name in ("train step", "publish version", "announce version"):
         assert name in gradient
     assert gradient.count("sync weights") == len(EXPLORERS)

@@ -10,7 +10,8 @@ from typing import Any
 from schemas import Dispatch, RolloutFinished, Task, TaskResult
 from schemas.topics import EVENTS, EXPERIENCES, RESULTS
 from tests.support.fake_workers import FakeExplorer, FakeTrainer, experience
-from tests.support.mesh import Mesh, until
+from tests.support.mesh import Mesh
+from tests.support.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.config import Settings
 from trinity_bus.runtime.process import Child

@@ -180,6 +180,12 @@ class FakeBus:
     async def ensure_topics(self, topics: Sequence[Topic] = ()) -> None:
         return
 
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        return dict.fromkeys(range(topic.partitions), 0)
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        return {p: len(self._log.records.get((topic.name, p), [])) for p in range(topic.partitions)}
+
     def producer(self) -> FakeProducer:
         return FakeProducer(self._log)
 

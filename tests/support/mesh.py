@@ -1,17 +1,15 @@
 """A namespace of its own on a real broker, and real coordinator processes in it."""
 
-import asyncio
 import contextlib
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from schemas import Task
 from schemas.topics import TASKS
-from tests.support.fake_workers import WAIT_S
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
@@ -53,12 +51,6 @@ class Mesh:
             await bus.ensure_topics()
             async with bus.producer() as producer:
                 yield bus, producer
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
-            await asyncio.sleep(0.02)
 
 
 async def send_tasks(producer: Producer, count: int, prefix: str = "task", **fields: Any) -> None:

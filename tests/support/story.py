@@ -20,7 +20,7 @@ from schemas import (
     TaskResult,
     WeightsSynced,
 )
-from trinity_bus.config import CoordinatorSettings
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
     Announce,
     Answered,
@@ -48,9 +48,10 @@ class Story:
     """A machine, a clock, and short names for what happens; ``store`` is the changelog."""
 
     def __init__(self, **settings: Any) -> None:
-        defaults = {"batch_size": 2, "explorer_timeout_s": 10, "sync_timeout_s": 20, "max_attempts": 2}
+        defaults = {"batch_size": 2, "explorer_timeout_s": 10, "max_attempts": 2}
+        self.synchronizer = SynchronizerSettings(sync_timeout_s=settings.pop("sync_timeout_s", 20))
         self.settings = CoordinatorSettings(**{**defaults, **settings})
-        self.machine = CoordinatorMachine(self.settings)
+        self.machine = CoordinatorMachine(self.settings, self.synchronizer)
         self.store: dict[str, bytes | None] = {}
         self.now = 0.0
         self.sent = 0
@@ -94,7 +95,8 @@ class Story:
             RolloutFinished(explorer=name, incarnation=life, task_id=task_id, attempt=attempt, **values), TRACE
         )
 
-    def trained(self, version: int, life: str = "t1", *, publish: bool = True) -> list[Command]:
+    def trained(self, version: int, life: str = "t1", **fields: Any) -> list[Command]:
+        values = {"publish": True, "checksum": f"sum-{version}", **fields}
         return self.event(
             StepTrained(
                 trainer="trainer",
@@ -102,11 +104,10 @@ class Story:
                 model="policy",
                 step=version,
                 version=version,
-                publish=publish,
-                checksum=f"sum-{version}",
                 master_address="127.0.0.1",
                 master_port=1,
-            )
+                **values,
+            ),
         )
 
     def synced(self, version: int, epoch: int, name: str = "e0", *, ok: bool = True, **fields: Any) -> list[Command]:
@@ -149,7 +150,7 @@ class Story:
         return commands
 
     def restart(self) -> None:
-        self.machine = CoordinatorMachine(self.settings)
+        self.machine = CoordinatorMachine(self.settings, self.synchronizer)
         self.machine.restore(self.store.items())
 
 

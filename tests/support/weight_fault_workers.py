@@ -11,43 +11,56 @@ phase            the explorer dies ...                           the trainer die
 ``bytes``        when a part of the buckets has arrived          when a part of the buckets is sent
 ``answer``       when it serves the version and has not said so  when it has sent all, and nobody has answered
 ===============  =====================================================================================================
+
+With method ``checkpoint`` the trainer sends nothing. It dies when an explorer has read so far: the explorer leaves a
+file ``reached-<phase>``, and waits for the death.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
 from schemas.event import ExplorerState
 from schemas.topics import EVENTS, MODEL_VERSIONS
 from tests.support.transfers import source
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import KafkaSettings, TelemetrySettings
+from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySettings, TrainerSettings
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
-from trinity_bus.weights import link_feed
-from trinity_bus.weights import publisher as publisher_module
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.weights import server
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.folder_feed import FolderFeed
 from trinity_bus.weights.link import Link
-from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.weights.link_feed import LinkFeed
+from trinity_bus.weights.published import WEIGHTS
+from trinity_bus.weights.pull_feed import PullFeed
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm_plugin import die_with_parent
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import Identity
 from workers.explorer.served import Served
 from workers.explorer.weights import WeightFollower
-from workers.trainer.publication import Publication
+from workers.trainer.publication import Publication, Publisher, make_publisher
 
 type Phase = Literal["rendezvous", "bytes", "answer"]
 PHASES: tuple[Phase, ...] = ("rendezvous", "bytes", "answer")
+type FaultMethod = Literal["nccl", "memory", "checkpoint"]
+METHODS: tuple[FaultMethod, ...] = ("nccl", "memory", "checkpoint")
+TRAINER = "trainer-0"
 TENSORS, TENSOR_VALUES, BUCKET_BYTES = 8, 1 << 18, 1 << 20
 """8 MiB of float32 in eight buckets."""
 BUCKETS_BEFORE_DEATH = 3
@@ -63,6 +76,7 @@ class Post:
     kafka: KafkaSettings
     folder: Path
     sync_timeout_s: float
+    method: FaultMethod = "nccl"
 
     def die_if_told(self, phase: Phase) -> None:
         """The end, if somebody has asked for it."""
@@ -71,24 +85,65 @@ class Post:
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def trainer_may_die(self, phase: Phase) -> None:
+        """Called by an explorer that has come so far: a trainer that sends nothing dies now, if it was told to."""
+        order = kill_order(self.folder, TRAINER, phase)
+        if self.method != "checkpoint" or not order.exists():
+            return
+        (self.folder / f"reached-{phase}").touch()
+        while order.exists():
+            time.sleep(POLL_S)
+
 
 def kill_order(folder: Path, name: str, phase: Phase) -> Path:
     """The file that asks for a death."""
     return folder / f"{name}-{phase}"
 
 
-def die_amid_buckets(post: Post, module: Any) -> None:
-    """Let the process count the buckets that it has waited for, and die after a few of them if told so."""
-    original = Link.wait
+def after_some[**P](call: Callable[P, None], every: int, then: Callable[[], None]) -> Callable[P, None]:
+    """A call that does something more amid each version, which takes so many of it."""
     done = [0]
 
-    def wait(self: Link, *arguments: Any, **named: Any) -> None:
-        original(self, *arguments, **named)
+    def counted(*arguments: P.args, **named: P.kwargs) -> None:
+        call(*arguments, **named)
         done[0] += 1
-        if done[0] % TENSORS == BUCKETS_BEFORE_DEATH:
-            post.die_if_told("bytes")
+        if done[0] % every == BUCKETS_BEFORE_DEATH:
+            then()
 
-    module.Link.wait = wait
+    return counted
+
+
+def explorer_dies_amid_buckets(post: Post) -> None:
+    """Let a part of the buckets arrive, and look then."""
+
+    def look() -> None:
+        post.die_if_told("bytes")
+        post.trainer_may_die("bytes")
+
+    for feed in (LinkFeed, PullFeed, FolderFeed):
+        fill = feed.fill
+
+        def counting(self: Any, buffers: Any, arrived: Any, fill: Any = fill) -> None:
+            fill(self, buffers, after_some(arrived, TENSORS, look))
+
+        feed.fill = counting  # type: ignore[method-assign]
+
+
+def trainer_dies_amid_buckets(post: Post) -> None:
+    """Send a part of the buckets, and look then."""
+
+    def look() -> None:
+        post.die_if_told("bytes")
+
+    Link.wait = after_some(Link.wait, TENSORS, look)  # type: ignore[method-assign]
+    server._send = after_some(server._send, TENSORS, look)
+    answer = server.WeightServer._answer
+
+    def answering(self: Any, *arguments: Any) -> None:
+        answer(self, *arguments)
+        post.die_if_told("answer")
+
+    server.WeightServer._answer = answering  # type: ignore[method-assign]
 
 
 class TornError(Exception):
@@ -122,13 +177,14 @@ class Engine:
             raise TornError(values)
         self.model_version = announced.version
         self._post.die_if_told("answer")
+        await asyncio.to_thread(self._post.trainer_may_die, "answer")
         return SyncOutcome(progress.checksum, 0.0, progress.received_at - progress.posted_at, 0.0)
 
 
 def explorer(post: Post) -> None:
     """A life of an explorer."""
     die_with_parent()
-    die_amid_buckets(post, link_feed)
+    explorer_dies_amid_buckets(post)
     asyncio.run(_explorer(post))
 
 
@@ -161,7 +217,7 @@ async def _explorer(post: Post) -> None:
 class Server:
     """The publisher, with the points at which a trainer may die."""
 
-    def __init__(self, post: Post, publisher: WeightPublisher) -> None:
+    def __init__(self, post: Post, publisher: Publisher) -> None:
         self._post = post
         self._publisher = publisher
 
@@ -169,7 +225,7 @@ class Server:
         if announced.members:
             self._post.die_if_told("rendezvous")
         outcome = self._publisher.serve(announced, traceparent)
-        if outcome and None in outcome.values():
+        if self._post.method == "nccl" and None in outcome.values():
             self._post.die_if_told("answer")
         return outcome
 
@@ -180,7 +236,7 @@ class Server:
 def trainer(post: Post) -> None:
     """A life of a trainer: publishes the version that stands in ``step``, and each that is written there later."""
     die_with_parent()
-    die_amid_buckets(post, publisher_module)
+    trainer_dies_amid_buckets(post)
     # So that its spans are written when it is told to end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_dir = TelemetrySettings(run_dir=post.folder)
@@ -200,7 +256,16 @@ def tensors(version: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 async def _trainer(post: Post) -> None:
     incarnation = uuid.uuid4().hex
-    publisher = WeightPublisher(timeout_s=post.sync_timeout_s, bucket_bytes=BUCKET_BYTES)
+    directory = post.folder / "checkpoints"
+    directory.mkdir(exist_ok=True)
+    publisher = make_publisher(
+        TrainerSettings(bucket_mib=BUCKET_BYTES >> 20),
+        SynchronizerSettings(sync_method=post.method, sync_timeout_s=post.sync_timeout_s),
+        directory,
+        "cpu",
+    )
+    if post.method == "checkpoint":
+        threading.Thread(target=_die_when_reached, args=(post,), daemon=True).start()
     publication = Publication(Server(post, publisher), model="policy", incarnation=incarnation)
     step = post.folder / "step"
     published = -1
@@ -216,6 +281,7 @@ async def _trainer(post: Post) -> None:
             version = int(step.read_text())
             if version != published:
                 published = version
+                folder = await asyncio.to_thread(_save, directory, version) if post.method == "checkpoint" else None
                 checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
                 publication.published(version, checksum)
                 host, port = publisher.address
@@ -226,15 +292,38 @@ async def _trainer(post: Post) -> None:
                     step=version,
                     version=version,
                     publish=True,
+                    method=publisher.method,
                     checksum=checksum,
                     master_address=host,
                     master_port=port,
+                    checkpoint=None if folder is None else str(folder),
                 )
                 await (await producer.send(EVENTS, post.name, told))
             await asyncio.sleep(POLL_S)
 
 
-async def _beat(producer: Producer, publisher: WeightPublisher, name: str, incarnation: str) -> None:
+def _save(directory: Path, version: int) -> Path:
+    """The checkpoint of a version; that of a former life will do."""
+    folder = checkpoint.of_step(directory, version)
+    if folder is not None:
+        return folder
+    save_file(dict(tensors(version)), checkpoint.begin(directory, version) / WEIGHTS)
+    progress = TrainingProgress(step=version, version=version)
+    return checkpoint.commit(directory, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+
+
+def _die_when_reached(post: Post) -> None:
+    """Die when an explorer has come to the phase at which the trainer is to die."""
+    while True:
+        for phase in PHASES:
+            reached = post.folder / f"reached-{phase}"
+            if reached.exists():
+                reached.unlink()
+                post.die_if_told(phase)
+        time.sleep(POLL_S)
+
+
+async def _beat(producer: Producer, publisher: Publisher, name: str, incarnation: str) -> None:
     host, port = publisher.address
     while True:
         beat = TrainerHeartbeat(

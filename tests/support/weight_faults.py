@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from tests.support.mesh import Mesh
-from tests.support.weight_fault_workers import PHASES, Phase, Post, explorer, kill_order, trainer
+from tests.support.weight_fault_workers import PHASES, TRAINER, FaultMethod, Phase, Post, explorer, kill_order, trainer
 from trinity_bus.bus import Bus
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import KafkaSettings, Settings
 
 type Victim = Literal["explorer", "trainer"]
 VICTIMS: tuple[Victim, ...] = ("explorer", "trainer")
-_TRAINER = "trainer-0"
 _POLL_S = 0.005
 _STOP_S = 20.0
 
@@ -48,12 +47,22 @@ class FaultyMesh:
         folder: Empty; for logs, traces and orders to die.
         explorers: How many.
         sync_timeout_s: Limit of a transfer.
+        method: How weights travel.
     """
 
-    def __init__(self, kafka: KafkaSettings, folder: Path, *, explorers: int, sync_timeout_s: float) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        folder: Path,
+        *,
+        explorers: int,
+        sync_timeout_s: float,
+        method: FaultMethod = "nccl",
+    ) -> None:
         self.mesh = Mesh(kafka, folder)
         self.folder = folder
         self.sync_timeout_s = sync_timeout_s
+        self.method: FaultMethod = method
         self.names = [f"explorer-{number}" for number in range(explorers)]
         self.version = 0
         self._context = multiprocessing.get_context("forkserver")
@@ -64,9 +73,9 @@ class FaultyMesh:
     def running(self) -> Iterator["FaultyMesh"]:
         """All processes, until the end of the block."""
         (self.folder / "step").write_text("0")
-        with self.mesh.coordinator(sync_timeout_s=self.sync_timeout_s, explorer_timeout_s=2.0):
+        with self.mesh.coordinator({"sync_timeout_s": self.sync_timeout_s}, explorer_timeout_s=2.0):
             try:
-                for name in (_TRAINER, *self.names):
+                for name in (TRAINER, *self.names):
                     self.start(name)
                 yield self
             finally:
@@ -78,8 +87,8 @@ class FaultyMesh:
 
     def start(self, name: str) -> None:
         """A life of this one."""
-        post = Post(name, self.mesh.kafka, self.folder, self.sync_timeout_s)
-        role = trainer if name == _TRAINER else explorer
+        post = Post(name, self.mesh.kafka, self.folder, self.sync_timeout_s, self.method)
+        role = trainer if name == TRAINER else explorer
         process = self._context.Process(target=role, args=(post,), name=name, daemon=True)
         process.start()
         self._processes[name] = process
@@ -104,7 +113,7 @@ class FaultyMesh:
         Raises:
             TimeoutError: Something hangs.
         """
-        name = _TRAINER if victim == "trainer" else self.names[0]
+        name = TRAINER if victim == "trainer" else self.names[0]
         kill_order(self.folder, name, phase).touch()
         version = self.publish()
         process = self._processes[name]

@@ -13,11 +13,12 @@ from schemas.event import Position
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
+from trinity_bus.bus.farewell import close_admin
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
-from trinity_bus.bus.reader import FETCH_WAIT_MS, MAX_RECORDS, Reader, Start
+from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
 from trinity_bus.config import KafkaSettings
 
@@ -94,7 +95,9 @@ class Bus:
         start: Start = "end",
         expect: Sequence[type] | None = None,
         max_records: int = MAX_RECORDS,
-        fetch_wait_ms: int = FETCH_WAIT_MS,
+        fetch_bytes: int = MAX_FETCH_BYTES,
+        ahead: bool = False,
+        key: str | None = None,
     ) -> Reader:
         """A reader of committed records, without a consumer group.
 
@@ -105,9 +108,11 @@ class Bus:
                 missing starts at its beginning.
             expect: The record types to decode; those of each topic where absent.
             max_records: Most records that one batch returns.
-            fetch_wait_ms: How long the broker holds a fetch for which it has nothing, in milliseconds. A partition that
-                was just read from is not part of the fetch that is under way, so this is also the longest that its next
-                record waits while the other partitions are silent.
+            fetch_bytes: Most bytes that the broker sends at once, and so about what the reader holds in memory; a
+                record that is larger comes alone.
+            ahead: Take records from the broker while the owner is busy, ``max_records`` of them and what comes with
+                the last. For one that must not find old records when it asks again.
+            key: Pass over all records of other keys, without decoding them.
         """
         return Reader(
             self.settings,
@@ -117,7 +122,9 @@ class Bus:
             start=start,
             expect=expect,
             max_records=max_records,
-            fetch_wait_ms=fetch_wait_ms,
+            fetch_bytes=fetch_bytes,
+            ahead=ahead,
+            key=key,
         )
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
@@ -158,7 +165,7 @@ class Bus:
         async with self._connecting:
             if self._admin is None:
                 admin = AIOKafkaAdminClient(**client_options(self.settings, self.client_id))
-                self._stack.push_async_callback(admin.close)
+                self._stack.push_async_callback(close_admin, admin)
                 with kafka_errors("connect"):
                     await admin.start()
                 self._admin = admin

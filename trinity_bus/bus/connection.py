@@ -10,7 +10,9 @@ from typing import Any
 
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
     ConsumerStoppedError,
+    GroupAuthorizationFailedError,
     IllegalOperation,
     InvalidProducerEpoch,
     KafkaConnectionError,
@@ -18,17 +20,27 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     OffsetOutOfRangeError,
     ProducerFenced,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
 )
 from aiokafka.helpers import create_ssl_context
 
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import (
+    AccessDeniedError,
     BrokerUnreachableError,
     BusError,
     ConfigError,
     ProducerFencedError,
     RecordGoneError,
     RecordTooLargeError,
+)
+
+_REFUSALS = (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
 )
 
 
@@ -152,6 +164,8 @@ def translated(error: BaseException, doing: str) -> BusError:
         return RecordGoneError(f"{text}; retention has deleted it, or the topic was created anew")
     if isinstance(error, MessageSizeTooLargeError):
         return RecordTooLargeError(text)
+    if isinstance(error, _REFUSALS):
+        return AccessDeniedError(f"{text}; `trinity-bus access show` lists what each user of the mesh may do")
     if isinstance(error, KafkaConnectionError):
         return BrokerUnreachableError(f"{text}; is the broker running?")
     return BusError(text)

@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 
 from trinity_bus.bus.connection import client_options
+from trinity_bus.bus.farewell import brief_farewell
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
 
@@ -48,12 +49,15 @@ def make_consumer(
 
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
     """Stop a consumer, also while its broker is away."""
-    stopping = asyncio.ensure_future(client.stop())
-    await asyncio.wait([stopping])
-    if stopping.cancelled():
-        # A fetch that was waiting to try again has let its own cancellation out, and the rest was not done.
-        await client._client.close()  # noqa: SLF001 - stop() returns at once when called again
-        return
+    connections = client._client  # noqa: SLF001 - there is no other way to them
+    async with brief_farewell(connections):
+        stopping = asyncio.ensure_future(client.stop())
+        await asyncio.wait([stopping])
+        if stopping.cancelled():
+            # A fetch that was waiting to try again has let its own cancellation out, and the rest was not done; stop()
+            # returns at once when called again.
+            await connections.close()
+            return
     stopping.result()
 
 

@@ -28,32 +28,37 @@ class Delivery:
 
     def __init__(self, topic: Topic, doing: str, span: Span | None) -> None:
         self.position: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        self._attributes = metrics.messaging("send", topic.name)
+        self._topic = topic.name
         self._doing = doing
         self._span = span
+        self._records = 1
         self._started = time.perf_counter()
 
     def accepted(self, sending: asyncio.Future[RecordMetadata], records: int = 1) -> None:
         """The client has queued it; or so many, whose first position stands for all."""
-        metrics.SENT_MESSAGES.add(records, self._attributes)
+        self._records = records
         sending.add_done_callback(self._settle)
 
     def refused(self, error: BaseException) -> None:
         """The client has not queued it."""
-        if self._span is not None:
-            end_send_span(self._span, None, error)
+        self._tell(None, error)
 
     def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
         position, error = _outcome(sending, self._doing)
-        if self._span is not None:
-            end_send_span(self._span, position, error)
-        metrics.SEND_DURATION.record(time.perf_counter() - self._started, self._attributes)
+        self._tell(position, error)
         if self.position.done():
             return
         if position is not None:
             self.position.set_result(position)
         elif error is not None:
             self.position.set_exception(error)
+
+    def _tell(self, position: Position | None, error: BaseException | None) -> None:
+        if self._span is not None:
+            end_send_span(self._span, position, error)
+        attributes = metrics.messaging("send", self._topic, None if error is None else type(error).__name__)
+        metrics.SENT_MESSAGES.add(self._records, attributes)
+        metrics.SEND_DURATION.record(time.perf_counter() - self._started, attributes)
 
 
 def check(

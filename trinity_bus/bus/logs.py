@@ -1,7 +1,7 @@
 """The client library's log, kept readable while a broker is away.
 
 It logs every failed attempt of every connection, tens of lines a second. The first line from each place in its code is
-let through, then one in ten seconds.
+let through, then one in ten seconds. An exception is one line: whoever called the client gets it too.
 """
 
 import logging
@@ -32,10 +32,23 @@ class Throttle(logging.Filter):
         return True
 
 
-_THROTTLE = Throttle()
+class Brief(logging.Filter):
+    """Says in one line what the client library would say with a traceback of its own insides."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets everything through."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", None
+            record.exc_info = None
+        return True
+
+
+_THROTTLE, _BRIEF = Throttle(), Brief()
 
 
 def throttle_client_logs() -> None:
-    """Apply this to the client library's loggers, once."""
+    """Apply both to the client library's loggers, once."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_THROTTLE)
+        logging.getLogger(name).addFilter(_BRIEF)

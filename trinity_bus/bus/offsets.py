@@ -1,13 +1,15 @@
-"""Where a role's input stands: the offsets that it has committed under its group."""
+"""Where a role's input stands: the offsets that it has committed under its group, and what is still there of it."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from schemas.topics import Topic
 from trinity_bus.bus.connection import translated
 from trinity_bus.errors import BusError
 
@@ -41,3 +43,35 @@ async def committed(
         if time.monotonic() > until:
             raise BusError(f"{doing}: the broker has not loaded the group after {timeout_s:g} s")
         await asyncio.sleep(_POLL_S)
+
+
+class HasBeginnings(Protocol):
+    """A bus."""
+
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the first offset that retention has kept."""
+        ...
+
+
+async def readable(
+    bus: HasBeginnings, topics: Iterable[Topic], positions: Mapping[tuple[str, int], int]
+) -> tuple[dict[tuple[str, int], int], int]:
+    """Positions from which can be read: moved past what retention has deleted.
+
+    Args:
+        bus: Connected.
+        topics: Whose positions to look at.
+        positions: ``(topic name, partition)`` to the offset to read next.
+
+    Returns:
+        All positions, and how many records were lost.
+    """
+    lost = 0
+    moved = dict(positions)
+    for topic in topics:
+        for partition, first in (await bus.beginning_offsets(topic)).items():
+            wanted = positions.get((topic.name, partition))
+            if wanted is not None and wanted < first:
+                lost += first - wanted
+                moved[topic.name, partition] = first
+    return moved, lost

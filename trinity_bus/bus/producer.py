@@ -12,7 +12,8 @@ States of a transaction::
 
 A broker that goes away is waited for: records stay queued, in their order, and are sent when it is back, each once,
 because it knows their sequence numbers. What has waited for ``kafka.outage_s`` is given up, and the producer with it:
-everything queued fails with :class:`~trinity_bus.errors.SendError`, and whatever is sent later too.
+everything queued fails with :class:`~trinity_bus.errors.SendError`, and whatever is sent later too. A start waits as
+long for a broker that is busy or not ready yet for transactions.
 """
 
 import asyncio
@@ -38,13 +39,14 @@ from schemas.topics import DEAD_LETTERS, TOPICS, Topic
 from trinity_bus.bus.connection import client_options, kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
+from trinity_bus.bus.farewell import brief_farewell
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.spans import start_send_span
 from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, look_at_errors, make_fatal
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BusError, ProducerFencedError, SendError
+from trinity_bus.errors import BrokerUnreachableError, BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
 from trinity_bus.telemetry.context import parent_context
@@ -85,7 +87,7 @@ class Producer:
         """Connect. With a transactional id, fence earlier producers of that id and abort what they left open.
 
         Raises:
-            BusError: The broker does not answer, or refuses.
+            BusError: The broker cannot be reached, gives no producer id within ``kafka.outage_s``, or refuses.
         """
         client = AIOKafkaProducer(
             **client_options(self._settings, self._client_id),
@@ -106,13 +108,17 @@ class Producer:
         doing = f"start producer {self.transactional_id or self._client_id}"
         try:
             with kafka_errors(doing):
-                # Without a transaction coordinator the client would ask for one forever.
-                async with asyncio.timeout(self._settings.request_timeout_s):
+                # The client would ask for a transaction coordinator and for a producer id forever. A broker that makes
+                # its first log of transactions, or loads it, has neither for a while.
+                async with asyncio.timeout(self._outage_s):
                     await client.start()
         except BaseException as error:
-            await client.stop()
+            async with brief_farewell(client.client):
+                await client.stop()
             if isinstance(error, TimeoutError):
-                raise BusError(f"{doing}: no answer in {self._settings.request_timeout_s:g} s") from None
+                raise BrokerUnreachableError(
+                    f"{doing}: no producer id in {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
+                ) from None
             raise
         self._running = client
         self._watch = asyncio.create_task(self._limit_outages(client))
@@ -130,7 +136,10 @@ class Producer:
             self._watch.cancel()
         transactional = self.transactional_id is not None
         try:
-            async with asyncio.timeout(_LEAVE_S if transactional else self._settings.request_timeout_s):
+            async with (
+                asyncio.timeout(_LEAVE_S if transactional else self._settings.request_timeout_s),
+                brief_farewell(client.client),
+            ):
                 await client.stop()
         except TimeoutError:
             await self._give_up(client, KafkaTimeoutError("the producer was closed"))
@@ -394,7 +403,8 @@ class Producer:
         unsent.fail_all(error)
         look_at_errors(batches)
         make_fatal(client, error)
-        await client.client.close()
+        async with brief_farewell(client.client):
+            await client.client.close()
 
     @property
     def _outage_s(self) -> float:

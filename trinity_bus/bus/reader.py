@@ -10,6 +10,13 @@ same batch. A reader goes back and takes records singly until it knows which one
 as undecodable; so are those after it that its sender put into the same batch::
 
     NORMAL --the client stumbles: seek to what was returned last--> CAREFUL --found and passed over--> NORMAL
+
+The client asks the broker for more only when all that it has was taken from it. A reader that reads ``ahead`` takes it
+as it comes, so that what arrives while its owner is busy is there when it asks again, and not still at the broker::
+
+    getmany() pending --records--> queued, undecoded --batch()--> decoded, to the owner
+         ^                             |
+         '-----until max_records-------'
 """
 
 import asyncio
@@ -39,6 +46,8 @@ MAX_FETCH_BYTES = 32 << 20
 """Bounds what a reader holds in memory: one fetch."""
 FETCH_WAIT_MS = 100
 """A partition with no room in the fetch under way waits at most this long for the next."""
+LONE_FETCH_WAIT_MS = 500
+"""With one partition nobody waits for another's fetch, and each fetch costs the broker and the client."""
 _WAIT_S = 60.0
 _REPLAY_WAIT_S = 0.05
 _CAREFUL_POLL_S = 0.005
@@ -56,14 +65,18 @@ class Reader:
         start: Start = "end",
         expect: Sequence[type] | None = None,
         max_records: int = MAX_RECORDS,
-        fetch_wait_ms: int = FETCH_WAIT_MS,
+        fetch_bytes: int = MAX_FETCH_BYTES,
+        ahead: bool = False,
+        key: str | None = None,
     ) -> None:
         self._settings = settings
         self._client_id = client_id
         self._start = start
         self._expect = None if expect is None else tuple(expect)
         self._max_records = max_records
-        self._fetch_wait_ms = fetch_wait_ms
+        self._fetch_bytes = fetch_bytes
+        self._ahead = ahead
+        self._key = None if key is None else key.encode()
         self._topics = {topic.full_name(settings.namespace): topic for topic in topics}
         self._assigned = [
             TopicPartition(name, partition)
@@ -75,6 +88,8 @@ class Reader:
         self._raw: deque[tuple[Topic, ConsumerRecord]] = deque()
         self._ready: list[Received[Any]] = []
         self._next: dict[tuple[str, int], int] = {}
+        self._passed: dict[tuple[str, int], int] = {}
+        """The offset after the last record of another key, of each partition, since ``batch`` returned."""
         self._careful = False
 
     async def start(self) -> None:
@@ -86,9 +101,9 @@ class Reader:
         client = make_consumer(
             self._settings,
             self._client_id,
-            partition_bytes=MAX_PARTITION_FETCH_BYTES,
-            fetch_bytes=MAX_FETCH_BYTES,
-            wait_ms=self._fetch_wait_ms,
+            partition_bytes=min(MAX_PARTITION_FETCH_BYTES, self._fetch_bytes),
+            fetch_bytes=self._fetch_bytes,
+            wait_ms=LONE_FETCH_WAIT_MS if len(self._assigned) == 1 else FETCH_WAIT_MS,
         )
         try:
             with kafka_errors(f"start reader of {', '.join(self._topics)}"):
@@ -137,12 +152,17 @@ class Reader:
         """
         if not self._raw and not self._ready:
             await self._fetch(timeout_s)
-        await receive_all(self._raw, self._ready, self._expected)
+        await receive_all(self._raw, self._ready, self._expected, self._max_records, self._wants)
+        if self._ahead and not self._careful and self._pending is None and self._running is not None:
+            self._ask(self._running)
         records, self._ready = self._ready, []
         counts: dict[str, int] = {}
         for record in records:
             self._next[record.topic.name, record.partition] = record.offset + 1
             counts[record.topic.name] = counts.get(record.topic.name, 0) + 1
+        for place, offset in self._passed.items():
+            self._next[place] = max(self._next[place], offset)
+        self._passed.clear()
         for name, count in counts.items():
             metrics.CONSUMED_MESSAGES.add(count, metrics.messaging("poll", name))
         return records
@@ -217,15 +237,28 @@ class Reader:
         if self._careful:
             await self._fetch_carefully(client, timeout_s)
             return
-        if self._pending is None:
-            # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
-            self._pending = asyncio.create_task(
-                client.getmany(timeout_ms=round(_WAIT_S * 1000), max_records=self._max_records)
-            )
+        pending = self._pending or self._ask(client)
         if timeout_s <= 0:
             await asyncio.sleep(0)
-        await asyncio.wait([self._pending], timeout=max(timeout_s, 0))
+        await asyncio.wait([pending], timeout=max(timeout_s, 0))
         self._take_pending()
+
+    def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[ConsumerRecord]]]:
+        # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
+        pending = asyncio.create_task(client.getmany(timeout_ms=round(_WAIT_S * 1000), max_records=self._max_records))
+        self._pending = pending
+        if self._ahead:
+            pending.add_done_callback(self._go_on)
+        return pending
+
+    def _go_on(self, pending: asyncio.Task[dict[TopicPartition, list[ConsumerRecord]]]) -> None:
+        """Queue what has come and ask for more, unless there is enough, or something is wrong: ``batch`` says what."""
+        if pending is not self._pending or pending.cancelled() or pending.exception() is not None:
+            return
+        self._pending = None
+        self._queue(pending.result())
+        if self._running is not None and len(self._raw) < self._max_records:
+            self._ask(self._running)
 
     def _take_pending(self) -> None:
         """Queue what the pending fetch has brought, if it is done."""
@@ -236,7 +269,9 @@ class Reader:
             with kafka_errors(self._doing):
                 found = task.result()
         except UnicodeDecodeError:
-            # While a fetch is pending nothing else is queued here, so all that was read has been returned.
+            self._raw.clear()
+            self._ready.clear()
+            self._passed.clear()
             self._careful = True
             for position in self._assigned:
                 self._connected().seek(position, self._next[self._place(position)])
@@ -284,6 +319,13 @@ class Reader:
 
     def _place(self, position: TopicPartition) -> tuple[str, int]:
         return self._topics[position.topic].name, position.partition
+
+    def _wants(self, topic: Topic, record: ConsumerRecord) -> bool:
+        """Whether a record is to be returned; notes how far the others go."""
+        if self._key is None or record.key == self._key:
+            return True
+        self._passed[topic.name, record.partition] = record.offset + 1
+        return False
 
     def _expected(self, topic: Topic) -> tuple[type, ...]:
         return topic.records if self._expect is None else self._expect

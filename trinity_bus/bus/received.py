@@ -110,15 +110,20 @@ async def receive_all(
     raw: deque[tuple[Topic, ConsumerRecord]],
     into: list[Received[Any]],
     expect: Callable[[Topic], tuple[type, ...]],
+    limit: int,
+    wants: Callable[[Topic, ConsumerRecord], bool] = lambda _topic, _record: True,
 ) -> None:
-    """Move every record of ``raw``, decoded, to ``into``, letting the event loop turn every few milliseconds.
+    """Move records of ``raw``, decoded, to ``into`` until it has ``limit``, letting the event loop turn meanwhile.
+
+    Those that are not wanted are dropped, undecoded.
 
     Cancelled half-way, both hold what they should, and another call goes on from there.
     """
     until = time.perf_counter() + SLICE_S
-    while raw:
+    while raw and len(into) < limit:
         topic, record = raw[0]
-        into.append(receive(topic, record, expect(topic)))
+        if wants(topic, record):
+            into.append(receive(topic, record, expect(topic)))
         raw.popleft()
         if time.perf_counter() > until:
             await asyncio.sleep(0)

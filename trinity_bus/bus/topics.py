@@ -13,9 +13,11 @@ from aiokafka.errors import for_code
 
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.consumers import CREATION_S
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
+_NOT_ALLOWED = 29
 _ALREADY_EXISTS = 36
 _CLEANUP = "cleanup.policy"
 _MAX_MESSAGE = "max.message.bytes"
@@ -48,6 +50,8 @@ def mismatches(topic: Topic, found: Found) -> list[str]:
 async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
     """Create the topics that are absent and check the others.
 
+    A user who may not create topics is content with those that are there: an administrator has created them.
+
     Returns:
         Those that were created.
 
@@ -69,10 +73,11 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
             ]
         )
         for name, code, message, *_ in response.topic_errors:
-            if code not in (0, _ALREADY_EXISTS):
+            if code not in (0, _NOT_ALLOWED, _ALREADY_EXISTS):
                 raise BusError(f"topic {name} cannot be created: {message or for_code(code).__name__}")
         created = [names[name] for name, code, *_ in response.topic_errors if code == 0]
-        found = await _described(admin, list(names), settings.request_timeout_s)
+        refused = {name for name, code, *_ in response.topic_errors if code == _NOT_ALLOWED}
+        found = await _described(admin, list(names), refused, settings.request_timeout_s)
     wrong = [
         f"topic {name} exists but {', '.join(problems)}"
         for name, topic in names.items()
@@ -85,11 +90,20 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     return created
 
 
-async def _described(admin: AIOKafkaAdminClient, names: list[str], timeout_s: float) -> dict[str, Found]:
-    """The topics as the cluster has them, once every partition has a leader."""
+async def _described(
+    admin: AIOKafkaAdminClient, names: list[str], refused: set[str], timeout_s: float
+) -> dict[str, Found]:
+    """The topics as the cluster has them, once every partition has a leader.
+
+    Args:
+        admin: Connected.
+        names: Of the topics, with the namespace.
+        refused: Those that this user may not create; they are there, or nobody else is about to create them.
+        timeout_s: How long the others may take.
+    """
     partitions: dict[str, int] = {}
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(min(timeout_s, CREATION_S) if refused else timeout_s):
             # A created topic reaches the brokers' metadata a moment later; nothing tells when.
             while True:
                 described = await admin.describe_topics(names)
@@ -103,6 +117,11 @@ async def _described(admin: AIOKafkaAdminClient, names: list[str], timeout_s: fl
                 await asyncio.sleep(0.05)
     except TimeoutError:
         lacking = sorted(set(names) - set(partitions))
+        if refused.issuperset(lacking):
+            raise BusError(
+                f"topics {', '.join(lacking)} are not there, or hidden from this user, who may not create them: run "
+                "`trinity-bus topics create` as one who may, and `trinity-bus access apply` for the rights of each user"
+            ) from None
         raise BusError(
             f"topics {', '.join(lacking)} have no leader after {timeout_s:g} s: is the cluster healthy?"
         ) from None

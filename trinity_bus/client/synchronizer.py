@@ -75,6 +75,7 @@ class Synchronizer:
         self._stack: AsyncExitStack | None = None
         self._connection: Connection | None = None
         self._failure: BaseException | None = None
+        self._changing = asyncio.Lock()
 
     @classmethod
     def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
@@ -88,8 +89,11 @@ class Synchronizer:
             BusError: The broker cannot be reached.
             BrokerError: No broker is configured, and no embedded one runs.
         """
-        if self._stack is not None:
-            return
+        async with self._changing:
+            if self._stack is None:
+                await self._connect()
+
+    async def _connect(self) -> None:
         async with AsyncExitStack() as stack:
             topics = [VERSION_HISTORY, MODEL_VERSIONS, EVENTS]
             connection = await Connection.open(self._settings, self._bus, self._name, topics)
@@ -112,9 +116,10 @@ class Synchronizer:
         Raises:
             SendError: Something that was sent is not known to be durable.
         """
-        stack, self._stack, self._connection = self._stack, None, None
-        if stack is not None:
-            await stack.aclose()
+        async with self._changing:
+            stack, self._stack, self._connection = self._stack, None, None
+            if stack is not None:
+                await stack.aclose()
 
     async def __aenter__(self) -> Self:
         await self.prepare()
@@ -174,7 +179,7 @@ class Synchronizer:
         Args:
             current_version: What the caller knows.
             no_wait: Return at once, be there a new one or not.
-            timeout_s: How long to wait at most. Absent: ``coordinator.sync_timeout_s``.
+            timeout_s: How long to wait at most. Absent: ``synchronizer.sync_timeout_s``.
 
         Returns:
             The version to be served. It is the current one with ``no_wait``, or where the trainer has stopped; it may
@@ -185,7 +190,7 @@ class Synchronizer:
         """
         if no_wait:
             return self.model_version
-        limit = self._settings.coordinator.sync_timeout_s if timeout_s is None else timeout_s
+        limit = self._settings.synchronizer.sync_timeout_s if timeout_s is None else timeout_s
         async with asyncio.timeout(limit):
             while self.model_version == current_version and self.get_trainer_status() == "running":
                 await self._until_changed()
@@ -228,11 +233,17 @@ class Synchronizer:
         """The weights of the version to be served, from its checkpoint, and its number. Needs torch.
 
         The weights are None where the checkpoint is not on this machine.
+
+        Raises:
+            TensorFileError: The checkpoint is damaged.
         """
-        from safetensors.torch import load_file
+        from trinity_bus.weights.tensor_file import TensorFile
 
         path, version = self._weights(), self.model_version
-        return (None if path is None else load_file(path)), version
+        if path is None:
+            return None, version
+        with TensorFile(path) as file:
+            return {meta.name: file.tensor(meta.name) for meta in file.metas}, version
 
     async def publish_version(self, version: int | None) -> str:
         """Make every explorer serve this version, and no newer one until None is given: the newest again.

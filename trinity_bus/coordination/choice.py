@@ -50,7 +50,7 @@ class VersionChoice:
 
     def __init__(self, context: Context, kept: Kept) -> None:
         self._model = context.settings.model
-        self._timeout_s = context.settings.sync_timeout_s
+        self._timeout_s = context.synchronizer.sync_timeout_s
         self._clock = context.clock
         self._out = context.out
         self._sync = kept.sync

@@ -106,6 +106,7 @@ class Fact(StrEnum):
     EXPLORER_JOINED = "explorer_joined"
     EXPLORER_LEFT = "explorer_left"
     ATTEMPT_FAILED = "attempt_failed"
+    TASK_RETRIED = "task_retried"
     TASK_COMPLETED = "task_completed"
     TASK_ABORTED = "task_aborted"
     SECOND_COPY = "second_copy"

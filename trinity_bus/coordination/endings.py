@@ -99,6 +99,7 @@ class Endings:
         if part.running:
             return
         if part.lost < self._settings.max_attempts:
+            self._out.observe(Fact.TASK_RETRIED, attempt.task_id, f"{part.lost} of {self._settings.max_attempts} tries")
             self._ledger.line.enqueue(self._ledger.batches[task.batch_id], task, part)
             return
         task.fail(part)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trinity_bus.config import CoordinatorSettings
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.commands import Outbox
 from trinity_bus.coordination.finalizers import Finalizers
@@ -24,6 +24,7 @@ class Context:
     """What each part is run with."""
 
     settings: CoordinatorSettings
+    synchronizer: SynchronizerSettings
     clock: SteadyClock
     journal: Journal
     out: Outbox
@@ -41,10 +42,12 @@ class Kept:
         replies: Answers that were given.
     """
 
-    def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, journal: Journal) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings, policy: SyncPolicy, journal: Journal
+    ) -> None:
         self.ledger = Ledger(settings, policy, journal)
         self.fleet = Fleet(settings.explorer_timeout_s, journal)
-        self.sync = WeightSync(settings.model, policy, settings.sync_timeout_s, journal)
+        self.sync = WeightSync(settings.model, policy, synchronizer.sync_timeout_s, journal)
         self.finalizers = Finalizers(journal)
         self.outcomes = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, journal)
         self.replies = Replies(journal)

@@ -87,7 +87,7 @@ class CoordinatorMachine:
 
     Args:
         settings: Sizes and limits.
-        synchronizer: Which versions batches need, and when they are served.
+        synchronizer: Which versions batches need, when they are served, and how long that may take.
 
     Raises:
         ConfigError: The two starve the mesh.
@@ -100,13 +100,14 @@ class CoordinatorMachine:
 
     def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings | None = None) -> None:
         self._settings = settings
-        self._policy = SyncPolicy.of(synchronizer or SynchronizerSettings(), settings)
+        synchronizer = synchronizer or SynchronizerSettings()
+        self._policy = SyncPolicy.of(synchronizer, settings)
         self._journal = Journal()
         self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
         self._out = Outbox()
-        self.kept = Kept(settings, self._policy, self._journal)
+        self.kept = Kept(settings, synchronizer, self._policy, self._journal)
         self.ledger, self.fleet, self.sync = self.kept.ledger, self.kept.fleet, self.kept.sync
-        context = Context(settings, self._clock, self._journal, self._out)
+        context = Context(settings, synchronizer, self._clock, self._journal, self._out)
         self._pace = Pace(settings, self.ledger.counters, self._journal)
         self._attempts = Attempts(self.ledger, self.fleet, self._pace, self._out)
         self._endings = Endings(context, self.kept, self._attempts, self._pace)

@@ -27,8 +27,10 @@ a member does not answer for too long       it is out of the round, as failed
 the round is empty                          explorers that do not serve the version (joiners, the failed) make
                                             the next round, with the same version
 the same explorer needs round after round   it waits longer each time, up to half a minute
-a trainer starts anew                       its version is served at once, be it older; its former life is ignored,
-                                            and what is held of it can no longer be had
+a trainer starts anew                       its former life is ignored, and what is held of it can no longer be had;
+                                            its version is served at once if nobody serves a newer one; else that
+                                            one stays until the trainer has caught up: it trains the same batches
+                                            again, and whoever went back would draw what is too old for those ahead
 ==========================================  =====================================================================
 
 So every round ends: each member answers, dies, or runs out of time. An *epoch* is a membership. Its number grows when
@@ -132,7 +134,7 @@ class WeightSync:
     @property
     def newest(self) -> int:
         """The newest version that was published, be it held or served; -1 before there is any."""
-        return self.version if self.state.held is None else self.state.held.version
+        return self.version if self.state.held is None else max(self.version, self.state.held.version)
 
     @property
     def for_evaluation(self) -> int:
@@ -173,9 +175,12 @@ class WeightSync:
         state, held = self.state, self.state.held
         if held is None or state.pinned:
             return None
-        # What a former life has published can be had from nobody: to hold its successor's back could last for ever.
-        same_life = state.release is not None and state.release.incarnation == held.incarnation
-        if same_life and self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
+        explorers = list(explorers)
+        if state.release is not None and state.release.incarnation != held.incarnation:
+            # What the former life has published can be had from nobody, so only who has it keeps it.
+            if any(explorer.version > held.version for explorer in explorers):
+                return None
+        elif self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
             return None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None

@@ -62,7 +62,7 @@ class Doors:
         for _, writer in self._connections:
             _write(writer, {"op": "begin", "token": token, "source": source})
         workers = [await self._ended(reader, writer, token) for reader, writer in self._connections]
-        return max(workers, key=lambda worker: worker["verified_at"])
+        return max(workers, key=lambda worker: worker["prepared_at"])
 
     async def close(self) -> None:
         """Leave."""

@@ -13,19 +13,18 @@ Failures: see ``errors``. Once DEAD, every call raises ``EngineDeadError``; ``wa
 """
 
 import asyncio
-import gc
 import itertools
 import logging
 import multiprocessing
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
 from schemas.task import Sampling
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.background import in_daemon_thread
 from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, completion_of
 from trinity_bus.inference.door import Doors
 from trinity_bus.inference.errors import (
@@ -37,8 +36,10 @@ from trinity_bus.inference.errors import (
 )
 from trinity_bus.inference.launch import launch
 from trinity_bus.inference.sampling import sampling_arguments
-from trinity_bus.inference.tracing import TokenCounter, enable_request_spans, trace_headers
+from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
+from trinity_bus.runtime.background import in_daemon_thread
+from trinity_bus.runtime.heap import unsettle
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -56,10 +57,12 @@ class InferenceEngine:
 
     Args:
         settings: The explorer's.
+        sync_timeout_s: Limit of each wait within a transfer of weights.
     """
 
-    def __init__(self, settings: ExplorerSettings) -> None:
+    def __init__(self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0) -> None:
         self._settings = settings
+        self._sync_timeout_s = sync_timeout_s
         self._llm: AsyncLLM | None = None
         self._doors: Doors | None = None
         self._counter = TokenCounter()
@@ -67,6 +70,11 @@ class InferenceEngine:
         self._syncing = asyncio.Lock()
         self._dead: EngineDeadError | None = None
         self._version = UNKNOWN_VERSION
+
+    @property
+    def model_name(self) -> str:
+        """What its model is called in traces: the last part of its path."""
+        return Path(self._settings.model_path or "").name
 
     @property
     def model_version(self) -> int:
@@ -123,7 +131,6 @@ class InferenceEngine:
                 # At exit, Python would wait for them.
                 for child in set(multiprocessing.active_children()) - before:
                     child.kill()
-        enable_request_spans(self._llm)
         try:
             self._doors = await Doors.open(self.llm)
         # vLLM passes on what was raised in its processes as a bare Exception.
@@ -138,9 +145,11 @@ class InferenceEngine:
             await doors.close()
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, _STOP_S)
+            # It closes its sockets, and leaves their context, with a thread and files of its own, to whoever collects.
+            llm.engine_core.resources.ctx.destroy(linger=0)
             del llm
             # vLLM's objects refer to each other in circles; at the end of the interpreter they would complain.
-            gc.collect()
+            unsettle()
 
     async def wait_dead(self) -> EngineDeadError:
         """Return as soon as the engine is dead, with the reason."""
@@ -160,7 +169,7 @@ class InferenceEngine:
             prompt_token_ids: [tokens] the prompt.
             sampling: How; absent fields take the explorer's defaults.
             n: How many.
-            traceparent: Parent of vLLM's request spans.
+            traceparent: Parent of the request's span.
 
         Returns:
             ``n`` responses, in order; logprobs are those of the distribution that each token was drawn from.
@@ -170,6 +179,18 @@ class InferenceEngine:
             GenerationError: A response was begun and not finished.
             EngineDeadError: The engine is gone.
         """
+        arguments = sampling_arguments(
+            sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
+        )
+        with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
+            final = await self._draw(prompt_token_ids, arguments)
+            if final is None or len(final.outputs) != n:
+                raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
+            answered(span, final)
+        return [completion_of(output) for output in sorted(final.outputs, key=lambda output: output.index)]
+
+    async def _draw(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
+        """The engine's ``RequestOutput`` with all responses, or None where it gave none."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -180,16 +201,8 @@ class InferenceEngine:
         llm = self.llm
         final = None
         try:
-            arguments = sampling_arguments(
-                sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
-            )
             parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
-            outputs = llm.generate(
-                tokens_input(list(prompt_token_ids)),
-                parameters,
-                str(next(self._numbers)),
-                trace_headers=trace_headers(traceparent),
-            )
+            outputs = llm.generate(tokens_input(list(prompt_token_ids)), parameters, str(next(self._numbers)))
             async with aclosing(outputs):
                 async for output in outputs:
                     final = output
@@ -200,9 +213,7 @@ class InferenceEngine:
             raise GenerationError(f"the engine failed on a request: {error.__cause__ or error}") from error
         except (VLLMClientError, ValueError) as error:
             raise RequestRefusedError(str(error)) from error
-        if final is None or len(final.outputs) != n:
-            raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
-        return [completion_of(output) for output in sorted(final.outputs, key=lambda output: output.index)]
+        return final
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version, while generation goes on.
@@ -218,7 +229,7 @@ class InferenceEngine:
         async with self._syncing:
             try:
                 outcome = await sync_weights(
-                    self.llm, self._open_doors, announced, member, timeout_s=self._settings.sync_timeout_s
+                    self.llm, self._open_doors, announced, member, timeout_s=self._sync_timeout_s
                 )
             except EngineDeadError as error:
                 self._dead = error

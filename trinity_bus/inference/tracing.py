@@ -1,22 +1,38 @@
-"""vLLM's own span of each request (``llm_request``), through the tracer provider of this process.
+"""The span of each request to the engine: ``text_completion <model>``, from the request to its last response.
 
-vLLM traces only when it is started with an OTLP endpoint, and then builds a provider and an exporter of its own. Its
-spans would be missing from a run's files, and with an endpoint they would go out twice-configured. But the span is made
-in the front end, by the *global* provider, from statistics that come with each output. So tracing is switched on after
-the engine has started: the provider is then ours, and ``llm_request`` goes wherever this process's other spans go, to a
-file or to the OTLP endpoint of the ``OTEL_`` variables, as a child of the ``traceparent`` that the request carries. The
-engine's processes know nothing of it.
+It has the names of the conventions for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/),
+one span for the ``n`` responses that were asked for together, and is a child of the ``traceparent`` that the request
+carries. Prompts and responses are not among its attributes: they are in the experiences.
 
-The span has vLLM's names, older than today's conventions: ``gen_ai.usage.prompt_tokens``,
-``gen_ai.usage.completion_tokens``, ``gen_ai.latency.time_in_queue``, ``gen_ai.latency.time_to_first_token``,
-``gen_ai.latency.e2e`` and others.
+vLLM's own traces are not used. With an endpoint it would build a provider and an exporter of its own, its spans would
+be missing from a run's files, and it makes one for each response, with names older than the conventions and without
+the model's, and none for a request that fails.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import parent_context
+
+OPERATION = "text_completion"
+_TRACER = trace.get_tracer("trinity_bus.inference")
+_ASKED = {
+    "max_tokens": names.GEN_AI_REQUEST_MAX_TOKENS,
+    "temperature": names.GEN_AI_REQUEST_TEMPERATURE,
+    "top_p": names.GEN_AI_REQUEST_TOP_P,
+    "seed": names.GEN_AI_REQUEST_SEED,
+}
+"""The engine's parameters that a span tells, by its name of them."""
 
 
 class TokenCounter:
-    """A vLLM "stat logger" that counts tokens. Having one makes vLLM keep the statistics that its spans are made of."""
+    """A vLLM "stat logger" that counts tokens. Having one makes vLLM keep the statistics that spans tell."""
 
     def __init__(self) -> None:
         self.generated = 0
@@ -43,18 +59,48 @@ class TokenCounter:
         """Called by vLLM when an engine sleeps; ours never does."""
 
 
-def enable_request_spans(llm: Any) -> None:
-    """Have a started ``AsyncLLM`` emit ``llm_request`` through the global tracer provider.
+@contextmanager
+def request_span(
+    model: str, prompt_tokens: int, arguments: Mapping[str, Any], traceparent: str | None
+) -> Iterator[Span]:
+    """The span of one request, which is an error where the block raises.
 
     Args:
-        llm: Started without an OTLP endpoint of its own, with a ``TokenCounter``.
+        model: Its name, for people.
+        prompt_tokens: How many.
+        arguments: The engine's parameters.
+        traceparent: Its parent.
     """
-    # Read when a request is added, to decide whether its trace context is kept.
-    llm.observability_config.otlp_traces_endpoint = "in-process"
-    # Read when a request is finished, to decide whether its span is made.
-    llm.output_processor.tracing_enabled = True
+    attributes: dict[str, AttributeValue] = {
+        names.GEN_AI_OPERATION_NAME: OPERATION,
+        names.GEN_AI_PROVIDER_NAME: "vllm",
+        names.GEN_AI_REQUEST_MODEL: model,
+        names.GEN_AI_USAGE_INPUT_TOKENS: prompt_tokens,
+        **{name: arguments[key] for key, name in _ASKED.items() if arguments.get(key) is not None},
+    }
+    if arguments["n"] != 1:
+        attributes[names.GEN_AI_REQUEST_CHOICE_COUNT] = arguments["n"]
+    with _TRACER.start_as_current_span(
+        f"{OPERATION} {model}", context=parent_context(traceparent), kind=SpanKind.CLIENT, attributes=attributes
+    ) as span:
+        try:
+            yield span
+        except Exception as error:
+            span.set_attribute(names.ERROR_TYPE, type(error).__name__)
+            raise
 
 
-def trace_headers(traceparent: str | None) -> dict[str, str] | None:
-    """The carrier that vLLM takes the parent of its span from."""
-    return None if traceparent is None else {"traceparent": traceparent}
+def answered(span: Span, output: Any) -> None:
+    """Tells of what was drawn.
+
+    Args:
+        span: Of the request.
+        output: vLLM's ``RequestOutput``, with all responses. Its statistics are those of the one that ended last.
+    """
+    span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, sum(len(response.token_ids) for response in output.outputs))
+    span.set_attribute(
+        names.GEN_AI_RESPONSE_FINISH_REASONS, [str(response.finish_reason) for response in output.outputs]
+    )
+    if output.metrics is not None:
+        span.set_attribute(names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, output.metrics.first_token_latency)
+        span.set_attribute(names.RL_QUEUE_SECONDS, output.metrics.scheduled_ts - output.metrics.queued_ts)

@@ -7,9 +7,10 @@
                     +--failed, late: cancel, serving the old    +--not loaded: cancel, resume, serving the old
                                                                 +--half loaded, no answer: EngineDeadError
 
-The pause is the load alone. ``pause`` with ``keep`` freezes the requests in flight and drops every cached key and
-value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever drawn
-from a mixture of two versions, and no cached prefix outlives its version.
+The pause is the load alone; on a CPU, that is to exchange the weights for those that were loaded beside them
+(``trinity_bus.weights.vllm_loading``). ``pause`` with ``keep`` freezes the requests in flight and drops every cached
+key and value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever
+drawn from a mixture of two versions, and no cached prefix outlives its version.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ class SyncOutcome:
     """How long generation stood still."""
     verify_s: float = 0.0
     """From the last byte until its checksum was found right."""
+    prepare_s: float = 0.0
+    """From then until everything was done that could be done beside generation."""
     nbytes: int = 0
     """Of the version."""
     received_nbytes: int = 0
@@ -82,6 +85,7 @@ async def sync_weights(
         control_s=max(progress["posted_at"] - began, 0.0),
         transfer_s=progress["received_at"] - progress["posted_at"],
         verify_s=progress["verified_at"] - progress["received_at"],
+        prepare_s=progress["prepared_at"] - progress["verified_at"],
         pause_s=pause_s,
         nbytes=progress["nbytes"],
         received_nbytes=progress["received_nbytes"],

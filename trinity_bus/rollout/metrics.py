@@ -90,7 +90,11 @@ def aggregate_eval_metrics(
 
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
     """Reduces the metrics of a task's runs; names keep their suffix, so that they can be reduced again."""
-    return {key: _REDUCTIONS[split_suffix(key)[1]](values) for key, values in _columns(metrics).items()}
+    return {
+        # Of one value, each of these reductions is the value itself: most tasks of one run.
+        key: values[0] if len(values) == 1 else _REDUCTIONS[split_suffix(key)[1]](np.array(values))
+        for key, values in _numbers(metrics).items()
+    }
 
 
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
@@ -193,9 +197,13 @@ def _aggregate(metrics: Iterable[Mapping[str, Any]], prefix: str, stats: Sequenc
 
 def _columns(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
     """The values of each key in the order of the maps, numbers only."""
+    return {key: np.array(values) for key, values in _numbers(metrics).items()}
+
+
+def _numbers(metrics: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     columns: dict[str, list[float]] = {}
     for values in metrics:
         for key, value in values.items():
             if isinstance(value, (int, float, np.number)):
                 columns.setdefault(key, []).append(float(value))
-    return {key: np.array(values) for key, values in columns.items()}
+    return columns

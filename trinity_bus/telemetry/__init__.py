@@ -1,6 +1,7 @@
-"""Traces and metrics, through OpenTelemetry."""
+"""Traces, metrics and log lines, through OpenTelemetry."""
 
 from trinity_bus.telemetry.context import links, parent_context, span_context, traceparent
+from trinity_bus.telemetry.jaeger import load_task_spans
 from trinity_bus.telemetry.setup import Telemetry, setup_telemetry
 from trinity_bus.telemetry.spans import SpanRecord, load_spans
 from trinity_bus.telemetry.tree import TaskNotTracedError, tree_of_task
@@ -11,6 +12,7 @@ __all__ = [
     "Telemetry",
     "links",
     "load_spans",
+    "load_task_spans",
     "parent_context",
     "setup_telemetry",
     "span_context",

@@ -9,11 +9,18 @@ from functools import cache
 from opentelemetry import metrics
 
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.occupancy import OccupancyCounter
 
 _METER = metrics.get_meter("trinity_bus")
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
+"""Buckets of what takes from a moment to an hour. OpenTelemetry's own are made for milliseconds."""
+SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Buckets of what others wait for."""
 
 SENT_MESSAGES = _METER.create_counter(
-    "messaging.client.sent.messages", unit="{message}", description="Records handed to the producer."
+    "messaging.client.sent.messages",
+    unit="{message}",
+    description="Records sent; with an error.type, those that are not durable.",
 )
 CONSUMED_MESSAGES = _METER.create_counter(
     "messaging.client.consumed.messages", unit="{message}", description="Records read."
@@ -21,17 +28,43 @@ CONSUMED_MESSAGES = _METER.create_counter(
 SEND_DURATION = _METER.create_histogram(
     "messaging.client.operation.duration",
     unit="s",
-    description="From send to durable.",
+    description="From send to durable, or to the error.",
     explicit_bucket_boundaries_advisory=(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
 )
 DEAD_LETTERS = _METER.create_counter(
     "trinity.dead_letters", unit="{message}", description="Records that could not be taken, by reason."
 )
 TASKS = _METER.create_counter("rl.tasks", unit="{task}", description="Tasks ended, by status.")
-TASK_RETRIES = _METER.create_counter("rl.task.retries", unit="{attempt}", description="Attempts beyond a task's first.")
+TASK_RETRIES = _METER.create_counter(
+    "rl.task.retries", unit="{attempt}", description="Attempts that failed or ran out of time and are made again."
+)
+ATTEMPTS = _METER.create_counter(
+    "rl.attempts", unit="{attempt}", description="Attempts ended at explorers, by status and by kind of error."
+)
+RUNNER_DEATHS = _METER.create_counter(
+    "rl.explorer.runner.deaths",
+    unit="{runner}",
+    description="Runners that ended without being told to, or were killed.",
+)
+SLOT_TIME = OccupancyCounter(
+    "rl.explorer.slot.time", attribute=names.RL_SLOT_STATE, description="What slots of explorers spend their time with."
+)
+TRAINER_TIME = OccupancyCounter(
+    "rl.trainer.time", attribute=names.RL_TRAINER_STATE, description="What the trainer spends its time with."
+)
 TOKENS = _METER.create_counter("rl.tokens", unit="{token}", description="Tokens of rollouts, by kind.")
-ROLLOUT_DURATION = _METER.create_histogram("rl.rollout.duration", unit="s", description="Of one attempt at a task.")
-TRAIN_STEP_DURATION = _METER.create_histogram("rl.train.step.duration", unit="s", description="Of one train step.")
+ROLLOUT_DURATION = _METER.create_histogram(
+    "rl.rollout.duration",
+    unit="s",
+    description="Of one attempt at a task.",
+    explicit_bucket_boundaries_advisory=SECONDS,
+)
+TRAIN_STEP_DURATION = _METER.create_histogram(
+    "rl.train.step.duration",
+    unit="s",
+    description="Of one train step, from its manifest to its checkpoint.",
+    explicit_bucket_boundaries_advisory=SECONDS,
+)
 TRAIN = {
     name: _METER.create_gauge(f"rl.train.{name}", unit=unit, description=description)
     for name, unit, description in (
@@ -59,7 +92,10 @@ STALENESS = _METER.create_histogram(
     explicit_bucket_boundaries_advisory=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
 )
 BATCH_DURATION = _METER.create_histogram(
-    "rl.batch.duration", unit="s", description="Of a batch in each state that it has left, by state."
+    "rl.batch.duration",
+    unit="s",
+    description="Of a batch in each state that it has left, by state.",
+    explicit_bucket_boundaries_advisory=SECONDS,
 )
 WEIGHT_SYNC_PAUSE = _METER.create_histogram(
     "rl.weight_sync.pause",
@@ -68,20 +104,29 @@ WEIGHT_SYNC_PAUSE = _METER.create_histogram(
     explicit_bucket_boundaries_advisory=(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
 WEIGHT_SYNC_DURATION = _METER.create_histogram(
-    "rl.weight_sync.duration", unit="s", description="From announcement to serving the version."
+    "rl.weight_sync.duration",
+    unit="s",
+    description="From announcement to serving the version.",
+    explicit_bucket_boundaries_advisory=SECONDS,
 )
 
 
+_OPERATION_TYPES = {"send": "send", "poll": "receive"}
+
+
 @cache
-def messaging(operation: str, topic: str) -> dict[str, str]:
+def messaging(operation: str, topic: str, error_type: str | None = None) -> dict[str, str]:
     """The attributes of a messaging metric.
 
     Args:
         operation: ``"send"`` or ``"poll"``.
         topic: The topic's name without its namespace, so that runs can be compared.
+        error_type: Of one that failed.
     """
     return {
         names.MESSAGING_SYSTEM: "kafka",
         names.MESSAGING_OPERATION_NAME: operation,
+        names.MESSAGING_OPERATION_TYPE: _OPERATION_TYPES[operation],
         names.MESSAGING_DESTINATION_TEMPLATE: topic,
+        **({} if error_type is None else {names.ERROR_TYPE: error_type}),
     }

@@ -1,16 +1,18 @@
-"""OpenTelemetry's SDK for this process: where spans and metrics go, and that they get there.
+"""OpenTelemetry's SDK for this process: where spans, metrics and log lines go, and that they get there.
 
 With an OTLP endpoint in the standard variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, or that of one signal), they are sent
-there as http/protobuf; else to files of the run's folder, if there is one; else nothing is measured at all, and trace
-contexts are passed on as they came. The providers are process-wide and may be set once, so this comes before any
-library that would set its own, such as an inference engine: whatever is traced through the global provider then lands
-in the same place.
+there as http/protobuf; else spans and metrics go to files of the run's folder, if there is one; else nothing is
+measured at all, and trace contexts are passed on as they came. The providers are process-wide and may be set once, so
+this comes before any library that would set its own, such as an inference engine: whatever is traced through the global
+provider then lands in the same place.
 """
 
 import logging
 import os
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.metrics import Meter, NoOpMeter
+from opentelemetry.metrics import Meter, NoOpMeter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -29,6 +31,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.logs import EarlyLines, LogExport
 from trinity_bus.telemetry.otlp_json import JsonLinesMetricExporter, JsonLinesSpanExporter
 from trinity_bus.telemetry.spans import TRACES
 
@@ -38,7 +41,8 @@ METRICS = "metrics"
 """The folder of a run that has its metrics, a file for each process."""
 FILE_DELAY_MS = 500
 """How long a span waits to be written to a file: what a killed process can lose."""
-FLUSH_TIMEOUT_MS = 5_000
+SHUTDOWN_S = 5.0
+"""How long the end of telemetry may take. The exporters' own limits are ten seconds for each batch that they hold."""
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP = "http/protobuf"
@@ -66,12 +70,43 @@ class Telemetry:
     meter_provider: MeterProvider
     destination: str
     """Where spans go, for people."""
+    logs: LogExport | None
+    """Where log lines are exported."""
 
     def shutdown(self) -> None:
-        """Write or send what is held back, then stop. Safe to call twice."""
-        self.tracer_provider.force_flush(FLUSH_TIMEOUT_MS)
-        self.tracer_provider.shutdown()
-        self.meter_provider.shutdown(FLUSH_TIMEOUT_MS)
+        """Write or send what is held back, then stop. Safe to call twice.
+
+        Returns after :data:`SHUTDOWN_S` at the latest. What its destination has not taken by then is lost, and one line
+        of the log says so.
+        """
+        ends: dict[str, Callable[[], None]] = {
+            "traces": self.tracer_provider.shutdown,
+            "metrics": lambda: self.meter_provider.shutdown(SHUTDOWN_S * 1000),
+        }
+        if self.logs is not None:
+            ends["log lines"] = self.logs.close
+        late = _not_ended(ends, SHUTDOWN_S)
+        if late:
+            log.warning(
+                "the last %s were not exported within %g s and are lost; %s does not take them",
+                ", ".join(late),
+                SHUTDOWN_S,
+                self.destination,
+            )
+
+
+def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[str]:
+    """Runs all at once, and names those that take longer than the limit.
+
+    They are left behind in threads that do not keep the process: the SDK cannot be told to give up an export.
+    """
+    threads = {what: threading.Thread(target=end, name=f"end of {what}", daemon=True) for what, end in ends.items()}
+    deadline = time.monotonic() + limit_s
+    for thread in threads.values():
+        thread.start()
+    for thread in threads.values():
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [what for what, thread in threads.items() if thread.is_alive()]
 
 
 def destination_configured(settings: TelemetrySettings) -> bool:
@@ -80,15 +115,21 @@ def destination_configured(settings: TelemetrySettings) -> bool:
 
 
 def setup_telemetry(
-    service_name: str, settings: TelemetrySettings, *, namespace: str = "trinity", instance: str | None = None
+    service_name: str,
+    settings: TelemetrySettings,
+    *,
+    namespace: str = "trinity",
+    instance: str | None = None,
+    earlier: EarlyLines | None = None,
 ) -> Telemetry:
-    """Set the process's tracer and meter providers.
+    """Set the process's tracer and meter providers, and begin to export its log lines where they are to be.
 
     Args:
         service_name: What this process is, such as ``"explorer"``.
         settings: Where files go without an endpoint.
         namespace: That of the mesh, to tell several apart.
         instance: Which of several of its kind it is, such as ``"explorer-0"``; host and process id where absent.
+        earlier: Log lines from before, to be exported too.
 
     Raises:
         ConfigError: The protocol is one that is not spoken here.
@@ -101,7 +142,22 @@ def setup_telemetry(
     telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance)
     trace.set_tracer_provider(telemetry.tracer_provider)
     metrics.set_meter_provider(telemetry.meter_provider)
+    tell_start()
+    lines = [] if earlier is None else earlier.end()
+    if telemetry.logs is not None:
+        telemetry.logs.begin(lines)
     return telemetry
+
+
+def tell_start() -> None:
+    """Has a gauge say when this process was set up. To be called once."""
+    started_at = time.time()
+    metrics.get_meter("trinity_bus").create_observable_gauge(
+        "trinity.process.start_time",
+        [lambda _options: [Observation(started_at)]],
+        unit="s",
+        description="When this process was set up, since the Unix epoch. It changes with every restart.",
+    )
 
 
 def build_telemetry(
@@ -133,6 +189,7 @@ def build_telemetry(
         _tracer_provider(resource, span_exporter),
         _meter_provider(resource, metric_exporter, settings.metrics_interval_s),
         destination,
+        None if _checked_endpoint("LOGS") is None else LogExport(resource),
     )
 
 
@@ -140,16 +197,27 @@ def _endpoint(signal: str) -> str | None:
     return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get(_ENDPOINT) or None
 
 
-def _exporter[E: SpanExporter | MetricExporter](
-    signal: str, otlp: Callable[[], E], file: Callable[[Path], E], run_dir: Path | None, path: Path
-) -> tuple[str, E | None]:
-    """Where a signal goes, in words and as an exporter."""
+def _checked_endpoint(signal: str) -> str | None:
+    """Where a signal is sent.
+
+    Raises:
+        ConfigError: The protocol is one that is not spoken here.
+    """
     endpoint = _endpoint(signal)
     if endpoint is not None:
         for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", _PROTOCOL):
             protocol = os.environ.get(variable)
             if protocol and protocol != _HTTP:
                 raise ConfigError(f"{variable}={protocol!r}: only {_HTTP} is spoken; collectors take it on port 4318")
+    return endpoint
+
+
+def _exporter[E: SpanExporter | MetricExporter](
+    signal: str, otlp: Callable[[], E], file: Callable[[Path], E], run_dir: Path | None, path: Path
+) -> tuple[str, E | None]:
+    """Where a signal goes, in words and as an exporter."""
+    endpoint = _checked_endpoint(signal)
+    if endpoint is not None:
         return f"OTLP endpoint {endpoint}", otlp()
     if run_dir is not None:
         return str(run_dir / path), file(run_dir / path)

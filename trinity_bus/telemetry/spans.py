@@ -59,12 +59,17 @@ def _read(path: Path) -> Iterator[SpanRecord]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield from _spans(json.loads(line))
+                yield from spans_of_request(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("%s line %d is not a span (%s): passed over", path, number, error)
 
 
-def _spans(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
+def spans_of_request(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
+    """The spans of one OTLP/JSON export request.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is none.
+    """
     for resource_spans in request["resourceSpans"]:
         resource = _attributes(resource_spans["resource"]["attributes"])
         for scope in resource_spans["scopeSpans"]:

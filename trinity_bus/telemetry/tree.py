@@ -26,8 +26,8 @@ SHOWN = (
     names.RL_STEP,
     names.RL_MODEL_VERSION,
     names.RL_WEIGHT_SYNC_EPOCH,
-    "gen_ai.usage.prompt_tokens",
-    "gen_ai.usage.completion_tokens",
+    names.GEN_AI_USAGE_INPUT_TOKENS,
+    names.GEN_AI_USAGE_OUTPUT_TOKENS,
     names.MESSAGING_DESTINATION_PARTITION_ID,
     names.MESSAGING_KAFKA_OFFSET,
 )

@@ -18,7 +18,11 @@ module                 what it does
 ``runner``             a model in memory, and passes over it
 ``samples``            experience groups to samples with advantages
 ``engine``             all of it together: ``TrainingEngine``
+``rank_protocol``      what rank 0 tells the other ranks of a trainer, and what they answer
+``ranks``              rank 0's hold on their processes
+``rank``               the program that such a process runs
+``group_engine``       the engine with other ranks behind it: ``GroupEngine``
 =====================  ===============================================================================================
 
-Importing this package, ``advantages``, ``packing`` or ``checkpoint`` imports no torch.
+Importing this package, ``advantages``, ``packing``, ``checkpoint`` or ``ranks`` imports no torch.
 """

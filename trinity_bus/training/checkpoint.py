@@ -73,6 +73,7 @@ class _Manifest(BaseModel):
     progress: TrainingProgress
     world_size: int
     tensor_parallel: int
+    pipeline_parallel: int = 1
     dtype: str
     files: dict[str, int]
     """Every other file and its size in bytes."""
@@ -130,7 +131,14 @@ def partial_folder(directory: Path, step: int) -> Path:
 
 
 def commit(
-    directory: Path, progress: TrainingProgress, *, world_size: int, tensor_parallel: int, dtype: str, keep: int
+    directory: Path,
+    progress: TrainingProgress,
+    *,
+    world_size: int,
+    tensor_parallel: int,
+    pipeline_parallel: int = 1,
+    dtype: str,
+    keep: int,
 ) -> Path:
     """Makes the checkpoint that was begun durable and visible, then removes those that are too old.
 
@@ -139,6 +147,7 @@ def commit(
         progress: What to record; its step names the folder.
         world_size: Ranks that wrote it.
         tensor_parallel: Over how many of them layers are split.
+        pipeline_parallel: Over how many of them layers are distributed.
         dtype: Of the weights.
         keep: How many checkpoints to keep, this one included; at least 1.
 
@@ -152,6 +161,7 @@ def commit(
         progress=progress,
         world_size=world_size,
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         dtype=dtype,
         files=files,
     )
@@ -215,7 +225,9 @@ def of_step(directory: Path, step: int) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def read_progress(folder: Path, *, world_size: int, tensor_parallel: int, dtype: str) -> TrainingProgress:
+def read_progress(
+    folder: Path, *, world_size: int, tensor_parallel: int, pipeline_parallel: int = 1, dtype: str
+) -> TrainingProgress:
     """Reads a checkpoint's progress and checks that the rest is there and fits.
 
     Raises:
@@ -234,12 +246,14 @@ def read_progress(folder: Path, *, world_size: int, tensor_parallel: int, dtype:
     if sizes != manifest.files:
         wrong = sorted(name for name, size in manifest.files.items() if sizes[name] != size)
         raise _damaged(folder, f"{', '.join(wrong)} changed size")
-    found = (manifest.format, manifest.world_size, manifest.tensor_parallel, manifest.dtype)
-    wanted = (FORMAT, world_size, tensor_parallel, dtype)
+    layout = (manifest.world_size, manifest.tensor_parallel, manifest.pipeline_parallel)
+    found = (manifest.format, *layout, manifest.dtype)
+    wanted = (FORMAT, world_size, tensor_parallel, pipeline_parallel, dtype)
     if found != wanted:
         raise CheckpointError(
-            f"{folder} was written as (format, world_size, tensor_parallel, dtype) = {found}, this trainer is "
-            f"{wanted}: start it with the same layout, or with this folder as model_path and an empty checkpoint_dir"
+            f"{folder} was written as (format, world_size, tensor_parallel, pipeline_parallel, dtype) = {found}, "
+            f"this trainer is {wanted}: start it with the same layout, or with this folder as model_path and an empty "
+            "checkpoint_dir"
         )
     return manifest.progress
 

@@ -14,7 +14,8 @@ tensors and is answered for the length of the one call that asks (:data:`TYPE_AS
 :data:`JIT_REASON` tells of the one measure that is taken for speed.
 
 Where CUDA is there, :func:`prepare` only imports. Each entry of the tables is needed: a test takes one away at a time
-and sees training fail, and a training step that passes shows that none is missing.
+and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
+stages needs (:data:`PIPELINE_CUDA_CALLS`, :data:`TIED_REASON`) is exercised by training on two ranks.
 """
 
 import contextlib
@@ -35,6 +36,11 @@ CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
 }
 """Name in ``torch.cuda`` to its meaning on a CPU, and who calls it."""
 
+PIPELINE_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "synchronize": (lambda: None, "stages wait for the device after they have exchanged shapes and tensors"),
+}
+"""The same, for what only several stages call."""
+
 FACTORIES: Final[dict[str, str]] = {
     "tensor": "FP32Optimizer keeps its loss scale in a CUDA tensor",
     "zeros": "the pipeline schedule counts tokens, and gradient clipping its overflows, in CUDA tensors",
@@ -48,6 +54,11 @@ TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 """Module to the function in it that asserts a CUDA tensor type, and what it asserts."""
+
+TIED_REASON: Final = (
+    "Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the "
+    "copy before it adds both up. Within that one method it returns the tensor as it is."
+)
 
 JIT_REASON: Final = (
     "Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of "
@@ -82,7 +93,7 @@ class _TorchView(types.ModuleType):
         self.__dict__.update({k: v for k, v in vars(torch).items() if k not in dunders})
         self.cuda = types.ModuleType("torch.cuda", "torch.cuda, where CUDA means the CPU")
         vars(self.cuda).update({k: v for k, v in vars(torch.cuda).items() if not k.startswith("__")})
-        for name, (meaning, _) in CUDA_CALLS.items():
+        for name, (meaning, _) in (CUDA_CALLS | PIPELINE_CUDA_CALLS).items():
             setattr(self.cuda, name, meaning)
         for name in FACTORIES:
             setattr(self, name, _on_cpu(getattr(torch, name)))
@@ -127,6 +138,20 @@ def _saying_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """See :data:`TIED_REASON`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        torch.Tensor.cuda = lambda self: self
+        try:
+            return function(*args, **kwargs)
+        finally:
+            del torch.Tensor.cuda  # inherited from TensorBase again
+
+    return wrapped
+
+
 @contextlib.contextmanager
 def _no_compilation() -> Iterator[None]:
     """See :data:`JIT_REASON`."""
@@ -167,4 +192,8 @@ def prepare() -> _TorchView | None:
             module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
     for owner, (function, _) in TYPE_ASSERTIONS.items():
         setattr(sys.modules[owner], function, _saying_cuda(getattr(sys.modules[owner], function)))
+    language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule
+    language_module.setup_embeddings_and_output_layer = _leaving_tensors_here(
+        language_module.setup_embeddings_and_output_layer
+    )
     return view

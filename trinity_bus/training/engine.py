@@ -8,7 +8,8 @@ A step trains on one batch::
 Everything that happens in a step follows from the weights, the optimizer's state, the groups and ``(seed, step)``. On a
 CPU, with the same number of threads, a step that is repeated from a checkpoint gives the same weights bit for bit.
 
-Where there are several ranks each builds an engine and makes the same calls with the same groups; see ``parallel``.
+Where there are several ranks each builds an engine and makes the same calls with the same groups; see ``parallel``, and
+``group_engine`` for a service that sees to it.
 
 A step that raises leaves the weights in an undefined state: make a new engine and load the last checkpoint.
 
@@ -54,7 +55,7 @@ from safetensors.torch import load_file, save_file
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, model
+from trinity_bus.training import checkpoint, model, parallel
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import CheckpointError, TrainingError
@@ -88,7 +89,7 @@ class TrainingEngine:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = Qwen3Shape.read(self.source)
-        self.layout = layout or initialize(settings.tensor_parallel, seed=settings.seed)
+        self.layout = layout or initialize(settings.tensor_parallel, settings.pipeline_parallel, seed=settings.seed)
         self.dtype = _dtype(settings)
         self.progress = TrainingProgress()
         self._runner = ModelRunner(
@@ -164,6 +165,10 @@ class TrainingEngine:
         """Makes a running step, or the next, stop between two micro-batches. May be called from any thread."""
         self._runner.interrupt()
 
+    def leave(self) -> None:
+        """Leaves the process groups, for good and for all engines of this process."""
+        parallel.shut_down()
+
     # ------------------------------------------------------------------------------------------------- weights
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -219,6 +224,7 @@ class TrainingEngine:
                 progress,
                 world_size=world,
                 tensor_parallel=self.layout.tensor_parallel,
+                pipeline_parallel=self.layout.pipeline_parallel,
                 dtype=str(self.dtype),
                 keep=self.settings.keep_checkpoints,
             )
@@ -238,6 +244,7 @@ class TrainingEngine:
             folder,
             world_size=self.layout.world_size,
             tensor_parallel=self.layout.tensor_parallel,
+            pipeline_parallel=self.layout.pipeline_parallel,
             dtype=str(self.dtype),
         )
         try:
@@ -298,9 +305,11 @@ class TrainingEngine:
         runner.wrapped.zero_grad_buffer()
         self._optimizer.zero_grad()
         outputs = runner.run(samples, loss, token_weight=1.0 / trained_tokens, forward_only=False)
-        sums = torch.stack(outputs).sum(0)
-        if self.layout.data_group is not None:
-            dist.all_reduce(sums, group=self.layout.data_group)
+        # On a stage that is not the last there are none, and the others' arrive below.
+        sums = torch.stack(outputs).sum(0) if outputs else torch.zeros(len(METRICS), device=self.layout.device)
+        for group in (self.layout.data_group, self.layout.pipeline_group):
+            if group is not None:
+                dist.all_reduce(sums, group=group)
         metrics: Metrics = dict(zip(METRICS, sums.tolist(), strict=True))
         if not math.isfinite(metrics["loss"]):
             raise TrainingError(

@@ -4,6 +4,7 @@
     + CheckpointError: a checkpoint is damaged, foreign or in use
     + ConversionError: a model folder cannot become a Megatron model
     + ParallelError: the process layout does not fit the model or the environment
+    + RankError: a rank of this trainer died, failed, or does not answer
     + TrainingInterruptedError: a step was abandoned on request; nothing of it is kept
 """
 
@@ -24,6 +25,10 @@ class ConversionError(TrainingError):
 
 class ParallelError(TrainingError):
     """The process layout does not fit the model or the environment."""
+
+
+class RankError(TrainingError):
+    """A rank of this trainer died, failed, or does not answer: start the trainer anew, from its checkpoint."""
 
 
 class TrainingInterruptedError(TrainingError):

@@ -35,6 +35,7 @@ from trinity_bus.training.qwen3 import Qwen3Shape
 
 WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
+_OUTPUT: Final = "output_layer.weight"
 _COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 """What else belongs to a model folder: configuration, tokenizer, chat template."""
 
@@ -66,6 +67,11 @@ def transformer_config(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) ->
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=layout.tensor_parallel,
+        pipeline_model_parallel_size=layout.pipeline_parallel,
+        # Micro-batches are packed, each to its own length.
+        variable_seq_lengths=layout.pipeline_parallel > 1,
+        # Of no use to a dense model, but the default is refused beside the line above.
+        moe_token_dispatcher_type="alltoall",  # noqa: S106 - not that kind of token
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -98,12 +104,15 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 def build(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> GPTModel:
     """A model with memory but no weights yet, on the layout's device."""
+    shape.layers_per_stage(layout.pipeline_parallel)
     config = transformer_config(shape, layout, dtype)
     model = GPTModel(
         config=config,
         transformer_layer_spec=_layer_spec(config),
         vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
         max_sequence_length=shape.max_positions,
+        pre_process=layout.first_stage,
+        post_process=layout.last_stage,
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
@@ -140,13 +149,13 @@ def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> No
     try:
         read = _reader(folder)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parts = [read(part) for part in qwen3.hf_names(name)]
+            for name, parameter in _named_parameters(model, shape, layout):
+                parts = [read(part) for part in _sources(name, shape)]
                 whole = qwen3.merge(name, parts, shape, layout.tensor_parallel)
                 shard = qwen3.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
                 if shard.shape != parameter.shape:
                     raise ConversionError(
-                        f"{folder}: {qwen3.hf_names(name)} make {name} {tuple(shard.shape)}; "
+                        f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
                         f"config.json asks for {tuple(parameter.shape)}"
                     )
                 parameter.copy_(shard)
@@ -156,14 +165,57 @@ def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> No
         raise ConversionError(f"{folder} lacks the tensor {error}") from error
 
 
+def _named_parameters(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """This rank's parameters by their names in the whole model."""
+    first_layer = layout.pipeline_rank * shape.layers_per_stage(layout.pipeline_parallel)
+    for name, parameter in model.named_parameters():
+        yield qwen3.global_name(name, first_layer), parameter
+
+
+def _sources(name: str, shape: Qwen3Shape) -> tuple[str, ...]:
+    """The tensors of a Hugging Face folder that a parameter is made of; a tied output layer is the embedding."""
+    return qwen3.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
+
+
+def _shards(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+    """This rank's shard of every parameter of the whole model, in the model's order.
+
+    Where layers are distributed this is a collective: the rank that holds a parameter sends it to the other stages.
+    """
+    own = {name: parameter.detach() for name, parameter in _named_parameters(model, shape, layout)}
+    group = layout.pipeline_group
+    if group is None:
+        yield from own.items()
+        return
+    per_stage, last = shape.layers_per_stage(layout.pipeline_parallel), layout.pipeline_parallel - 1
+    first_own = f"decoder.layers.{layout.pipeline_rank * per_stage}."
+    layer = {name.removeprefix(first_own): tensor.shape for name, tensor in own.items() if name.startswith(first_own)}
+    vocabulary = torch.Size((shape.padded_vocabulary(layout.tensor_parallel) // layout.tensor_parallel, shape.hidden))
+    everything = [("embedding.word_embeddings.weight", 0, vocabulary)]
+    everything += [
+        (f"decoder.layers.{number}.{name}", number // per_stage, size)
+        for number in range(shape.layers)
+        for name, size in layer.items()
+    ]
+    everything.append(("decoder.final_layernorm.weight", last, torch.Size((shape.hidden,))))
+    if not shape.tied:
+        everything.append((_OUTPUT, last, vocabulary))
+    kind = next(iter(own.values()))
+    for name, stage, size in everything:
+        tensor = own[name].contiguous() if stage == layout.pipeline_rank else kind.new_empty(size)
+        dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=group)
+        yield name, tensor
+
+
 def hf_tensors(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights under their Hugging Face names, whole, in the model's order, on its device.
 
-    Where layers are split over ranks this is a collective: all of them must iterate to the end, and each gets all.
+    Where layers are split over ranks, or distributed, this is a collective: all of them must iterate to the end, and
+    each gets all.
     """
     group = layout.tensor_group
-    for name, parameter in model.named_parameters():
-        tensor = parameter.detach()
+    for name, shard in _shards(model, shape, layout):
+        tensor = shard
         if group is not None and qwen3.split_axis(name) is not None:
             shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]
             dist.all_gather(shards, tensor.contiguous(), group=group)

@@ -66,6 +66,18 @@ class Qwen3Shape:
     tied: bool
     """The output layer is the embedding."""
 
+    def layers_per_stage(self, pipeline_parallel: int) -> int:
+        """Layers that each stage of a pipeline holds.
+
+        Raises:
+            ParallelError: They cannot be distributed evenly.
+        """
+        if self.layers % pipeline_parallel:
+            raise ParallelError(
+                f"pipeline_parallel={pipeline_parallel} does not divide the model's {self.layers} layers"
+            )
+        return self.layers // pipeline_parallel
+
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Reads ``config.json``.
@@ -139,6 +151,12 @@ def hf_names(name: str) -> tuple[str, ...]:
         return tuple(f"model.layers.{match[1]}.{part}" for part in _LAYER_NAMES[match[2]])
     except KeyError as error:
         raise ConversionError(f"Megatron's parameter {name!r} has no counterpart in a Qwen3 model") from error
+
+
+def global_name(name: str, first_layer: int) -> str:
+    """A parameter's name in the whole model, where this rank's layers begin with ``first_layer``."""
+    match = _LAYER.fullmatch(name)
+    return name if match is None else f"decoder.layers.{first_layer + int(match[1])}.{match[2]}"
 
 
 def split_axis(name: str) -> int | None:

@@ -103,7 +103,7 @@ class ModelRunner:
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """Log-probabilities of each sample's response tokens under the present weights.
 
-        Every rank gets those of its own samples and, where there are several data-parallel ranks, of all others.
+        Every rank gets those of all samples, whichever rank has computed them.
         """
         found: dict[int, Float32] = {}
 
@@ -119,12 +119,14 @@ class ModelRunner:
             mine = [samples[i] for i in plan.samples]
             if plan.counted:
                 found |= dict(zip(plan.samples, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
-        if self._layout.data_group is not None:
-            # Plain arrays of known lengths, one collective: what a rank does not have is zero.
+        groups = [group for group in (self._layout.data_group, self._layout.pipeline_group) if group is not None]
+        if groups:
+            # Plain arrays of known lengths, one collective for each group: what a rank does not have is zero.
             sizes = [len(sample.rollout_logprobs) for sample in samples]
             flat = np.concatenate([found.get(i, np.zeros(n, np.float32)) for i, n in enumerate(sizes)])
             summed = torch.from_numpy(flat).to(self._layout.device)
-            dist.all_reduce(summed, group=self._layout.data_group)
+            for group in groups:
+                dist.all_reduce(summed, group=group)
             return np.split(summed.cpu().numpy(), np.cumsum(sizes)[:-1])
         return [found[i] for i in range(len(samples))]
 
@@ -147,7 +149,7 @@ class ModelRunner:
                 over ranks at the end.
 
         Returns:
-            The "anything" of each micro-batch.
+            The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
 
         Raises:
             TrainingInterruptedError: :meth:`interrupt` was called.

@@ -9,12 +9,14 @@
 ``door``              a worker's side door: begins transfers while the engine computes
 ``receiver``          a member's side: receive and verify in a thread, hand over whole versions only
 ``vllm_engine``       the receiver behind vLLM's own weight-transfer interface
+``vllm_loading``      loading a version into a model of vLLM, in place or beside it
 ``vllm_plugin``       makes vLLM's processes know ``vllm_engine``
 
 ==============  ========================================  ==============================  ============================
 method          how                                       trainer's end                   member's end
 ==============  ========================================  ==============================  ============================
-gloo, nccl      sent to each over a private link          ``publisher``, ``link``         ``link_feed``, ``link``
+gloo, nccl      sent to each over a private link          ``publisher``, ``link``,        ``link_feed``, ``link``,
+                                                          ``nccl``                        ``nccl``
 memory          taken from the trainer, over TCP          ``server``, ``wire``            ``pull_feed``, ``wire``
 checkpoint      read from shared storage                  ``folder_publisher``,           ``folder_feed``,
                                                           ``published``                   ``tensor_file``

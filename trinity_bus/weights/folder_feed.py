@@ -138,10 +138,7 @@ class FolderFeed:
         if found.dtype == meta.dtype:
             file.read_into(meta.name, memoryview(place.numpy()))
             return
-        raw = torch.empty(found.nbytes, dtype=torch.uint8)
-        file.read_into(meta.name, memoryview(raw.numpy()))
-        as_found = raw.view(getattr(torch, found.dtype)).view(found.shape)
-        place.view(getattr(torch, meta.dtype)).view(meta.shape).copy_(as_found)
+        place.view(getattr(torch, meta.dtype)).view(meta.shape).copy_(file.tensor(meta.name))
 
     def _go_on(self) -> None:
         if self._cancelled.is_set():

@@ -2,7 +2,7 @@
 
 One group over all explorers stalls for everyone when one of them dies; a link stalls for its own member alone. All
 links meet in one ``TCPStore`` of the trainer, each under a prefix of its own, so a run needs one port. gloo carries
-them between hosts' memories, NCCL between GPUs; the rest of the code does not know which.
+them between hosts' memories, NCCL (``nccl``) between GPUs; the rest of the code does not know which.
 
 ::
 
@@ -24,6 +24,7 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from trinity_bus.weights import nccl
 from trinity_bus.weights.errors import LinkError
 
 if TYPE_CHECKING:
@@ -72,10 +73,15 @@ def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
     """Connect to a trainer's rendezvous store.
 
     Raises:
-        LinkError: Nothing answers within ``timeout_s``.
+        LinkError: Nothing listens there, or it does not answer within ``timeout_s``.
     """
     from torch.distributed import TCPStore
 
+    try:
+        # A store that is not there is tried again and again, for up to twice the limit; a socket is refused at once.
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except OSError as error:
+        raise LinkError(f"no rendezvous store answers at {host}:{port}: {error}") from error
     try:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
@@ -220,11 +226,7 @@ def open_link(
             options._threads = 1  # noqa: SLF001
             group = ProcessGroupGloo(PrefixStore(prefix, store), rank, 2, options)
         else:
-            from torch._C._distributed_c10d import ProcessGroupNCCL
-
-            nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = timeout  # noqa: SLF001 (the class has no public setter)
-            group = ProcessGroupNCCL(PrefixStore(prefix, store), rank, 2, nccl)
+            group = nccl.open_group(PrefixStore(prefix, store), rank, timeout)
     except RuntimeError as error:
         raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
     return Link(group, backend)

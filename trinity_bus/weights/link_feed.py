@@ -85,17 +85,16 @@ class LinkFeed:
 
     def _read_announcement(self, source: Source) -> tuple[TransferManifest, int]:
         """The manifest, and the number of the link that carries it."""
-        from torch.distributed import DistStoreError
+        from torch.distributed import DistError
 
         key = f"{source.prefix}/{source.version}"
         store = self._join(source)
         store.set_timeout(timedelta(seconds=source.timeout_s))
         try:
-            text, number = store.get(key), store.get(link_key(key))
-        except DistStoreError as error:
-            raise LinkError(
-                f"the trainer at {source.host}:{source.port} did not serve {key} within {source.timeout_s:g} s"
-            ) from error
+            text, number = store.multi_get([key, link_key(key)])
+        except DistError as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise LinkError(f"the trainer at {source.host}:{source.port} did not serve {key}: {reason}") from error
         if not number.isdigit() or len(number) > 20:
             raise LinkError(f"the trainer names link {number[:20]!r}")
         return TransferManifest.from_json(text), int(number)

@@ -176,7 +176,7 @@ class WeightPublisher:
         """Body of a member's thread."""
         explorer = attempt.member.explorer
         with _tracer.start_as_current_span(
-            f"send weights {explorer}",
+            "send weights",
             context=parent_context(traceparent),
             attributes={
                 RL_EXPLORER: explorer,
@@ -197,9 +197,7 @@ class WeightPublisher:
         store = self._store.clone() if peer is None else peer.store
         number = next(self._numbers) if peer is None else peer.number
         key = f"{attempt.prefix}/{attempt.version}"
-        # Whoever finds the manifest finds the number of the link that carries it, too.
-        store.set(link_key(key), str(number))
-        store.set(key, staged.manifest.to_json().decode())
+        store.multi_set([key, link_key(key)], [staged.manifest.to_json().decode(), str(number)])
         try:
             if peer is None:
                 link = open_link(

@@ -2,9 +2,9 @@
 
 ::
 
-    IDLE --start--> RECEIVING --all bytes there, checksum right--> READY --take--> IDLE
-                        |                                            |
-                        +--broken, late, wrong: FAILED--cancel------>+--cancel--> IDLE
+    IDLE --start--> RECEIVING --all bytes there, checksum right, prepared--> READY --take--> IDLE
+                        |                                                      |
+                        +--broken, late, wrong: FAILED--cancel---------------->+--cancel--> IDLE
 
 The thread gets the version through a feed (``feed``), whichever way it comes, into host buffers that are kept from
 version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
@@ -45,6 +45,7 @@ _WAITS = 2
 _GRACE_S = 2.0
 """How much longer than that a thread may say nothing."""
 
+type Prepare = "Callable[[TransferManifest, Iterator[tuple[str, torch.Tensor]]], None]"
 type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
 
@@ -66,6 +67,8 @@ class Progress:
     """When the last byte was there."""
     verified_at: float = 0.0
     """When its checksum was found right."""
+    prepared_at: float = 0.0
+    """When it could be taken."""
 
 
 @dataclass(slots=True)
@@ -82,9 +85,16 @@ class _Transfer:
     """One version on its way. Its thread alone touches ``resources`` until it has ended."""
 
     def __init__(
-        self, source: Source, resources: _Resources, *, overlap: bool, ended: Callable[[Progress], None]
+        self,
+        source: Source,
+        resources: _Resources,
+        *,
+        overlap: bool,
+        prepare: Prepare | None,
+        ended: Callable[[Progress], None],
     ) -> None:
         self.source = source
+        self._prepare = prepare
         self.overlap = overlap
         self.resources = resources
         self.cancelled = threading.Event()
@@ -146,13 +156,24 @@ class _Transfer:
                 f"the bytes of version {source.version} have checksum {progress.checksum}, "
                 f"announced was {source.checksum}"
             )
-        resources.held = self.manifest = offer.manifest
+        resources.held = offer.manifest
+        verified_at = time.monotonic()
+        if self._prepare is not None:
+            self._prepare(offer.manifest, self._unless_cancelled(_views(layout, resources.buffers)))
+        self.manifest = offer.manifest
         return replace(
             progress,
             state="ready",
             nbytes=sum(bucket.nbytes for bucket in layout),
-            verified_at=time.monotonic(),
+            verified_at=verified_at,
+            prepared_at=time.monotonic(),
         )
+
+    def _unless_cancelled(self, tensors: "Iterator[tuple[str, torch.Tensor]]") -> "Iterator[tuple[str, torch.Tensor]]":
+        for named in tensors:
+            if self.cancelled.is_set():
+                raise WeightTransferError("the transfer was cancelled")
+            yield named
 
     def _receive_all(self, feed: Feed, layout: list[Bucket]) -> Progress:
         """Receive all buckets."""
@@ -211,9 +232,12 @@ class WeightReceiver:
 
     Args:
         overlap: Whether to hash while receiving; by default, where there are cores for it.
+        prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
+            views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
     """
 
-    def __init__(self, *, overlap: bool | None = None) -> None:
+    def __init__(self, *, overlap: bool | None = None, prepare: Prepare | None = None) -> None:
+        self._prepare = prepare
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
         self._resources = _Resources()
         self._transfer: _Transfer | None = None
@@ -235,7 +259,7 @@ class WeightReceiver:
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
-        self._transfer = _Transfer(source, self._resources, overlap=self._overlap, ended=ended)
+        self._transfer = _Transfer(source, self._resources, overlap=self._overlap, prepare=self._prepare, ended=ended)
         self._resources = _Resources()
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 

@@ -145,7 +145,7 @@ class WeightServer:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request = _read_request(connection)
             with _tracer.start_as_current_span(
-                f"send weights {request.who}",
+                "send weights",
                 attributes={RL_EXPLORER: request.who, RL_MODEL_VERSION: request.version},
             ) as span:
                 try:

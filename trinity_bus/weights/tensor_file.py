@@ -14,10 +14,13 @@ import os
 import struct
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
 from trinity_bus.weights.errors import TensorFileError
+
+if TYPE_CHECKING:
+    import torch
 
 _LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 64 << 20
@@ -89,6 +92,19 @@ class TensorFile:
             TensorFileError: It is not there.
         """
         return self._find(name)[0]
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """A tensor, in memory of its own. Needs torch.
+
+        Raises:
+            TensorFileError: It is not there, or the file ends before it does.
+        """
+        import torch
+
+        meta = self.meta(name)
+        raw = torch.empty(meta.nbytes, dtype=torch.uint8)
+        self.read_into(name, memoryview(raw.numpy()))
+        return raw.view(getattr(torch, meta.dtype)).view(meta.shape)
 
     def read_into(self, name: str, place: memoryview) -> None:
         """Read a tensor's bytes.

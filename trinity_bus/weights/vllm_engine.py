@@ -1,42 +1,53 @@
 """vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
 
 A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
-begins that, and hears of its end, through a side door (``door``). When the version is whole and verified, the front end
-pauses generation and goes through vLLM's own phases at once: start; update, which finds the version in the buffers; and
-finish, which is the only moment at which the model is touched.
+begins that, and hears of its end, through a side door (``door``). On a CPU the same thread then loads the version into
+a shadow of the model (``vllm_loading``). When it is ready, the front end pauses generation and goes through vLLM's own
+phases at once: start; update, which finds the version; and finish, which is the only moment at which the model is
+touched: the shadow is exchanged with it, or, without one, the version is loaded. On GPUs there is no shadow, because
+memory is short, loading is a copy over the bus, and captured graphs know the addresses of parameters.
 
 ::
 
-    IDLE --door: begin--> RECEIVING --> READY --start, update, finish: loaded--> IDLE
-                              |           |
-                              +--FAILED---+--trinity_transfer_cancel--> IDLE
+    IDLE --door: begin--> RECEIVING --whole, verified--> (on a CPU: loading into the shadow) --> READY
+                              |                                    |                               |
+                              +--------------FAILED----------------+    IDLE <--start, update, finish
+                                               |
+                                               +--trinity_transfer_cancel--> IDLE
 
 Failures: before ``finish`` nothing has happened to the model; whatever was begun is ended by
-``trinity_transfer_cancel``, which vLLM itself lacks, and the next transfer works. If loading itself fails, the weights
-may be a mix of two versions: ``finish`` raises ``TornWeightsError``, now and ever after, and the front end must let the
-engine go.
+``trinity_transfer_cancel``, which vLLM itself lacks, and the next transfer works. A shadow into which loading has
+failed is given up. If loading into the model itself fails, the weights may be a mix of two versions: ``finish`` raises
+``TornWeightsError``, now and ever after, and the front end must let the engine go.
 """
 
-import logging
-from collections.abc import Callable
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from trinity_bus.weights.door import Door
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
+from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm_loading import Shadow, load
 
-# It warns of layers without weights at each reload, of position embeddings among others; ``_load`` checks itself.
-logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+_SWITCH_S = 0.0005
+"""How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms."""
+_NICE = 5
+"""More than the thread had: a third of the weight of what it gives way to, enough to be preempted by it, and not to
+starve beside training."""
 
 
 @dataclass
@@ -62,7 +73,11 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.receiver = WeightReceiver()
+        self._beside = self.device.type == "cpu" and self.model_config.enforce_eager
+        self.receiver = WeightReceiver(prepare=self._load_beside if self._beside else None)
+        self._loading = threading.Lock()
+        """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""
+        self._shadow: Shadow | None = None
         self._expected: frozenset[str] | None = None
         self.torn = False
 
@@ -93,46 +108,72 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         if self.torn:
             raise TornWeightsError("an earlier version was loaded half way; restart the engine")
         ready = self.receiver.manifest
-        names = frozenset(() if ready is None else (meta.name for meta in ready.tensors))
-        if self._expected is not None and names and names != self._expected:
-            odd = sorted(names ^ self._expected)[:5]
-            raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
+        if ready is None:
+            raise WeightTransferError(f"no version is ready: {self.receiver.progress}")
+        self._check_names(ready)
         tensors = self.receiver.take()
         try:
-            with torch.no_grad():
-                self._load(tensors)
+            if self._beside:
+                assert self._shadow is not None  # noqa: S101 - the transfer is ready
+                self._shadow.exchange()
+            else:
+                load(self.model, self.model_config, tensors)
         except Exception as error:
             self.torn = True
             raise TornWeightsError(f"loading failed half way: {error}") from error
-        self._expected = names
+        self._expected = _names(ready)
 
-    def _load(self, tensors: Any) -> None:
-        wanted = {name for name, _ in self.model.named_parameters()}
-        initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(tensors)
-        finalize_layerwise_reload(self.model, self.model_config)
-        self._refresh_tied()
-        # A layer that gets nothing keeps its old weights, and vLLM only warns of it.
-        if loaded is not None and (missing := wanted - set(loaded)):
-            raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
+    def _check_names(self, manifest: TransferManifest) -> None:
+        """Refuse what cannot be this model.
 
-    def _refresh_tied(self) -> None:
-        """Process the layers again whose weight is another layer's, such as an output layer tied to the embeddings.
-
-        A reload passes them by, because no weight has their name. They see the new values, but not what vLLM derived
-        of the old ones: on a CPU, a copy packed for oneDNN, with which it would go on computing.
+        Raises:
+            WeightTransferError: The tensors have other names than those of the last version.
         """
-        owners: dict[int, torch.nn.Module] = {}
-        for layer in self.model.modules():
-            weight = getattr(layer, "weight", None)
-            if not isinstance(weight, torch.Tensor) or weight.numel() == 0:
-                continue
-            if owners.setdefault(weight.data_ptr(), layer) is not layer and hasattr(layer, "quant_method"):
-                layer.quant_method.process_weights_after_loading(layer)
+        if self._expected is not None and _names(manifest) != self._expected:
+            odd = sorted(_names(manifest) ^ self._expected)[:5]
+            raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
+
+    def _load_beside(self, manifest: TransferManifest, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Load a version into the shadow; called by the transfer's thread.
+
+        Raises:
+            WeightTransferError: It is not of this model, or cannot be loaded.
+        """
+        self._check_names(manifest)
+        with self._loading:
+            # It is given up unless all goes well.
+            shadow, self._shadow = self._shadow or Shadow(self._default_model), None
+            try:
+                with set_current_vllm_config(self.vllm_config):
+                    shadow.load(self._default_model_config, tensors)
+            except WeightTransferError:
+                raise
+            except Exception as error:
+                raise WeightTransferError(f"the version cannot be loaded: {error}") from error
+            self._shadow = shadow
 
     def shutdown(self) -> None:
         """Let go of the trainer."""
         self.receiver.close()
+
+
+def _names(manifest: TransferManifest) -> frozenset[str]:
+    return frozenset(meta.name for meta in manifest.tensors)
+
+
+def _make_way(device: torch.device) -> None:
+    """Let the threads of transfers run as soon as they have something to do, beside this one, which computes.
+
+    A version is delayed by each wait of theirs, and they have little to do between the waits. On a CPU the thread that
+    computes is never idle while there are requests; it gives way to others on its cores, too: to the explorer's event
+    loop, and to the coordinator and the broker where they are here. Threads that exist keep their priority.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    # Elsewhere than on Linux, threads have no priority of their own.
+    if device.type == "cpu" and sys.platform == "linux":
+        # Added to what the process was started with: to give less would need a right that a container does not have.
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 class WorkerExtension:
@@ -152,6 +193,7 @@ class WorkerExtension:
         """Open this worker's door in a folder of the front end's; its path. Once."""
         path = Path(folder) / f"{self.rank}.sock"
         self.trinity_door = Door(self.weight_transfer_engine.receiver, path)
+        _make_way(self.weight_transfer_engine.device)
         return str(path)
 
     def trinity_transfer_load(self, update_info: dict[str, Any]) -> None:

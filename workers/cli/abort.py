@@ -7,11 +7,10 @@ import typer
 from rich.console import Console
 
 from schemas.topics import BATCHES
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
-from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
 from workers.runs import program
 from workers.watch import BatchView
 from workers.watch.follow import follow_batches
@@ -35,8 +34,7 @@ def abort(
 
     Exit code 1 where there is no such batch, or it has ended.
     """
-    settings = Settings()
-    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    kafka = connected_settings().kafka
 
     async def give_up() -> None:
         async with Bus(kafka, client_id="abort") as bus:

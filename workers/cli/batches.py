@@ -1,21 +1,19 @@
 """``trinity-bus batches``: what became of each batch."""
 
-import asyncio
 import json
 import time
 from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
 
 from schemas import BatchRecord
 from schemas.topics import BATCHES
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
-from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
+from workers.cli.live import show_live
 from workers.watch import BatchView
 from workers.watch.follow import Follower, follow_batches
 from workers.watch.render import all_batches_table
@@ -23,7 +21,6 @@ from workers.watch.render import all_batches_table
 app = typer.Typer(add_completion=False, help="List the batches: their states, tasks and rewards.")
 console = Console()
 
-_REFRESH_S: Final = 0.5
 _WAIT_S: Final = 60.0
 
 
@@ -34,8 +31,7 @@ def batches(
     last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of those that have ended.")] = 20,
 ) -> None:
     """List the batches that have not ended, and the newest of those that have."""
-    settings = Settings()
-    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    kafka = connected_settings().kafka
 
     async def show() -> None:
         async with Bus(kafka, client_id="batches") as bus:
@@ -59,12 +55,11 @@ async def _show(follower: Follower, *, watch: bool, as_json: bool, last: int) ->
     if as_json or not console.is_terminal:
         await _lines(follower, as_json=as_json)
         return
-    with Live(console=console, auto_refresh=False, screen=True) as screen:
-        while True:
-            view.tick(time.time())
-            screen.update(all_batches_table(view, last), refresh=True)
-            await follower.update(_REFRESH_S)
-            await asyncio.sleep(_REFRESH_S)
+
+    async def picture() -> RenderableType:
+        return all_batches_table(view, last)
+
+    await show_live(console, follower, picture)
 
 
 async def _lines(follower: Follower, *, as_json: bool) -> None:

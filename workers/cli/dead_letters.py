@@ -11,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.topics import DEAD_LETTERS
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
-from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
 
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
 console = Console()
@@ -49,8 +48,7 @@ def dead_letters(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
 ) -> None:
     """List the records that could not be taken, with the reason."""
-    settings = Settings()
-    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    kafka = connected_settings().kafka
 
     async def show() -> None:
         async with Bus(kafka, client_id="dead-letters") as bus:

@@ -2,8 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,48 +9,20 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schemas.codec import decode
-from schemas.errors import DecodeError
 from schemas.task import Task
 from schemas.topics import TASKS
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
 from trinity_bus.client import send_tasks
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import setup_telemetry
+from workers.cli.connection import connected_settings
 from workers.runs import program
+from workers.task_lines import BadLine, parse
 
 app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON lines, or from standard input (-).")
 console = Console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class BadLine:
-    """A line that is no task."""
-
-    number: int
-    """From 1."""
-    reason: str
-
-
-def parse(lines: Iterable[str]) -> Iterator[tuple[int, Task] | BadLine]:
-    """Tasks and bad lines with their line numbers; blank lines are passed over."""
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            task = decode(line.strip().encode(), Task)
-        except DecodeError as error:
-            yield BadLine(number, f"{error.reason}: {error.detail}")
-            continue
-        first = seen.setdefault(task.task_id, number)
-        if first != number:
-            yield BadLine(number, f"duplicate_id: task_id {task.task_id!r} is that of line {first} too")
-            continue
-        yield number, task
 
 
 @app.command()
@@ -73,8 +43,7 @@ def produce(
     if dry_run or not tasks or (bad and not keep_going):
         console.print(f"{len(tasks)} tasks are good, {len(bad)} lines are bad; nothing was sent")
         raise typer.Exit(1 if bad else 0)
-    settings = Settings()
-    settings = settings.model_copy(update={"kafka": resolve_bootstrap(settings.kafka, settings.broker)})
+    settings = connected_settings()
     asyncio.run(_produce(settings, tasks))
     name = TASKS.full_name(settings.kafka.namespace)
     console.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]")
@@ -88,13 +57,13 @@ def _read(file: str) -> tuple[list[Task], list[BadLine]]:
     tasks: list[Task] = []
     bad: list[BadLine] = []
     try:
-        with sys.stdin if file == "-" else Path(file).open(encoding="utf-8") as lines:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
             for parsed in parse(lines):
                 if isinstance(parsed, BadLine):
                     bad.append(parsed)
                 else:
                     tasks.append(parsed[1])
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}") from error
     return tasks, bad
 

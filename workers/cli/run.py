@@ -1,16 +1,16 @@
 """``trinity-bus run``: one service of the mesh, in the foreground."""
 
-import logging
 import os
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import typer
 
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
 from trinity_bus.runtime.service import run_service
+from trinity_bus.telemetry.logs import console
+from workers.cli.connection import connected_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run one service of the mesh.")
 
@@ -23,11 +23,7 @@ def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: S
     """Run a service until it ends or is asked to."""
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    # Every fetch and every metadata refresh of the client would be a line.
-    logging.getLogger("aiokafka").setLevel(max(logging.WARNING, logging.getLogger().level))
+    console(log_level.upper())
 
     async def healthy() -> None:
         async with serving(settings.health, settings.kafka):
@@ -36,18 +32,12 @@ def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: S
     run_service(healthy)
 
 
-def _settings() -> Settings:
-    """The settings, with the broker's address found."""
-    settings = Settings()
-    return settings.model_copy(update={"kafka": resolve_bootstrap(settings.kafka, settings.broker)})
-
-
 @app.command()
 def coordinator(log_level: LogLevel = "info") -> None:
     """Form batches from tasks, hand them to explorers, announce model versions."""
     from workers.coordinator.service import run
 
-    _serve(run, _settings(), log_level)
+    _serve(run, connected_settings(), log_level)
 
 
 @app.command()
@@ -56,11 +46,11 @@ def explorer(
     log_level: LogLevel = "info",
 ) -> None:
     """Run workflows against a vLLM engine and publish experiences."""
-    settings = _settings()
+    settings = connected_settings()
     if name is not None:
         # Through the environment, so that it is checked as every setting is.
         os.environ["TRINITY_BUS_EXPLORER__NAME"] = name
-        settings = _settings()
+        settings = connected_settings()
     from workers.explorer.service import run
 
     _serve(run, settings, log_level)
@@ -71,7 +61,7 @@ def trainer(log_level: LogLevel = "info") -> None:
     """Train on finalized batches with Megatron-core and publish model versions."""
     from workers.trainer.service import run
 
-    _serve(run, _settings(), log_level)
+    _serve(run, connected_settings(), log_level)
 
 
 @app.command()
@@ -79,4 +69,4 @@ def taskset(log_level: LogLevel = "info") -> None:
     """Turn a dataset into tasks, at the pace at which they are answered."""
     from workers.taskset.service import run
 
-    _serve(run, _settings(), log_level)
+    _serve(run, connected_settings(), log_level)

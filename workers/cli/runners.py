@@ -1,20 +1,18 @@
 """``trinity-bus runners``: every process that runs workflows, in every explorer."""
 
-import asyncio
 import json
 import time
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
 from trinity_bus.client import runner_values
-from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
+from workers.cli.live import show_live
 from workers.watch import MeshView
 from workers.watch.follow import Follower, follow
 from workers.watch.render import runners_table
@@ -22,11 +20,8 @@ from workers.watch.render import runners_table
 app = typer.Typer(add_completion=False, help="Show every runner of every explorer, live.")
 console = Console()
 
-_REFRESH_S: Final = 0.5
 _REPORT_S: Final = 3.0
 """How long a report is waited for where an explorer is alive and none of its reports is among the newest events."""
-_BATCHES_A_FRAME: Final = 20
-"""A bound, so that a busy log cannot keep the picture from being drawn."""
 
 
 @app.command()
@@ -35,15 +30,18 @@ def runners(
     as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object a line.")] = False,
 ) -> None:
     """Show what each runner is at, until Ctrl-C."""
-    settings = Settings()
-    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    kafka = connected_settings().kafka
 
     async def show() -> None:
         async with Bus(kafka, client_id="runners") as bus:
             await bus.ensure_topics([BATCHES, EVENTS, MODEL_VERSIONS])
             async with follow(bus) as follower:
+
+                async def picture() -> RenderableType:
+                    return runners_table(follower.view)
+
                 if console.is_terminal and not once and not as_json:
-                    await _watch(follower)
+                    await show_live(console, follower, picture)
                 else:
                     await _print(follower, as_json=as_json)
 
@@ -68,14 +66,3 @@ def _silent(view: MeshView) -> list[str]:
     """Explorers that are alive and have not told of their runners."""
     told = {runner.runner.rpartition("/")[0] for runner in view.fleet.runners()}
     return [name for name, explorer in view.explorers.items() if explorer.alive(view.now) and name not in told]
-
-
-async def _watch(follower: Follower) -> None:
-    with Live(console=console, auto_refresh=False, screen=True) as screen:
-        while True:
-            follower.view.tick(time.time())
-            screen.update(runners_table(follower.view), refresh=True)
-            await asyncio.sleep(_REFRESH_S)
-            for _ in range(_BATCHES_A_FRAME):
-                if not await follower.update(0.0):
-                    break

@@ -1,27 +1,21 @@
 """``trinity-bus status``: batches, explorers, versions and lag, as they are now."""
 
-import asyncio
 import time
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, TASKS
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
-from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
+from workers.cli.live import show_live
 from workers.watch.follow import follow, lag
 from workers.watch.render import mesh
 
 app = typer.Typer(add_completion=False, help="Show batches, explorers, versions and lag, live.")
 console = Console()
-
-_REFRESH_S: Final = 0.5
-_BATCHES_A_FRAME: Final = 20
-"""A bound, so that a busy log cannot keep the picture from being drawn."""
 
 
 @app.command()
@@ -29,8 +23,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
 ) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
-    settings = Settings()
-    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    kafka = connected_settings().kafka
 
     async def show() -> None:
         async with Bus(kafka, client_id="status") as bus:
@@ -46,11 +39,8 @@ async def _show(bus: Bus, *, live: bool) -> None:
             follower.view.tick(time.time())
             console.print(mesh(follower.view, await lag(bus)))
             return
-        with Live(console=console, auto_refresh=False, screen=True) as screen:
-            while True:
-                follower.view.tick(time.time())
-                screen.update(mesh(follower.view, await lag(bus)), refresh=True)
-                await asyncio.sleep(_REFRESH_S)
-                for _ in range(_BATCHES_A_FRAME):
-                    if not await follower.update(0.0):
-                        break
+
+        async def picture() -> RenderableType:
+            return mesh(follower.view, await lag(bus))
+
+        await show_live(console, follower, picture)

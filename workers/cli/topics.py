@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from schemas.topics import TOPICS, Topic
-from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
 from trinity_bus.bus.connection import client_options, kafka_errors
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.bus.farewell import close_admin
+from trinity_bus.config import KafkaSettings
+from workers.cli.connection import connected_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, create and describe the topics.")
 console = Console()
@@ -23,8 +24,7 @@ _NAMES = {topic.name: topic for topic in TOPICS}
 
 
 def _with_bus(action: Callable[[Bus], Awaitable[None]]) -> None:
-    settings = Settings()
-    kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    kafka = connected_settings().kafka
 
     async def connected() -> None:
         async with Bus(kafka, client_id=_CLIENT_ID) as bus:
@@ -41,7 +41,7 @@ async def _present(kafka: KafkaSettings) -> set[str]:
         try:
             return set(await admin.list_topics())
         finally:
-            await admin.close()
+            await close_admin(admin)
 
 
 def _known(name: str) -> Topic:

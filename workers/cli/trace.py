@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from trinity_bus.config import Settings
-from trinity_bus.telemetry import load_spans, tree_of_task
+from trinity_bus.telemetry import load_spans, load_task_spans, tree_of_task
 from trinity_bus.telemetry.spans import TRACES
 from workers.runs import newest_run
 
@@ -23,9 +23,17 @@ def trace(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the configured one, else the newest.")
     ] = None,
+    jaeger: Annotated[
+        str | None, typer.Option("--jaeger", metavar="URL", help="Ask Jaeger instead, such as http://localhost:16686.")
+    ] = None,
 ) -> None:
     """Print a task's way from its send to the gradient, and of the model version that came of it."""
-    folder = run_dir or Settings().telemetry.run_dir or newest_run(TRACES)
+    if jaeger is not None and run_dir is not None:
+        raise typer.BadParameter("the spans are in a folder or in Jaeger: give one of --run-dir and --jaeger")
+    if jaeger is not None:
+        spans = load_task_spans(jaeger, task_id)
+    else:
+        spans = load_spans(run_dir or Settings().telemetry.run_dir or newest_run(TRACES))
     # A terminal wraps; a file or a pipe has no width.
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-    console.print(tree_of_task(load_spans(folder), task_id))
+    console.print(tree_of_task(spans, task_id))

@@ -19,8 +19,7 @@ from typing import Any
 
 import msgpack
 
-from schemas.topics import Topic
-from trinity_bus.bus import Bus, Received
+from trinity_bus.bus import Received
 from trinity_bus.coordination import Leader, StateError
 
 INPUTS_KEY = "inputs"
@@ -99,16 +98,3 @@ def unpack_leader(value: bytes) -> Leader:
     except (ValueError, TypeError) as error:
         problem = error
     raise StateError(f"entry {LEADER_KEY!r} of the coordinator's state cannot be read: {problem}")
-
-
-async def readable(bus: Bus, topics: tuple[Topic, ...], positions: Positions) -> tuple[Positions, int]:
-    """The positions, moved past what retention has deleted; and how many records were lost to it."""
-    lost = 0
-    moved = dict(positions)
-    for topic in topics:
-        for partition, first in (await bus.beginning_offsets(topic)).items():
-            wanted = positions.get((topic.name, partition))
-            if wanted is not None and wanted < first:
-                lost += first - wanted
-                moved[topic.name, partition] = first
-    return moved, lost

@@ -69,6 +69,10 @@ def _tasks(machine: CoordinatorMachine) -> Iterable[Observation]:
     yield Observation(len(machine.ledger.tasks))
 
 
+def _attempts(machine: CoordinatorMachine) -> Iterable[Observation]:
+    yield Observation(len(machine.ledger.running))
+
+
 def _explorers(machine: CoordinatorMachine) -> Iterable[Observation]:
     yield Observation(len(_live(machine)))
 
@@ -76,8 +80,8 @@ def _explorers(machine: CoordinatorMachine) -> Iterable[Observation]:
 def _slots(machine: CoordinatorMachine) -> Iterable[Observation]:
     live = _live(machine)
     busy = sum(len(explorer.assigned) for explorer in live)
-    yield Observation(busy, {"rl.slot.state": "busy"})
-    yield Observation(sum(explorer.slots for explorer in live) - busy, {"rl.slot.state": "idle"})
+    yield Observation(busy, {names.RL_SLOT_STATE: "busy"})
+    yield Observation(sum(explorer.slots for explorer in live) - busy, {names.RL_SLOT_STATE: "idle"})
 
 
 def _batches(_machine: CoordinatorMachine) -> Iterable[Observation]:
@@ -90,6 +94,7 @@ def _ages(_machine: CoordinatorMachine) -> Iterable[Observation]:
 
 GAUGES: tuple[tuple[str, str, str, Callable[[CoordinatorMachine], Iterable[Observation]]], ...] = (
     ("rl.coordinator.tasks", "{task}", "Tasks accepted and not ended.", _tasks),
+    ("rl.coordinator.attempts", "{attempt}", "Attempts that explorers are at.", _attempts),
     ("rl.coordinator.explorers", "{explorer}", "Live explorers.", _explorers),
     ("rl.coordinator.slots", "{slot}", "Slots of live explorers, by state.", _slots),
     ("rl.coordinator.batches", "{batch}", "Open batches, by state.", _batches),

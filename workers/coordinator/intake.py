@@ -3,12 +3,12 @@
 ::
 
     commands, events --(all that are there, MAX_SIGNALS at most)--+
-                                                                  +--> one loop
+                                                                  +--> one decision
     tasks ------------(MAX_TASKS at most, none if not wanted)-----+
 
 Two clients, because one would return records in the order in which they were fetched: a result behind ten thousand
 tasks that somebody has just produced would wait for all of them, and so would the batch that it completes. Tasks that
-are not wanted stay in the log, but for one fetch.
+are not wanted stay in the log, but for one small fetch.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from trinity_bus.bus import Bus, Reader, Received
 
 INPUTS = (TASKS, COMMANDS, EVENTS)
 MAX_SIGNALS = 1000
-"""Most commands and events of one transaction."""
-MAX_TASKS = 64
-"""Most tasks of one transaction: a loop that takes them in keeps results waiting for as long as it lasts."""
-FETCH_WAIT_MS = 20
-"""Short, because a batch may wait for a result that comes when nothing else does."""
+"""So many commands and events make a transaction full: the next ones are read when it is under way."""
+MAX_TASKS = 256
+"""So many tasks do: taking them in keeps results waiting for as long as it lasts."""
+TASK_FETCH_BYTES = 1 << 20
+"""Of tasks that are taken off the log at once: those that are not wanted yet are not to fill the memory."""
 
 
 class Intake:
@@ -38,10 +38,9 @@ class Intake:
     """
 
     def __init__(self, bus: Bus, positions: Mapping[tuple[str, int], int]) -> None:
-        self._signals = bus.reader(
-            COMMANDS, EVENTS, start=positions, max_records=MAX_SIGNALS, fetch_wait_ms=FETCH_WAIT_MS
-        )
-        self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_wait_ms=FETCH_WAIT_MS)
+        # Ahead: a result that comes while a transaction is under way belongs into the next one.
+        self._signals = bus.reader(COMMANDS, EVENTS, start=positions, max_records=MAX_SIGNALS, ahead=True)
+        self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_bytes=TASK_FETCH_BYTES)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -56,29 +55,36 @@ class Intake:
     ) -> None:
         await self._stack.aclose()
 
-    async def next(self, timeout_s: float, *, tasks: bool) -> list[Received[Any]]:
+    async def next(
+        self, timeout_s: float, *, tasks: bool, signals: bool = True, until: asyncio.Future[None] | None = None
+    ) -> list[Received[Any]]:
         """The next records; empty if none came within the limit.
 
         Args:
             timeout_s: How long to wait for the first, in seconds.
             tasks: Whether tasks are wanted.
+            signals: Whether commands and events are.
+            until: Is not waited beyond.
 
         Raises:
             BusError: The broker refuses, or a position no longer exists.
         """
-        readers = [self._signals, self._tasks] if tasks else [self._signals]
-        await _any(readers, timeout_s)
+        readers = [reader for reader, wanted in ((self._signals, signals), (self._tasks, tasks)) if wanted]
+        await _any(readers, until, timeout_s)
         return [received for reader in readers for received in await reader.batch(0)]
 
 
-async def _any(readers: list[Reader], timeout_s: float) -> None:
-    """Waits until one of them has something, or until the limit."""
+async def _any(readers: list[Reader], until: asyncio.Future[None] | None, timeout_s: float) -> None:
+    """Waits until one of them has something, or until something else has happened, or until the limit."""
     waits = [asyncio.ensure_future(reader.wait()) for reader in readers]
     try:
-        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            [*waits, *([] if until is None else [until])], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-    for wait in done:
-        wait.result()
+    for wait in waits:
+        if wait in done:
+            wait.result()

@@ -9,7 +9,7 @@ from trinity_bus.coordination import Fact, staleness
 from trinity_bus.coordination.commands import Observe
 from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.metrics import STALENESS, TASK_RETRIES, TASKS
+from trinity_bus.telemetry.metrics import SHORT_SECONDS, STALENESS, TASK_RETRIES, TASKS
 from workers.coordinator.gauges import BATCH_AGES
 
 log = logging.getLogger("workers.coordinator")
@@ -19,7 +19,10 @@ FACTS = _METER.create_counter("rl.coordinator.facts", description="What the coor
 REWARD = _METER.create_gauge("rl.batch.reward", description="Mean reward of the last batch of a kind, by exam.")
 BATCHES = _METER.create_counter("rl.batches", unit="{batch}", description="Batches ended, by state.")
 LATENCY = _METER.create_histogram(
-    "rl.coordinator.transaction.duration", unit="s", description="From records read to decisions committed."
+    "rl.coordinator.transaction.duration",
+    unit="s",
+    description="From records read to decisions committed.",
+    explicit_bucket_boundaries_advisory=SHORT_SECONDS,
 )
 
 _LEVELS = {
@@ -35,10 +38,19 @@ _LEVELS = {
 """All others are counted, and logged for those who look closely."""
 
 
+def begin() -> None:
+    """Counters that exist from the start: one that begins with what it counts first has not risen, to a collector."""
+    for fact in Fact:
+        FACTS.add(0, {names.RL_FACT: fact.value})
+    for status in ("completed", "partial", "failed", "aborted"):
+        TASKS.add(0, {names.RL_TASK_STATUS: status, names.RL_BATCH_TYPE: "train"})
+    TASK_RETRIES.add(0)
+
+
 def observe(observed: Observe) -> None:
     """Counts and logs a fact."""
-    FACTS.add(1, {"rl.fact": observed.fact.value})
-    if observed.fact in (Fact.ATTEMPT_FAILED, Fact.ATTEMPT_TIMED_OUT):
+    FACTS.add(1, {names.RL_FACT: observed.fact.value})
+    if observed.fact is Fact.TASK_RETRIED:
         TASK_RETRIES.add(1)
     level = _LEVELS.get(observed.fact, logging.DEBUG)
     if log.isEnabledFor(level):
@@ -57,7 +69,7 @@ def batch_moved(record: BatchRecord) -> None:
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
         if (reward := reward_of(record.metrics)) is not None:
             exam = record.batch_id.partition("/")[2] if record.batch_type == "eval" else ""
-            REWARD.set(reward, {names.RL_BATCH_TYPE: record.batch_type, "rl.exam": exam})
+            REWARD.set(reward, {names.RL_BATCH_TYPE: record.batch_type, names.RL_EXAM: exam})
         if record.batch_type == "train":
             for entry in record.manifest:
                 if entry.parts:

@@ -5,10 +5,14 @@
     start:  topics --> STAND BY until nobody else works --> take over: fence, read the changelog to its end
     loop:   tasks, commands, events --> CoordinatorMachine --> ONE transaction: rollouts, batches, results, replies,
                                                      model-versions, dead-letters, changelog, input positions
+            what comes while it is committed is decided meanwhile, and goes into the next one,
+            which waits a little for more if there is nothing in it that anybody waits for;
+            where that takes long, the broker is away, and time stands still until it is back
     every heartbeat_s, in such a transaction: that it works (changelog), and its figures (events)
     stop:   the changelog says that it has left, so that another one takes over at once
 
-Every loop either commits all of it or nothing. Killed at any point, a successor repeats exactly what was not committed.
+A transaction commits all that was decided since the last one or nothing, and there is one at a time. Killed at any
+point, a successor repeats exactly what was not committed.
 That only one works at a time is kept by the broker: whoever takes over fences the others by the transactional id
 ``<namespace>.coordinator``, and a fenced one can write nothing. See :mod:`trinity_bus.coordination.leadership`.
 
@@ -49,6 +53,7 @@ from schemas import (
 )
 from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
 from trinity_bus.coordination import (
     CommandArrived,
@@ -63,10 +68,12 @@ from trinity_bus.coordination import (
 )
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
+from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.changelog import Changelog
-from workers.coordinator.intake import INPUTS, Intake
+from workers.coordinator.decided import Decided
+from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
@@ -76,6 +83,14 @@ log = logging.getLogger("workers.coordinator")
 REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
 """Events that are for people, or the trainer, to look at."""
+COMMIT_EVERY_S = 0.008
+"""Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
+orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
+PATIENCE_S = 0.05
+"""How long what nobody waits for is kept for company: tasks of a batch that is not full yet, signs of life."""
+TASKS_EVERY_S = 0.025
+"""Least time between two takings of tasks off the log: each costs the broker and this process a request, for one as
+for hundreds. One that comes after a pause is taken at once."""
 POSITIONS_EVERY_S = 1.0
 """How often positions are committed under the consumer group, while records come."""
 FAREWELL_S = 5.0
@@ -90,9 +105,12 @@ async def run(settings: Settings) -> None:
         StateError: The changelog cannot be read by this program.
         TrinityError: The broker cannot be reached, or something is wrong with its topics.
     """
-    telemetry = setup_telemetry("coordinator", settings.telemetry, namespace=settings.kafka.namespace)
+    telemetry = setup_telemetry(
+        "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
+    )
     try:
         async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus:
+            settle()
             await Coordinator(settings, bus).run()
     finally:
         telemetry.shutdown()
@@ -129,6 +147,8 @@ class Coordinator:
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
         self._marked_at = self._ticked_at = self._beat_at = clock()
+        self._committing_at = self._tasks_at = clock()
+        """When the last transaction began, and when tasks were taken last."""
 
     async def run(self) -> None:
         """Stands by, works when it is its turn, until cancelled.
@@ -139,6 +159,7 @@ class Coordinator:
         """
         await self._bus.ensure_topics()
         gauges.watch(lambda: self.machine if self._leadership.role is Role.ACTIVE else None)
+        observations.begin()
         # Standing by is work too: whoever starts this process need not wait until it leads.
         mark_ready()
         while True:
@@ -167,25 +188,24 @@ class Coordinator:
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(state.entries.items())
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
-        self._positions, lost = await changelog.readable(self._bus, INPUTS, state.positions)
+        self._positions, lost = await readable(self._bus, INPUTS, state.positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         self._has_unmarked = False
         try:
             async with producer.transaction():
                 await self._beat(Outputs(producer))
-            self._leadership.lead(self._clock())
+            self._beat_at = self._clock()
+            self._leadership.lead(self._beat_at)
             async with Intake(self._bus, self._positions) as intake:
                 log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
-                while True:
-                    await self._step(producer, intake)
+                await self._work(producer, intake)
         except asyncio.CancelledError:
             await self._say_left(producer)
             raise
 
     async def _beat(self, outputs: Outputs) -> None:
         """Says that it works, and how much."""
-        self._beat_at = self._clock()
         await outputs.tell_leader(self._leadership.entry("active"))
         await outputs.tell_figures(
             CoordinatorHeartbeat(
@@ -204,36 +224,103 @@ class Coordinator:
         except (TimeoutError, BusError) as error:
             log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")
 
-    async def _step(self, producer: Producer, intake: Intake) -> None:
-        """One loop: waits for records, until the next tick at most; decides; commits."""
-        next_at = min(self._ticked_at + self._settings.tick_s, self._beat_at + self._settings.heartbeat_s)
-        received = await intake.next(max(0.0, next_at - self._clock()), tasks=self.machine.wants_tasks())
+    async def _work(self, producer: Producer, intake: Intake) -> None:
+        """Reads and decides; commits what was decided, one transaction after the other, meanwhile."""
+        decided = Decided(Spans(self._namespace))
+        committing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await self._read(intake, decided, committing)
+                if committing is not None and committing.done():
+                    committing.result()
+                    committing = None
+                if committing is None and self._clock() >= self._commit_at(decided):
+                    committing = self._begin_commit(producer, decided)
+                    decided = Decided(Spans(self._namespace))
+        finally:
+            if committing is not None:
+                committing.cancel()
+                await asyncio.wait([committing])
+                if not committing.cancelled():
+                    # It has been raised above, or this is the end for another reason.
+                    committing.exception()
+
+    async def _read(self, intake: Intake, decided: Decided, committing: asyncio.Task[None] | None) -> None:
+        """Waits for records, until the next tick or until the commit is done at most, and decides."""
+        if committing is not None and self._clock() >= self._committing_at + self._settings.heartbeat_s:
+            # The broker does not answer, so that nobody's silence says anything now, and no time is counted.
+            await asyncio.wait([committing])
+            return
+        next_at = self._ticked_at + self._settings.tick_s
+        if committing is None:
+            next_at = min(next_at, self._beat_at + self._settings.heartbeat_s)
+            if decided.since is not None:
+                next_at = min(next_at, self._commit_at(decided))
         now = self._clock()
-        with Spans(self._namespace) as spans:
-            unreadable = [item for item in received if isinstance(item.record, Undecodable)]
-            inputs = self._inputs(received, now, spans)
-            commands = self.machine.handle_all(inputs, now)
-            changes = self.machine.changes()
-            for item in received:
-                self._positions[item.topic.name, item.partition] = item.offset + 1
-                self._has_unmarked = True
-            due = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
-            beats = now >= self._beat_at + self._settings.heartbeat_s
-            if commands or changes or unreadable or due or beats:
-                originals = {Origin(i.partition, i.offset): i for i in received if i.topic is TASKS}
-                async with producer.transaction():
-                    outputs = Outputs(producer)
-                    await outputs.refuse(unreadable)
-                    await outputs.carry_out(commands, originals, spans)
-                    await outputs.record_changes(changes, self._positions)
-                    if beats:
-                        await self._beat(outputs)
-                    if due:
-                        await outputs.show_progress(self._positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
-                        self._has_unmarked, self._marked_at = False, now
+        tasks = decided.tasks < MAX_TASKS and self.machine.wants_tasks()
+        if tasks and now < self._tasks_at + TASKS_EVERY_S:
+            tasks, next_at = False, min(next_at, self._tasks_at + TASKS_EVERY_S)
+        received = await intake.next(
+            max(0.0, next_at - now), signals=decided.signals < MAX_SIGNALS, tasks=tasks, until=committing
+        )
+        now = self._clock()
+        if any(item.topic is TASKS for item in received):
+            self._tasks_at = now
+        decided.take(received, now)
+        decided.add(self.machine.handle_all(self._inputs(received, now, decided.spans), now))
+        for item in received:
+            self._positions[item.topic.name, item.partition] = item.offset + 1
+            self._has_unmarked = True
+
+    def _commit_at(self, decided: Decided) -> float:
+        """When the next transaction begins, as far as it is decided."""
+        soonest = self._committing_at + COMMIT_EVERY_S
+        if decided.since is None or decided.is_awaited:
+            return soonest
+        return max(soonest, min(decided.since + PATIENCE_S, self._beat_at + self._settings.heartbeat_s))
+
+    def _begin_commit(self, producer: Producer, decided: Decided) -> asyncio.Task[None] | None:
+        """Begins to commit what was decided; None where there is nothing to tell."""
+        now = self._clock()
+        changes = self.machine.changes()
+        due = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
+        beats = now >= self._beat_at + self._settings.heartbeat_s
+        if not (decided.commands or changes or decided.unreadable or due or beats):
+            return None
+        if due:
+            self._has_unmarked, self._marked_at = False, now
+        if beats:
+            self._beat_at = now
+        self._committing_at = now
+        # Decisions go on, and with them the positions.
+        commit = self._commit(producer, decided, changes, dict(self._positions), beats=beats, due=due)
+        return asyncio.create_task(commit, name="commit")
+
+    async def _commit(
+        self,
+        producer: Producer,
+        decided: Decided,
+        changes: list[tuple[str, bytes | None]],
+        positions: changelog.Positions,
+        *,
+        beats: bool,
+        due: bool,
+    ) -> None:
+        with decided.spans:
+            async with producer.transaction():
+                outputs = Outputs(producer)
+                await outputs.refuse(decided.unreadable)
+                await outputs.carry_out(decided.commands, decided.originals, decided.spans)
+                await outputs.record_changes(changes, positions)
                 if beats:
-                    self._leadership.committed(now)
-                observations.LATENCY.record(self._clock() - now)
+                    await self._beat(outputs)
+                if due:
+                    await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+        now = self._clock()
+        if beats:
+            self._leadership.committed(now)
+        if decided.since is not None:
+            observations.LATENCY.record(now - decided.since)
 
     def _inputs(self, received: list[Received[Any]], now: float, spans: Spans) -> list[Input]:
         inputs: list[Input] = []

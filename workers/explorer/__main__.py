@@ -1,17 +1,17 @@
 """``python -m workers.explorer``: an explorer with the settings of the environment, until SIGTERM or Ctrl-C."""
 
-import logging
 import sys
 
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.service import run_service
+from trinity_bus.telemetry.logs import console
 from workers.explorer.service import run
 
 
 def main() -> None:
     """Run it; what goes wrong is one line."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    console()
     try:
         settings = Settings()
         run_service(lambda: run(settings))

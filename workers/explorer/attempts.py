@@ -33,7 +33,8 @@ from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context, traceparent
-from trinity_bus.telemetry.metrics import ROLLOUT_DURATION, TOKENS
+from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
+from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.orders import Attempt, attempt_of
 from workers.explorer.outcome import Identity
@@ -42,6 +43,13 @@ from workers.explorer.served import Served
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
+
+
+IDLE = "idle"
+WAITING = "waiting_for_version"
+ROLLING_OUT = "rolling_out"
+PUBLISHING = "publishing"
+"""States of a slot."""
 
 
 class AttemptTimeoutError(TrinityError, TimeoutError):
@@ -56,6 +64,7 @@ class Attempts:
         producer: Connected.
         who: Whose answers these are.
         served: The version that the engine serves.
+        slots: Told what the attempts are waiting for.
         on_ended: Told of every attempt that has ended, however.
     """
 
@@ -66,12 +75,14 @@ class Attempts:
         who: Identity,
         *,
         served: Served,
+        slots: Occupancy,
         on_ended: Callable[[Attempt], None],
     ) -> None:
         self._runners = runners
         self._producer = producer
         self._who = who
         self._served = served
+        self._slots = slots
         self._on_ended = on_ended
         self._running: dict[Attempt, asyncio.Task[None]] = {}
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -120,22 +131,30 @@ class Attempts:
             self.fatal.set_exception(error)
 
     async def _attempt(self, order: Dispatch, parent: str | None) -> None:
-        with _tracer.start_as_current_span(
-            f"rollout {order.task.workflow}",
-            context=parent_context(parent),
-            kind=SpanKind.CONSUMER,
-            attributes={
-                names.RL_TASK_ID: order.task.task_id,
-                names.RL_ATTEMPT: order.attempt,
-                names.RL_BATCH_ID: order.batch_id,
-                names.RL_BATCH_TYPE: order.batch_type,
-                names.RL_WORKFLOW: order.task.workflow,
-                names.RL_EXPLORER: self._who.explorer,
-            },
-        ) as span:
+        with (
+            self._slots.unit(WAITING) as slot,
+            _tracer.start_as_current_span(
+                f"rollout {order.task.workflow}",
+                context=parent_context(parent),
+                kind=SpanKind.CONSUMER,
+                attributes={
+                    names.RL_TASK_ID: order.task.task_id,
+                    names.RL_ATTEMPT: order.attempt,
+                    names.RL_BATCH_ID: order.batch_id,
+                    names.RL_BATCH_TYPE: order.batch_type,
+                    names.RL_WORKFLOW: order.task.workflow,
+                    names.RL_EXPLORER: self._who.explorer,
+                },
+            ) as span,
+        ):
             began = time.perf_counter()
             try:
-                result = await self._publish(order, await self._roll_out(order), began)
+                yielded = await self._roll_out(order, slot)
+                slot.move(PUBLISHING)
+                result = await self._publish(order, yielded, began)
+            except asyncio.CancelledError:
+                self._count(order, "cancelled")
+                raise
             # Anything that a workflow raises is this attempt's failure, and nobody else's.
             except Exception as error:
                 if _ends_the_explorer(error):
@@ -145,13 +164,20 @@ class Attempts:
             span.set_attribute(names.RL_SAMPLES, result.samples)
             span.set_attribute(names.RL_MODEL_VERSION, result.version_max)
             span.set_attribute(names.RL_TASK_STATUS, result.status)
+            kind = None
             if result.status == "failed":
-                span.set_attribute(names.ERROR_TYPE, (result.error or "").partition(":")[0])
+                kind = (result.error or "").partition(":")[0]
+                span.set_attribute(names.ERROR_TYPE, kind)
                 span.set_status(Status(StatusCode.ERROR, result.error))
+            self._count(order, result.status, kind)
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
             await (await self._producer.send(EVENTS, self._who.explorer, result))
 
-    async def _roll_out(self, order: Dispatch) -> Yield:
+    def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
+        attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
+        ATTEMPTS.add(1, attributes if error_type is None else {**attributes, names.ERROR_TYPE: error_type})
+
+    async def _roll_out(self, order: Dispatch, slot: Unit) -> Yield:
         """Run the workflow within the attempt's limit.
 
         Raises:
@@ -163,6 +189,7 @@ class Attempts:
         try:
             async with asyncio.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
+                slot.move(ROLLING_OUT)
                 yielded = await self._runners.roll_out(order, traceparent())
         except TimeoutError as error:
             if not limit.expired():
@@ -186,7 +213,7 @@ class Attempts:
             error=yielded.error,
         )
         for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
-            TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, "kind": kind})
+            TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, names.RL_TOKEN_KIND: kind})
         return result
 
 

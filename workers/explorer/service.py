@@ -42,8 +42,12 @@ from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
 from trinity_bus.health.process import mark_ready
 from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry
-from workers.explorer.attempts import Attempts
+from trinity_bus.telemetry.logs import early_lines
+from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME
+from trinity_bus.telemetry.occupancy import Occupancy
+from workers.explorer.attempts import IDLE, Attempts
 from workers.explorer.engine import ExplorerEngine
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.orders import Orders
@@ -72,17 +76,20 @@ async def run(settings: Settings) -> None:
     # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
     async with Bus(settings.kafka, client_id=name) as bus:
         await bus.ensure_topics()
-    # It loads beside the engine, and takes less long.
-    with Nursery(settings) as nursery:
-        engine = InferenceEngine(settings.explorer)
+    # The nursery loads beside the engine, and takes less long.
+    with early_lines() as earlier, Nursery(settings) as nursery:
+        engine = InferenceEngine(settings.explorer, sync_timeout_s=settings.synchronizer.sync_timeout_s)
         try:
             await engine.start()
             await nursery.ready()
             # After the engine, whose process must not inherit exporters.
             namespace = settings.kafka.namespace
-            telemetry = setup_telemetry("explorer", settings.telemetry, namespace=namespace, instance=name)
+            telemetry = setup_telemetry(
+                "explorer", settings.telemetry, namespace=namespace, instance=name, earlier=earlier
+            )
             try:
                 async with Bus(settings.kafka, client_id=name) as bus:
+                    settle()
                     await Explorer(settings, bus, engine, nursery).run()
             finally:
                 telemetry.shutdown()
@@ -123,7 +130,13 @@ class Explorer:
             producer = await stack.enter_async_context(self._bus.producer())
             # Their positions are fixed before the first heartbeat: no order to this life can lie before them.
             lane = await stack.enter_async_context(
-                self._bus.reader(ROLLOUTS, partitions=[lane_partition(self._who.explorer)], start="end")
+                self._bus.reader(
+                    ROLLOUTS,
+                    partitions=[lane_partition(self._who.explorer)],
+                    start="end",
+                    # Other lanes may share the partition: their orders need not even be decoded.
+                    key=self._who.explorer,
+                )
             )
             versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
             runners = Runners(self._nursery, self._engine, self._settings)
@@ -137,7 +150,10 @@ class Explorer:
         self, producer: Producer, lane: Reader, versions: Reader, runners: Runners, workflows: list[str]
     ) -> None:
         served = Served(self._engine.model_version)
-        attempts = Attempts(runners, producer, self._who, served=served, on_ended=self._orders.ended)
+        slots = Occupancy(IDLE, self._settings.slots)
+        SLOT_TIME.watch(slots)
+        RUNNER_DEATHS.add(0)
+        attempts = Attempts(runners, producer, self._who, served=served, slots=slots, on_ended=self._orders.ended)
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
             return ExplorerHeartbeat(
@@ -179,7 +195,7 @@ class Explorer:
     async def _obey(self, lane: Reader, attempts: Attempts, producer: Producer) -> None:
         while True:
             for received in await lane.batch(_POLL_S):
-                if isinstance(received.record, Undecodable) and received.key == self._who.explorer:
+                if isinstance(received.record, Undecodable):
                     await producer.send_dead_letter(received, received.record.reason, received.record.detail)
                 order = self._orders.obey(received.record)
                 if isinstance(order, Dispatch):

@@ -21,7 +21,7 @@ from schemas.topics import EVENTS
 from trinity_bus.bus import Producer, Reader, Received
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context
-from trinity_bus.telemetry.metrics import WEIGHT_SYNC_DURATION
+from trinity_bus.telemetry.metrics import WEIGHT_SYNC_DURATION, WEIGHT_SYNC_PAUSE
 from trinity_bus.weights.errors import WeightTransferError
 from workers.explorer.announcements import membership, newest, supersedes
 from workers.explorer.engine import ExplorerEngine
@@ -132,6 +132,7 @@ class WeightFollower:
                 self._served.set(announced.version)
                 self._heartbeats.tell()
                 WEIGHT_SYNC_DURATION.record(time.perf_counter() - began, {names.RL_MODEL: announced.model})
+                WEIGHT_SYNC_PAUSE.record(answer.pause_s, {names.RL_MODEL: announced.model})
                 _log.info(
                     "serving version %d: control %.3f s, transfer %.3f s, pause %.3f s",
                     announced.version,
@@ -164,6 +165,7 @@ class WeightFollower:
                 "control_s": outcome.control_s,
                 "transfer_s": outcome.transfer_s,
                 "verify_s": outcome.verify_s,
+                "prepare_s": outcome.prepare_s,
                 "pause_s": outcome.pause_s,
             }
         )

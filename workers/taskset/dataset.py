@@ -15,11 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from schemas import Sampling, Task
-from schemas.codec import decode
-from schemas.errors import DecodeError
 from schemas.record import MAX_ID_LENGTH
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
+from workers.task_lines import BadLine, parse
 
 _LONGEST_EPOCH = 12
 
@@ -85,23 +84,18 @@ def load(path: Path, *, taskset: str, seed: int) -> Dataset:
         raw = path.read_bytes()
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
-    tasks: dict[str, Task] = {}
-    for number, line in enumerate(raw.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            task = decode(line.strip(), Task)
-        except DecodeError as error:
-            raise DatasetError(f"{path}:{number}: {error.reason}: {error.detail}") from error
-        if task.task_id in tasks:
-            raise DatasetError(f"{path}:{number}: task_id {task.task_id!r} is that of an earlier line too")
+    tasks = []
+    for found in parse(raw.splitlines()):
+        if isinstance(found, BadLine):
+            raise DatasetError(f"{path}:{found.number}: {found.reason}")
+        number, task = found
         if len(task.task_id) + len(taskset) + _LONGEST_EPOCH > MAX_ID_LENGTH:
             raise DatasetError(f"{path}:{number}: task_id {task.task_id!r} is too long beside the taskset's name")
-        tasks[task.task_id] = task
+        tasks.append(task)
     if not tasks:
         raise DatasetError(f"{path} has no task")
     fingerprint = hashlib.sha256(raw + str(seed).encode()).hexdigest()
-    return Dataset(tuple(tasks.values()), seed, fingerprint)
+    return Dataset(tuple(tasks), seed, fingerprint)
 
 
 @lru_cache(maxsize=2)

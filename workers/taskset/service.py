@@ -16,6 +16,7 @@ what fails                      what happens
 a file has a bad line           the process ends before anything runs, with the line's number
 the dataset was changed         likewise: what was produced counts another order
 another taskset of this name    the earlier one is fenced: it writes nothing more and ends
+the broker                      it waits, and after ``kafka.outage_s`` the process ends with one line
 the transaction                 the process ends with the error; nothing of it counts; a supervisor starts it anew
 results were lost to retention  said in the log; their tasks count as ended
 ==============================  =======================================================================================
@@ -28,6 +29,7 @@ from typing import Any, Final
 from schemas import ModelVersion, TaskResult, TasksetPosition
 from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS, Topic
 from trinity_bus.bus import Bus, Producer, Reader, Received
+from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings, required
 from trinity_bus.errors import ProducerFencedError
 from trinity_bus.health.process import mark_ready
@@ -119,10 +121,11 @@ class Taskset:
         for topic, offsets in ((RESULTS, progress.results), (DEAD_LETTERS, progress.dead_letters)):
             if not offsets:
                 offsets.update(await self._bus.end_offsets(topic))
-            for partition, first in (await self._bus.beginning_offsets(topic)).items():
-                if offsets.setdefault(partition, first) < first:
-                    log.error("records of %s were deleted by retention before they were read", topic.name)
-                    offsets[partition], progress.ended = first, progress.produced
+            found, lost = await readable(self._bus, [topic], _start(topic, offsets))
+            offsets.update({partition: offset for (_, partition), offset in found.items()})
+            if lost:
+                log.error("%d records of %s were deleted by retention before they were read", lost, topic.name)
+                progress.ended = progress.produced
 
     async def _work(self, producer: Producer, progress: Progress) -> None:
         answers = {**_start(RESULTS, progress.results), **_start(DEAD_LETTERS, progress.dead_letters)}

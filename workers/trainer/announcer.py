@@ -29,13 +29,16 @@ from trinity_bus.bus import Producer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
+from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.published import WEIGHTS
+from trinity_bus.weights.tensor_file import TensorFile
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.publication import Publication, Publisher
 
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.training.engine import TrainingEngine
+    from workers.trainer.engines import Engine
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -79,7 +82,7 @@ class Announcer:
         directory: Path,
         producer: Producer,
         thread: EngineThread,
-        engine: "TrainingEngine",
+        engine: "Engine",
         publisher: Publisher,
         publication: Publication,
     ) -> None:
@@ -196,13 +199,9 @@ def read_tensors(folder: Path, names: Sequence[str]) -> "Iterator[tuple[str, tor
     Raises:
         CheckpointError: They cannot be read.
     """
-    from safetensors import SafetensorError, safe_open
-
-    from trinity_bus.training.model import WEIGHTS
-
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        with TensorFile(folder / WEIGHTS) as file:
             for name in names:
-                yield name, file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
+                yield name, file.tensor(name)
+    except (OSError, TensorFileError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error

@@ -22,7 +22,7 @@ from opentelemetry import metrics
 from schemas import ModelVersion, WeightsSynced
 from trinity_bus.bus import Reader
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from trinity_bus.telemetry import conventions as names
+from trinity_bus.runtime.background import in_daemon_thread
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
     from trinity_bus.weights.publisher import WeightPublisher
     from trinity_bus.weights.server import WeightServer
 
-    bucket_bytes, timeout_s = settings.bucket_mib << 20, settings.sync_timeout_s
+    bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
     dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
     if sync.sync_method == "memory":
         return WeightServer(
@@ -127,6 +127,8 @@ class Publication:
         self._model = model
         self._incarnation = incarnation
         self._checksums: dict[int, str] = {}
+        # From the start, or to a collector the first one would be no rise.
+        _MISMATCHES.add(0)
         self.mismatches = 0
         """Answers with other bytes than were sent, since the start."""
 
@@ -163,7 +165,7 @@ class Publication:
         if synced.model != self._model or not synced.ok or sent is None or synced.checksum == sent:
             return True
         self.mismatches += 1
-        _MISMATCHES.add(1, {names.RL_EXPLORER: synced.explorer})
+        _MISMATCHES.add(1)
         log.error(
             "explorer %s received version %d (epoch %d) with checksum %s, it was sent with %s: it must take it again; "
             "look at its memory and at the network between",
@@ -179,7 +181,13 @@ class Publication:
         return version.model == self._model and version.trainer_incarnation == self._incarnation
 
     async def _serve_one(self, version: ModelVersion, traceparent: str | None) -> None:
-        outcome = await asyncio.to_thread(self._server.serve, version, traceparent)
+        outcome: dict[str, str | None] = {}
+
+        def serve() -> None:
+            outcome.update(self._server.serve(version, traceparent))
+
+        # A member that is gone holds its thread until the time limit: a pool of threads would run out of them.
+        await in_daemon_thread(serve, name=f"serve version {version.version}")
         for explorer, error in outcome.items():
             if error is not None:
                 log.warning("version %d, epoch %d: not sent to %s: %s", version.version, version.epoch, explorer, error)

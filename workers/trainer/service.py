@@ -24,13 +24,16 @@ before the rename            the step is trained again from the checkpoint befor
                              a CPU the same loss bit for bit
 after it, before the news    the checkpoint's version is announced at the start
 while sending weights        the announcement is for a former life and void; the new life announces anew
+another rank, at any time    this process ends with an error that names it, and is started again as above
 ===========================  =========================================================================================
 
 A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
 back. A batch that cannot be trained on as its manifest says stops the trainer with the reason; none is skipped.
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
-One process. The engine can run on several ranks; feeding them from this service is not implemented, and refused.
+With one rank this is one process. With more (``tensor_parallel`` times ``pipeline_parallel``) this process is rank 0,
+and starts the others before anything else: they make every call of the engine along with it (``training/ranks.py``),
+and none of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
 """
 
 import asyncio
@@ -59,17 +62,21 @@ from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
+from trinity_bus.telemetry.metrics import TRAINER_TIME
+from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.ranks import followers_of
 from workers.trainer.announcer import Announcer, Trained, Who
 from workers.trainer.engine_thread import EngineThread
+from workers.trainer.engines import load
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
 from workers.trainer.observations import step_trained
-from workers.trainer.publication import Publication, Publisher, make_publisher
+from workers.trainer.publication import Publication, Publisher
 
 if TYPE_CHECKING:
-    from trinity_bus.training.engine import TrainingEngine
+    from workers.trainer.engines import Engine
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -88,7 +95,10 @@ async def run(settings: Settings) -> None:
     required(trainer.model_path, "trainer.model_path", "to know what to train")
     directory = required(trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the trainer service is one process; leave it unset")
+        raise ConfigError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the trainer starts its ranks itself; leave it unset, "
+            "and set TRINITY_BUS_TRAINER__TENSOR_PARALLEL or TRINITY_BUS_TRAINER__PIPELINE_PARALLEL"
+        )
     policy = SyncPolicy.of(settings.synchronizer, settings.coordinator)
     telemetry = setup_telemetry(
         "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
@@ -101,9 +111,14 @@ async def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
-    async with Bus(settings.kafka, client_id=settings.trainer.name) as bus, EngineThread() as thread:
+    ranks = settings.trainer.tensor_parallel * settings.trainer.pipeline_parallel
+    async with (
+        Bus(settings.kafka, client_id=settings.trainer.name) as bus,
+        followers_of(ranks) as followers,
+        EngineThread() as thread,
+    ):
         await bus.ensure_topics()
-        engine, publisher = await thread.call(lambda: _load(settings, directory))
+        engine, publisher = await thread.call(lambda: load(settings, directory, followers))
         try:
             async with bus.producer() as producer:
                 trainer = _Trainer(
@@ -121,30 +136,7 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
             # What runs in threads ends soon, and its result is of no use any more.
             engine.interrupt()
             publisher.close()
-            await thread.call(_leave_groups)
-
-
-def _load(settings: Settings, directory: Path) -> "tuple[TrainingEngine, Publisher]":
-    """The engine as the newest checkpoint left it, and the publisher. Takes seconds: imports torch and Megatron."""
-    from trinity_bus.training.engine import TrainingEngine
-
-    engine = TrainingEngine(settings.trainer)
-    progress = engine.load_latest(directory)
-    if progress is None:
-        log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
-        if settings.synchronizer.sync_method == "checkpoint":
-            # Version 0 must be somewhere to be taken from.
-            engine.save_checkpoint(directory, engine.progress)
-    else:
-        log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
-    device = engine.layout.device.type
-    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, device)
-
-
-def _leave_groups() -> None:
-    from trinity_bus.training import parallel
-
-    parallel.shut_down()
+            await thread.call(engine.leave)
 
 
 class _Trainer:
@@ -159,7 +151,7 @@ class _Trainer:
         bus: Bus,
         producer: Producer,
         thread: EngineThread,
-        engine: "TrainingEngine",
+        engine: "Engine",
         publisher: Publisher,
     ) -> None:
         self._settings = settings.trainer
@@ -174,6 +166,8 @@ class _Trainer:
         self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
         self._policy = policy
         self._training = False
+        self._time = Occupancy("waiting_for_batch")
+        TRAINER_TIME.watch(self._time)
         self._stepping = asyncio.Lock()
         """Held while a step is trained or a version published: the two never mix."""
         self._wanted = 0
@@ -259,20 +253,24 @@ class _Trainer:
     async def _step(self, batch: BatchRecord, next_offset: int) -> None:
         """Fetch, train, checkpoint, publish."""
         began = time.perf_counter()
-        with _tracer.start_as_current_span(
-            "train step",
-            context=Context(),
-            links=links(batch.trace_links),
-            attributes={
-                names.RL_BATCH_ID: batch.batch_id,
-                names.RL_STEP: self._engine.progress.step + 1,
-                names.RL_MODEL_VERSION: self._engine.progress.version + 1,
-                names.RL_MODEL: self._model,
-                names.RL_TRAINER: self._settings.name,
-            },
-        ) as span:
+        with (
+            self._time.unit("fetching") as now,
+            _tracer.start_as_current_span(
+                "train step",
+                context=Context(),
+                links=links(batch.trace_links),
+                attributes={
+                    names.RL_BATCH_ID: batch.batch_id,
+                    names.RL_STEP: self._engine.progress.step + 1,
+                    names.RL_MODEL_VERSION: self._engine.progress.version + 1,
+                    names.RL_MODEL: self._model,
+                    names.RL_TRAINER: self._settings.name,
+                },
+            ) as span,
+        ):
             groups = await self._fetch(batch)
             self._training = True
+            now.move("training")
             try:
                 metrics = await self._thread.call(lambda: self._engine.train_step(groups))
             finally:
@@ -286,6 +284,7 @@ class _Trainer:
             )
             self._engine.progress = progress
             publish = self._due()
+            now.move("checkpointing")
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
             seconds = time.perf_counter() - began
@@ -300,6 +299,7 @@ class _Trainer:
                 metrics["trained_tokens"],
                 seconds,
             )
+            now.move("publishing")
             await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
     async def _fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -53,9 +52,8 @@ class Rig:
         self.runner = runner
         self.publisher = WeightPublisher(bucket_bytes=1 << 20, timeout_s=5)
         self.engine = InferenceEngine(
-            ExplorerSettings(
-                name=NAME, model_path=str(self.path), dtype="float32", max_model_len=512, sync_timeout_s=5, seed=1
-            )
+            ExplorerSettings(name=NAME, model_path=str(self.path), dtype="float32", max_model_len=512, seed=1),
+            sync_timeout_s=5,
         )
         self.version = -1
 
@@ -221,6 +219,25 @@ def test_weights_of_another_model_are_refused_before_anything_is_loaded(rig: Rig
     rig.assert_draws_from(0, rig.generate())
 
 
+def test_weights_that_cannot_be_loaded_leave_the_old_ones_serving_and_the_next_ones_work(rig: Rig) -> None:
+    rig.sync(0)
+    served = rig.version
+    rig.version += 1
+    # The right names, and a shape that no layer of the engine has; most of the model can be loaded before.
+    *first, (name, last) = rig.models[1].state_dict().items()
+    tensors = [*first, (name, torch.cat([last, last]))]
+    checksum = rig.publisher.stage(rig.version, tensors)
+    misshapen = announcement(rig.publisher, rig.version, checksum, NAME, epoch=rig.version)
+    with pytest.raises(WeightTransferError, match="cannot be loaded"):
+        rig.run(rig.transfer(misshapen))
+    after = rig.generate()
+    rig.assert_draws_from(0, after)
+    assert after[0].versions == [(0, served)]
+    for model in (1, 0, 1):
+        rig.sync(model)
+        rig.assert_draws_from(model, rig.generate())
+
+
 def test_a_cancelled_request_stops_drawing(rig: Rig) -> None:
     async def cancel() -> tuple[int, int]:
         request = asyncio.create_task(rig.engine.generate(PROMPT, Sampling(max_tokens=480), 8))
@@ -250,17 +267,32 @@ def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.Mo
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    monkeypatch.setattr("trinity_bus.inference.tracing._TRACER", provider.get_tracer("test"))
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     rig.run(rig.engine.generate(PROMPT, Sampling(max_tokens=3), 2, parent))
-    spans = exporter.get_finished_spans()
-    assert [span.name for span in spans] == ["llm_request"] * 2
-    for span in spans:
-        assert span.parent is not None
-        assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
-        assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
-        assert span.attributes is not None
-        assert span.attributes["gen_ai.usage.completion_tokens"] == 3
+    (span,) = exporter.get_finished_spans()
+    assert span.name == f"text_completion {rig.engine.model_name}"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert span.attributes is not None
+    attributes = dict(span.attributes)
+    assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0
+    assert attributes.pop("rl.engine.queue_s") >= 0
+    assert attributes == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": rig.engine.model_name,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.request.max_tokens": 3,
+        "gen_ai.request.temperature": 1.0,
+        "gen_ai.response.finish_reasons": ("length", "length"),
+        "gen_ai.usage.input_tokens": len(PROMPT),
+        "gen_ai.usage.output_tokens": 6,
+    }
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.start_time < span.end_time
 
 
 def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:

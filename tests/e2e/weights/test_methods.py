@@ -50,8 +50,8 @@ class Rig:
         self.checkpoints = folder / "checkpoints"
         self.publishers: dict[str, Publisher] = {
             method: make_publisher(
-                TrainerSettings(bucket_mib=1, sync_timeout_s=5),
-                SynchronizerSettings(sync_method=method, sync_dtype="bfloat16", sync_delta=True),  # type: ignore[arg-type]
+                TrainerSettings(bucket_mib=1),
+                SynchronizerSettings(sync_method=method, sync_dtype="bfloat16", sync_delta=True, sync_timeout_s=5),  # type: ignore[arg-type]
                 self.checkpoints,
                 "cpu",
             )
@@ -59,9 +59,8 @@ class Rig:
         }
         self.engines = {
             name: InferenceEngine(
-                ExplorerSettings(
-                    name=name, model_path=str(path), dtype="float32", max_model_len=512, sync_timeout_s=5, seed=1
-                )
+                ExplorerSettings(name=name, model_path=str(path), dtype="float32", max_model_len=512, seed=1),
+                sync_timeout_s=5,
             )
             for name, path in zip((OLD, JOINER), paths, strict=True)
         }

@@ -18,6 +18,7 @@ from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, EVENTS, EXPERIENCES, ROLLOUTS, TASKS
+from tests.support.waiting import until
 from trinity_bus.bus import Bus, Received, Undecodable, lane_partition, partition_of
 from trinity_bus.bus.headers import header
 from trinity_bus.config import KafkaSettings
@@ -62,6 +63,49 @@ async def read(reader, count: int) -> list[Received]:
         while len(found) < count:
             found += await reader.batch(1.0)
     return found
+
+
+def test_who_reads_ahead_finds_all_that_came_while_it_was_busy_and_no_more_than_it_takes_at_once(
+    settings: KafkaSettings,
+) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, start="end", max_records=3, ahead=True) as reader,
+        ):
+            await (await producer.send(TASKS, "t0", task(0)))
+            await reader.wait()
+            for number in range(1, 5):
+                await (await producer.send(TASKS, f"t{number}", task(number)))
+            # Its owner does nothing; what came with the last one that there was room for is kept as well.
+            await until(lambda: len(reader._raw) >= 3)
+            first = await reader.batch(0)
+            assert len(first) == 3
+            found = [received.record.task_id for received in first + await read(reader, 2)]
+            assert sorted(found) == [f"t{number}" for number in range(5)]
+
+    uvloop.run(scenario())
+
+
+def test_who_asks_for_one_key_gets_no_other_and_passes_over_them(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        async with (
+            Bus(settings, client_id="test") as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, partitions=[3], start="end", key="mine") as reader,
+        ):
+            for number in range(10):
+                sent = await producer.send(TASKS, "mine" if number % 3 == 0 else "other", task(number), partition=3)
+                await sent
+            found = await read(reader, 4)
+            assert [received.record.task_id for received in found] == ["t0", "t3", "t6", "t9"]
+            await (await producer.send_raw(TASKS, "other", b"not a task", partition=3))
+            async with asyncio.timeout(LIMIT_S):
+                while reader.positions != {(TASKS.name, 3): 11}:
+                    assert await reader.batch(0.1) == []
+
+    uvloop.run(scenario())
 
 
 def test_a_record_comes_back_from_the_partition_of_its_key(settings: KafkaSettings) -> None:

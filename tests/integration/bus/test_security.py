@@ -12,12 +12,10 @@ from pydantic import SecretStr
 
 from schemas.task import Task
 from schemas.topics import TASKS
-from tests.support.waiting import wait_until
-from trinity_bus.broker import EmbeddedBroker, layout, node
+from tests.support.secure_broker import secure_broker
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, ConfigError
-from trinity_bus.runtime.ports import free_port, is_free
 
 pytestmark = [
     pytest.mark.integration,
@@ -51,58 +49,28 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def brokers(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Security protocol to the address of a listener that wants it. The one for ``SSL`` wants a client certificate."""
-    ports = {protocol: free_port() for protocol in LISTENERS}
-    plain_properties, plain_format = layout.server_properties, node.java.command
-
-    def secure_properties(*args: Any, **kwargs: Any) -> dict[str, object]:
-        properties = plain_properties(*args, **kwargs)
-        names = {LISTENERS[protocol]: f"127.0.0.1:{port}" for protocol, port in ports.items()}
-        properties["listeners"] = ",".join([str(properties["listeners"]), *(f"{n}://{a}" for n, a in names.items())])
-        properties["advertised.listeners"] = ",".join(
-            [str(properties["advertised.listeners"]), *(f"{n}://{a}" for n, a in names.items())]
+    module = "org.apache.kafka.common.security"
+    properties: dict[str, object] = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": certificates / "keystore.pem",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": certificates / "client.pem",
+        "listener.name.tls.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+    }
+    for listener in ("login", "both"):
+        properties[f"listener.name.{listener}.plain.sasl.jaas.config"] = (
+            f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
         )
-        properties["listener.security.protocol.map"] = ",".join(
-            [str(properties["listener.security.protocol.map"]), *(f"{n}:{p}" for p, n in LISTENERS.items())]
-        )
-        properties |= {
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": certificates / "keystore.pem",
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": certificates / "client.pem",
-            "listener.name.tls.ssl.client.auth": "required",
-            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
-        }
-        for listener in ("login", "both"):
-            module = "org.apache.kafka.common.security"
-            properties[f"listener.name.{listener}.plain.sasl.jaas.config"] = (
-                f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
+        for scram in ("scram-sha-256", "scram-sha-512"):
+            properties[f"listener.name.{listener}.{scram}.sasl.jaas.config"] = (
+                f"{module}.scram.ScramLoginModule required;"
             )
-            for scram in ("scram-sha-256", "scram-sha-512"):
-                properties[f"listener.name.{listener}.{scram}.sasl.jaas.config"] = (
-                    f"{module}.scram.ScramLoginModule required;"
-                )
-        return properties
-
-    def format_with_users(main: str, arguments: list[str], *args: Any, **kwargs: Any) -> list[str]:
-        if arguments[0] == "format":
-            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-                arguments += ["--add-scram", f"{mechanism}=[name=alice,password={PASSWORD}]"]
-        return plain_format(main, arguments, *args, **kwargs)
-
-    settings = BrokerSettings(
-        port=0,
-        data_dir=tmp_path_factory.mktemp("broker"),
-        cache_dir=Settings().broker.cache_dir,
-        heap_mib=256,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "server_properties", secure_properties)
-        patch.setattr(node.java, "command", format_with_users)
-        with EmbeddedBroker(settings):
-            # The broker opens its listeners one after the other, and is ready for others at the first.
-            for protocol, port in ports.items():
-                wait_until(lambda port=port: not is_free(port), f"listener for {protocol}")
-            yield {protocol: f"127.0.0.1:{port}" for protocol, port in ports.items()}
+    users = [f"{mechanism}=[name=alice,password={PASSWORD}]" for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")]
+    options = [word for user in users for word in ("--add-scram", user)]
+    listeners = {name: protocol for protocol, name in LISTENERS.items()}
+    with secure_broker(tmp_path_factory.mktemp("broker"), listeners, properties, options) as addresses:
+        yield {protocol: addresses[name] for protocol, name in LISTENERS.items()}
 
 
 def settings_for(brokers: dict[str, str], certificates: Path, protocol: str, **more: Any) -> KafkaSettings:

@@ -235,25 +235,39 @@ def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
         values=[{"workflow_id": "1/1#t/0", "model_version": 3, "running_time": 75.0, "board": "a b"}],
     )
 
-    async def fill() -> None:
+    reports = [
+        RunnersReport(explorer=name, incarnation="a", runners=runners)
+        for name, runners in (
+            ("explorer-9", [busy, RunnerState(runner="explorer-9/1", state="idle", pid=4243)]),
+            ("explorer-8", [RunnerState(runner="explorer-8/0", state="starting", pid=4244)]),
+        )
+    ]
+
+    async def report(bus: Bus) -> None:
+        """As explorers do, because whoever falls silent is not listed."""
+        async with bus.producer() as producer:
+            while True:
+                for one in reports:
+                    await (await producer.send(EVENTS, one.explorer, one))
+                await asyncio.sleep(0.5)
+
+    async def ask() -> list[subprocess.CompletedProcess[str]]:
         async with Bus(log, client_id="test") as bus:
             await bus.ensure_topics()
-            async with bus.producer() as producer:
-                for name, runners in (
-                    ("explorer-9", [busy, RunnerState(runner="explorer-9/1", state="idle", pid=4243)]),
-                    ("explorer-8", [RunnerState(runner="explorer-8/0", state="starting", pid=4244)]),
-                ):
-                    report = RunnersReport(explorer=name, incarnation="a", runners=runners)
-                    await (await producer.send(EVENTS, name, report))
+            reporting = asyncio.create_task(report(bus))
+            try:
+                return [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
+            finally:
+                reporting.cancel()
+                await asyncio.wait([reporting])
 
-    asyncio.run(fill())
-    shown = trinity_bus(log, "runners", "--once")
+    shown, listed = asyncio.run(ask())
     assert shown.returncode == 0, shown.stderr
     lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     assert [row[0] for row in cells] == ["explorer-8/0", "explorer-9/0", "explorer-9/1"]
     assert cells[1][1:] == ["busy", "4242", "1/1#t/0 and 1 more", "3", "75 s", "17", "2", "123 MiB"]
-    told = [json.loads(line) for line in trinity_bus(log, "runners", "--json").stdout.splitlines()]
+    told = [json.loads(line) for line in listed.stdout.splitlines()]
     assert [(r["runner"], r["state"], r["pid"]) for r in told][1] == ("explorer-9/0", "busy", 4242)
     assert told[1]["model_version"] == 3
 

@@ -10,7 +10,8 @@ from schemas.codec import encode
 from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.client_fleet import Fleet, fleet, held, run, tasks
 from tests.support.experiences import make_group
-from tests.support.mesh import Mesh, until
+from tests.support.mesh import Mesh
+from tests.support.waiting import until
 from trinity_bus.client import RolloutCoordinator
 
 pytestmark = pytest.mark.integration

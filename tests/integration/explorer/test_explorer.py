@@ -26,6 +26,7 @@ from schemas import (
 )
 from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
 from tests.support.fake_engine import TOKENIZER, FakeEngine
+from tests.support.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.errors import EngineDeadError
@@ -131,13 +132,6 @@ def run(
                 assert isinstance(first_error(error), EngineDeadError)
 
     asyncio.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what this process's own tasks do."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110  a fake sets no event
-            await asyncio.sleep(0.005)
 
 
 def dispatch(life: str, task_id: str = "t", **changes: Any) -> Dispatch:

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from schemas import Dispatch, Task
 from tests.support.fake_engine import TOKENIZER, FakeEngine
 from tests.support.processes import assert_all_gone, family_of, is_alive
+from tests.support.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings, TelemetrySettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import RequestRefusedError
@@ -78,13 +79,6 @@ class Rig:
 
     def pids(self) -> list[int]:
         return [state.pid for state in self.runners.states()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for other processes, which set no event."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

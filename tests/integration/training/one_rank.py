@@ -1,4 +1,4 @@
-"""One rank of two: trains the same batches as its sibling in two layouts, through a checkpoint; see test_parallel."""
+"""One rank of two: trains the same batches as its sibling in each layout, through a checkpoint; see test_parallel."""
 
 import json
 import os
@@ -17,23 +17,28 @@ from trinity_bus.weights.staging import Staging
 BUCKET_BYTES = 1 << 12
 
 
-def run(folder: Path, tensor_parallel: int, port: str) -> list[dict[str, float]]:
+LAYOUTS = ("tp2", "dp2", "pp2", "pp2-tied")
+
+
+def run(folder: Path, name: str, port: str) -> list[dict[str, float]]:
+    tensor_parallel, pipeline_parallel = (2 if name.startswith(kind) else 1 for kind in ("tp", "pp"))
     # A port of its own: one rank may still hold the store of the layout before.
     os.environ["MASTER_PORT"] = port
     settings = TrainerSettings(
-        model_path=str(folder / "model"),
+        model_path=str(folder / ("tied" if name.endswith("tied") else "model")),
         learning_rate=1e-2,
         mini_batches=2,
         micro_batch_tokens=40,
         old_logprobs="recompute",
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         threads=1,
     )
     batches = [
         [decode(path.read_bytes(), ExperienceGroup) for path in sorted(folder.glob(f"batch-{i}-*"))] for i in (0, 1)
     ]
-    target = folder / f"tp{tensor_parallel}"
-    with parallel.initialized(tensor_parallel) as layout:
+    target = folder / name
+    with parallel.initialized(tensor_parallel, pipeline_parallel) as layout:
         first = TrainingEngine(settings, layout)
         metrics = [first.train_step(batches[0])]
         first.save_checkpoint(target / "checkpoints", first.progress)
@@ -53,4 +58,4 @@ def run(folder: Path, tensor_parallel: int, port: str) -> list[dict[str, float]]
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
-    Path(sys.argv[2]).write_text(json.dumps([run(root, 2, sys.argv[3]), run(root, 1, sys.argv[4])]))
+    Path(sys.argv[2]).write_text(json.dumps([run(root, *one) for one in zip(LAYOUTS, sys.argv[3:], strict=True)]))

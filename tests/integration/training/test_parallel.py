@@ -1,4 +1,4 @@
-"""Two ranks under gloo, once splitting the layers and once the data, train what one rank trains."""
+"""Two ranks under gloo, splitting the layers, the data, or the model between them, train what one rank trains."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from schemas.codec import encode
+from tests.integration.training.one_rank import LAYOUTS
 from tests.support.experiences import make_group
 from tests.support.ports import quiet_ports
 from tests.support.training import write_model
@@ -36,11 +37,12 @@ def layout() -> Iterator[Layout]:
 )  # two processes import Megatron: a quarter of a minute alone, minutes on a machine at its limit
 def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", vocabulary=31, tied=False)
+    tied = write_model(tmp_path / "tied", vocabulary=31, tied=True)
     batches = [[make_group(seed=10 * step + i, vocabulary=31, version=step) for i in range(3)] for step in range(2)]
     for step, groups in enumerate(batches):
         for i, member in enumerate(groups):
             (tmp_path / f"batch-{step}-{i}").write_bytes(encode(member))
-    ports = list(map(str, quiet_ports(2)))  # both ranks get both
+    ports = list(map(str, quiet_ports(len(LAYOUTS))))  # both ranks get all
     ranks = [
         subprocess.Popen(
             [
@@ -68,25 +70,31 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
             rank.kill()
             rank.wait()
 
-    single = TrainingEngine(
-        TrainerSettings(
-            model_path=str(folder), learning_rate=1e-2, mini_batches=2, micro_batch_tokens=40, old_logprobs="recompute"
-        ),
-        layout,
-    )
-    expected = [single.train_step(groups) for groups in batches]
-    weights = dict(single.hf_tensors())
+    alone = {}
+    for path in (folder, tied):
+        single = TrainingEngine(
+            TrainerSettings(
+                model_path=str(path),
+                learning_rate=1e-2,
+                mini_batches=2,
+                micro_batch_tokens=40,
+                old_logprobs="recompute",
+            ),
+            layout,
+        )
+        alone[path.name] = [single.train_step(groups) for groups in batches], dict(single.hf_tensors())
     for name in ("rank0", "rank1"):
-        for tensor_parallel, seen in zip((2, 1), json.loads((tmp_path / name).read_text()), strict=True):
+        for kind, seen in zip(LAYOUTS, json.loads((tmp_path / name).read_text()), strict=True):
+            expected, weights = alone["tied" if kind.endswith("tied") else "model"]
             for ours, theirs in zip(seen, expected, strict=True):
                 for metric in ("loss", "grad_norm", "entropy", "rollout_k3", "tis_weight_mean"):
                     assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
-            exported = load_file(tmp_path / f"tp{tensor_parallel}" / "hf" / "model.safetensors")
+            exported = load_file(tmp_path / kind / "hf" / "model.safetensors")
             assert exported.keys() == weights.keys()
             # What explorers would get is what was exported, in the order of one rank, whatever the layout.
             whole = Staging(bucket_bytes=1 << 12, retain=1, dtype="bfloat16")
             manifest = whole.stage(2, [(weight, exported[weight]) for weight in weights])
-            assert (tmp_path / f"tp{tensor_parallel}" / "checksum").read_text() == manifest.checksum
+            assert (tmp_path / kind / "checksum").read_text() == manifest.checksum
             for weight, tensor in exported.items():
                 # Four updates of 1e-2 each; rounding shows where AdamW divides a small gradient by itself.
                 difference = (tensor - weights[weight]).abs()

@@ -2,27 +2,20 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
-    ExperienceGroup,
-    ManifestEntry,
     Member,
     ModelVersion,
-    Position,
-    ResultPart,
     StepTrained,
     TrainerHeartbeat,
     VersionRefused,
@@ -30,6 +23,19 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
+from tests.integration.training.trainers import (
+    DEADLINE_S,
+    Trainer,
+    batches_of,
+    deterministic,
+    entry_of,
+    produce,
+    step_is,
+    train_to_the_end,
+    trained,
+    until,
+    until_logged,
+)
 from tests.support.experiences import make_group
 from tests.support.training import write_model
 from trinity_bus.bus import Bus, Producer, Reader
@@ -40,138 +46,10 @@ from trinity_bus.weights.receiver import WeightReceiver
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-LINKED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-DEADLINE_S = 180.0  # a machine at its limit takes minutes to import Megatron
-
 
 @pytest.fixture
 def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
     return lambda: kafka.model_copy(update={"namespace": f"trainer-{uuid.uuid4().hex[:8]}"})
-
-
-class Trainer:
-    """A trainer process and its folder."""
-
-    def __init__(self, kafka: KafkaSettings, folder: Path, model: Path, **settings: object) -> None:
-        values = {
-            "kafka.bootstrap_servers": kafka.bootstrap_servers,
-            "kafka.namespace": kafka.namespace,
-            "telemetry.run_dir": folder / "run",
-            "trainer.model_path": model,
-            "trainer.checkpoint_dir": folder / "checkpoints",
-            "trainer.learning_rate": 0.01,
-            "trainer.mini_batches": 3,
-            "trainer.threads": 1,
-            "trainer.heartbeat_s": 0.2,
-            **{name if "." in name else f"trainer.{name}": value for name, value in settings.items()},
-        }
-        self.folder = folder
-        self.log = folder / "trainer.log"
-        folder.mkdir(exist_ok=True)
-        self._environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            **{f"TRINITY_BUS_{name.replace('.', '__').upper()}": str(value) for name, value in values.items()},
-        }
-
-    @contextlib.contextmanager
-    def running(self, *die_at: str) -> Iterator[subprocess.Popen[bytes]]:
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("trainer_process.py")), *die_at],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    def dies(self, point: str, step: int) -> None:
-        with self.running(point, str(step)) as process:
-            assert process.wait(DEADLINE_S) == -signal.SIGKILL, self.log.read_text()
-
-
-def entry_of(task_id: str, attempt: int, samples: int, position: Position) -> ManifestEntry:
-    return ManifestEntry(
-        task_id=task_id,
-        status="completed",
-        parts=[ResultPart(attempt=attempt, samples=samples, position=position)],
-    )
-
-
-async def produce(bus: Bus, batches: Sequence[Sequence[ExperienceGroup]]) -> None:
-    """Writes experiences and their batches as a coordinator would, with records between that ask for nothing."""
-    await bus.ensure_topics()
-    async with bus.producer() as producer:
-        for sequence, groups in enumerate(batches, 1):
-            positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
-            manifest = [
-                entry_of(group.task_id, group.attempt, len(group), position)
-                for group, position in zip(groups, positions, strict=True)
-            ]
-            failed = ManifestEntry(task_id=f"failed-{sequence}", status="failed", error="TimeoutError: too slow")
-            batch = BatchRecord(
-                batch_id=f"batch-{sequence}",
-                batch_type="train",
-                state=BatchLifecycleState.FINALIZED,
-                sequence=sequence,
-                expected_task_count=len(manifest) + 1,
-                manifest=[*manifest[:1], failed, *manifest[1:]],
-                trace_links=[LINKED],
-            )
-            eval_batch = batch.model_copy(update={"batch_id": f"eval-{sequence}", "batch_type": "eval", "sequence": 0})
-            running = batch.model_copy(update={"state": BatchLifecycleState.RUNNING, "manifest": []})
-            for record in (running, eval_batch, batch):
-                await (await producer.send(BATCHES, record.batch_id, record))
-
-
-def batches_of(steps: int) -> list[list[ExperienceGroup]]:
-    return [
-        [
-            make_group(seed=100 * step, task_id=f"task-{step}-a", version=step),
-            make_group(seed=100 * step + 1, task_id=f"task-{step}-equal", rewards=[1.0, 1.0]),
-            make_group(seed=100 * step + 2, task_id=f"task-{step}-b", version=step),
-        ]
-        for step in range(steps)
-    ]
-
-
-async def until(reader: Reader, wanted: Callable[[Any], bool], process: subprocess.Popen[bytes]) -> list[Any]:
-    """The records up to and with the first that is wanted."""
-    seen: list[Any] = []
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        for received in await reader.batch(0.5):
-            seen.append(received.record)
-            if wanted(received.record):
-                return seen
-        assert process.poll() is None, f"the trainer ended with {process.returncode}"
-    raise TimeoutError(f"not seen within {DEADLINE_S} s; seen: {[type(record).__name__ for record in seen]}")
-
-
-def trained(records: Sequence[Any]) -> list[StepTrained]:
-    return [record for record in records if isinstance(record, StepTrained)]
-
-
-def step_is(step: int) -> Callable[[Any], bool]:
-    return lambda record: isinstance(record, StepTrained) and record.step == step
-
-
-async def train_to_the_end(bus: Bus, trainer: Trainer, steps: int) -> list[StepTrained]:
-    """Runs the trainer until the last step, ends it politely, and gives all it ever said about steps."""
-    async with bus.reader(EVENTS, start="beginning") as events:
-        with trainer.running() as process:
-            said = trained(await until(events, step_is(steps), process))
-            process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, trainer.log.read_text()
-    return said
-
-
-def deterministic(step: StepTrained) -> dict[str, float]:
-    return {name: value for name, value in step.metrics.items() if name != "seconds"}
 
 
 def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
@@ -330,14 +208,6 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
     published = [span for span in spans if span.name == "publish version"]
     assert [span.attributes["rl.model.version"] for span in published] == [0, 1, 2]
     assert [span.parent_id for span in published[1:]] == [span.span_id for span in train_steps]
-
-
-async def until_logged(trainer: Trainer, text: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while text not in trainer.log.read_text():
-        assert process.poll() is None
-        assert time.monotonic() < deadline, f"{text!r} is not in {trainer.log.read_text()}"
-        await asyncio.sleep(0.05)
 
 
 def test_a_manifest_that_cannot_be_kept_stops_the_trainer(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.weight_fault_workers import Phase
+from tests.support.weight_fault_workers import METHODS, FaultMethod, Phase
 from tests.support.weight_faults import FaultyMesh, Victim, faults
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -20,17 +20,18 @@ SYNC_TIMEOUT_S = 5.0
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("victim", ["explorer", "trainer"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_mesh_recovers_from_a_kill_at_every_phase_of_a_transfer(
-    kafka: KafkaSettings, tmp_path: Path, victim: Victim
+    kafka: KafkaSettings, tmp_path: Path, method: FaultMethod, victim: Victim
 ) -> None:
     phases: list[Phase] = ["rendezvous", "bytes", "answer"]
-    mesh = FaultyMesh(kafka, tmp_path, explorers=2, sync_timeout_s=SYNC_TIMEOUT_S)
+    mesh = FaultyMesh(kafka, tmp_path, explorers=2, sync_timeout_s=SYNC_TIMEOUT_S, method=method)
     with mesh.running():
         recovered = asyncio.run(faults(mesh, [(phase, victim) for phase in phases]))
     assert [found.phase for found in recovered] == phases
     spans = load_spans(tmp_path)
     epochs = {span.attributes["rl.weight_sync.epoch"] for span in spans if span.name == "announce version"}
     assert len(epochs) >= len(phases), "each kill is a new epoch"
-    if victim == "explorer":
+    if victim == "explorer" and method == "nccl":
         failed = {span.name for span in spans if span.error is not None}
-        assert "send weights explorer-0" in failed
+        assert "send weights" in failed

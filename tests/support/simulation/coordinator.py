@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from schemas import Dispatch
-from trinity_bus.config import CoordinatorSettings
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import Announce, Command, CoordinatorMachine, Input, Observe, Order, TaskArrived
 
 type Changes = list[tuple[str, bytes | None]]
@@ -52,7 +52,7 @@ class Process:
         self._epoch = log.epoch
         self._log = log
         self.positions = dict(log.positions)
-        self.machine = CoordinatorMachine(settings)
+        self.machine = CoordinatorMachine(settings, SynchronizerSettings(sync_timeout_s=20))
         self.machine.restore(log.changelog.items())
 
     def read(self, partition: str, most: int) -> list[Input]:

@@ -23,7 +23,6 @@ def draw_settings(rng: random.Random) -> CoordinatorSettings:
         explorer_timeout_s=10,
         task_timeout_s=30,
         max_attempts=rng.choice([1, 2, 3]),
-        sync_timeout_s=20,
         dedup_window=300,
         max_open_tasks=rng.choice([20, 40]),
     )

@@ -2,7 +2,9 @@
 
 import logging
 
-from trinity_bus.bus.logs import Throttle
+import pytest
+
+from trinity_bus.bus.logs import Brief, Throttle
 
 
 def test_each_place_speaks_once_in_an_interval() -> None:
@@ -18,3 +20,19 @@ def test_each_place_speaks_once_in_an_interval() -> None:
     assert not passes(1)
     now[0] = 10.0
     assert [passes(1), passes(1)] == [True, False]
+
+
+@pytest.mark.parametrize("percent", ["%s", "100 %"])
+def test_an_exception_is_one_line(percent: str) -> None:
+    error = ConnectionError(f"closed {percent}")
+    record = logging.LogRecord(
+        "aiokafka", logging.ERROR, "sender.py", 1, "in %s", ("sender",), (ConnectionError, error, None)
+    )
+    assert Brief().filter(record)
+    assert logging.Formatter("%(message)s").format(record) == f"in sender: ConnectionError: closed {percent}"
+
+
+def test_other_lines_stay_as_they_are() -> None:
+    record = logging.LogRecord("aiokafka", logging.ERROR, "sender.py", 1, "in %s", ("sender",), None)
+    assert Brief().filter(record)
+    assert record.getMessage() == "in sender"

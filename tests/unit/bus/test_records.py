@@ -102,14 +102,14 @@ def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.
     into: list = []
 
     async def scenario() -> None:
-        decoding = asyncio.create_task(receive_all(raw, into, lambda topic: topic.records))
+        decoding = asyncio.create_task(receive_all(raw, into, lambda topic: topic.records, 100))
         for _ in range(10):
             await asyncio.sleep(0)
         assert 0 < len(into) < 100, "it gives way"
         decoding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await decoding
-        await receive_all(raw, into, lambda topic: topic.records)
+        await receive_all(raw, into, lambda topic: topic.records, 100)
 
     asyncio.run(scenario())
     assert [received.offset for received in into] == list(range(100))

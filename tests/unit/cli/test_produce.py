@@ -4,33 +4,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from workers.cli.produce import BadLine, app, parse
+from workers.cli.produce import app
 
 GOOD = '{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
 WITH_SCHEMA = '{"schema": "task", "schema_version": 1, "task_id": "t2", "workflow": "math", "prompt": "1 + 1 ="}\n'
-
-
-def test_lines_become_tasks() -> None:
-    found = list(parse([GOOD, "\n", "  \n", WITH_SCHEMA]))
-    assert [(item[0], item[1].task_id) for item in found if not isinstance(item, BadLine)] == [(1, "t1"), (4, "t2")]
-    assert len(found) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("hello\n", "not_msgpack_or_json"),
-        ("[1]\n", "not_msgpack_or_json"),
-        ('{"task_id": "t", "workflow": "math"}\n', "prompt"),
-        ('{"task_id": "no blanks allowed", "workflow": "math", "prompt": ""}\n', "task_id"),
-        ('{"schema": "task", "schema_version": 9, "task_id": "t", "workflow": "math", "prompt": ""}\n', "9"),
-        (GOOD, "duplicate_id: task_id 't1' is that of line 1 too"),
-    ],
-)
-def test_a_bad_line_is_told_by_its_number(line: str, reason: str) -> None:
-    (bad,) = [item for item in parse([GOOD, line, WITH_SCHEMA]) if isinstance(item, BadLine)]
-    assert bad.number == 2
-    assert reason in bad.reason
 
 
 @pytest.fixture

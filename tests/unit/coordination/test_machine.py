@@ -357,16 +357,30 @@ def test_wrong_bytes_are_no_version_whatever_the_explorer_says() -> None:
     assert dispatches(story.synced(0, again.epoch))
 
 
-def test_a_trainer_that_starts_anew_sets_the_version_and_its_former_life_is_ignored() -> None:
+def served_by_a_former_life() -> Story:
+    """An explorer serves version 5 of a trainer that is dead; its next life has come back with version 3."""
     story = Story()
     story.beat(model_version=-1)
     story.trained(5, life="t1")
     story.synced(5, 1)
     assert facts(story.trained(5, life="t1")) == [Fact.LATE_VERSION]
     assert facts(story.trained(4, life="t1")) == [Fact.LATE_VERSION]
-    assert groups(story.trained(3, life="t2")) == [(3, 2, ["e0"])]
+    assert groups(story.trained(3, life="t2")) == []
     assert facts(story.trained(6, life="t1")) == [Fact.ZOMBIE_TRAINER]
-    assert groups(story.trained(4, life="t2")) == [(4, 3, ["e0"])]
+    return story
+
+
+def test_nobody_goes_back_for_a_trainer_that_started_anew_until_it_has_caught_up() -> None:
+    story = served_by_a_former_life()
+    assert groups(story.trained(4, life="t2")) == []
+    assert groups(story.beat("e1", model_version=-1)) == [], "nobody has version 5 to give"
+    assert groups(story.trained(5, life="t2")) == [(5, 2, ["e0", "e1"])]
+
+
+def test_when_all_who_served_a_newer_version_are_gone_that_of_the_trainers_next_life_is_served() -> None:
+    story = served_by_a_former_life()
+    story.beat("e1", model_version=-1)
+    assert groups(story.event(ExplorerLeft(explorer="e0", incarnation="1"))) == [(3, 2, ["e1"])]
 
 
 def test_nobody_is_sent_to_a_trainer_that_fell_silent() -> None:

@@ -7,6 +7,7 @@ from its changelog again and again. Whatever happens, every batch gets trained a
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -41,6 +42,8 @@ from trinity_bus.coordination import (
 )
 from trinity_bus.coordination.inputs import Event, Input
 
+type Method = Literal["gloo", "memory", "checkpoint"]
+METHODS: tuple[Method, ...] = ("gloo", "memory", "checkpoint")
 BATCHES = 14
 BATCH_SIZE = 4
 
@@ -73,6 +76,7 @@ class Mesh:
         self.store: dict[str, bytes] = {}
         self.now = 0.0
         self.explorers = [Explorer(f"e{i}") for i in range(explorers)]
+        self.method: Method = "gloo"
         self.step, self.published, self.wanted = 0, -1, 0
         self.trainer_life = "t1"
         self.to_bring_back: deque[int] = deque()
@@ -120,6 +124,7 @@ class Mesh:
                 explorer.drawn_by.append(explorer.version)
 
     def announced(self, announced: ModelVersion) -> None:
+        assert announced.method == self.method
         if not self.timeline or self.timeline[-1] != f"sync v{announced.version}":
             self.timeline.append(f"sync v{announced.version}")
         members = {(member.explorer, member.incarnation) for member in announced.members}
@@ -231,6 +236,7 @@ class Mesh:
                 version=version,
                 publish=publish,
                 again=again is not None,
+                method=self.method,
                 checksum=f"sum-{version}",
                 master_address="127.0.0.1",
                 master_port=1,
@@ -319,6 +325,8 @@ def mesh(values: dict[str, object], explorers: int, seed: int, **settings: int) 
 def test_every_batch_is_trained_within_the_bound_whatever_dies(values: dict[str, object], explorers: int) -> None:
     for seed in range(6):
         run = mesh(values, explorers, seed, max_inflight_batches=1 + seed % 3)
+        # Each way of moving weights, with and without deaths.
+        run.method = METHODS[seed % 3]
         run.run(deaths=0.02 if seed % 2 else 0.0, restarts=0.02 if seed > 2 else 0.0)
         run.check()
 

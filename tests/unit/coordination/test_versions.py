@@ -2,130 +2,26 @@
 
 from typing import Any
 
-from schemas import (
-    CommandReply,
-    ExplorerHeartbeat,
-    ModelVersion,
-    Position,
-    PublishedVersion,
-    PublishVersion,
-    RolloutFinished,
-    StepTrained,
-    Task,
-    VersionRefused,
-    WeightsSynced,
-)
+from schemas import CommandReply, PublishedVersion, PublishVersion, VersionRefused
+from tests.support import story as story_of_a_machine
+from tests.support.story import announced as announced_in
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination import (
-    Announce,
-    Ask,
-    Command,
-    CommandArrived,
-    CoordinatorMachine,
-    EventArrived,
-    Fact,
-    Observe,
-    Order,
-    Origin,
-    Remember,
-    Reply,
-    TaskArrived,
-    Tick,
-)
-from trinity_bus.coordination.inputs import Event, Input
+from trinity_bus.coordination import Ask, Command, CoordinatorMachine, Fact, Observe, Order, Remember, Reply
 
 
-class Story:
-    """A machine, a clock, and short names for what happens."""
+class Story(story_of_a_machine.Story):
+    """One in which explorers stay, and versions are chosen."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = CoordinatorSettings(**{"batch_size": 2, "explorer_timeout_s": 1000, **settings})
-        self.machine = CoordinatorMachine(self.settings)
-        self.store: dict[str, bytes | None] = {}
-        self.now = 0.0
-        self.sent = 0
-
-    def handle(self, given: Input) -> list[Command]:
-        commands = self.machine.handle(given, self.now)
-        self.store.update(self.machine.changes())
-        return commands
-
-    def event(self, event: Event) -> list[Command]:
-        return self.handle(EventArrived(event))
-
-    def task(self, task_id: str, **fields: Any) -> list[Command]:
-        self.sent += 1
-        task = Task(task_id=task_id, workflow="math", prompt="1", **fields)
-        return self.handle(TaskArrived(task, Origin(0, self.sent)))
-
-    def beat(self, name: str = "e0", **fields: Any) -> list[Command]:
-        values = {"state": "ready", "slots": 4, "model_version": 0, "workflows": ["math"], **fields}
-        return self.event(ExplorerHeartbeat(explorer=name, incarnation="1", **values))
-
-    def finished(self, task_id: str, *, batch_id: str = "train-000001", version: int = 0) -> list[Command]:
-        return self.event(
-            RolloutFinished(
-                explorer="e0",
-                incarnation="1",
-                task_id=task_id,
-                attempt=1,
-                batch_id=batch_id,
-                batch_type="train",
-                status="completed",
-                completed_runs=2,
-                total_runs=2,
-                samples=2,
-                experience=Position(partition=0, offset=self.sent),
-                version_min=version,
-                version_max=version,
-            )
-        )
-
-    def synced(self, version: int, epoch: int) -> list[Command]:
-        return self.event(
-            WeightsSynced(
-                explorer="e0",
-                incarnation="1",
-                model="policy",
-                version=version,
-                epoch=epoch,
-                ok=True,
-                checksum=f"sum-{version}",
-            )
-        )
-
-    def wait(self, seconds: int) -> list[Command]:
-        commands = []
-        for _ in range(seconds):
-            self.now += 1
-            commands += self.handle(Tick())
-        return commands
-
-    def restart(self) -> None:
-        self.machine = CoordinatorMachine(self.settings)
-        self.machine.restore(self.store.items())
-
-    def trained(self, version: int, life: str = "t1", **fields: Any) -> list[Command]:
-        values = {"publish": True, "checksum": f"sum-{version}", **fields}
-        return self.event(
-            StepTrained(
-                trainer="trainer",
-                incarnation=life,
-                model="policy",
-                step=version,
-                version=version,
-                master_address="127.0.0.1",
-                master_port=1,
-                **values,
-            )
-        )
+        patient = {"batch_size": 2, "explorer_timeout_s": 1000, "sync_timeout_s": 40, "max_attempts": 3}
+        super().__init__(**{**patient, **settings})
 
     def again(self, version: int, life: str = "t1") -> list[Command]:
         return self.trained(version, life, again=True)
 
     def choose(self, version: int | None, command_id: str = "c1", **fields: Any) -> list[Command]:
         values = {"client": "me", "command_id": command_id, "model": "policy", "version": version, **fields}
-        return self.handle(CommandArrived(PublishVersion(**values)))
+        return self.command(PublishVersion(**values))
 
     def refused(self, version: int) -> list[Command]:
         return self.event(
@@ -143,13 +39,9 @@ class Story:
         """Serve so many versions, one after another."""
         self.beat(model_version=-1)
         for version in range(versions + 1):
-            announced = announcements(self.trained(version))[-1]
+            announced = announced_in(self.trained(version))[-1]
             self.synced(version, announced.epoch)
             self.beat(model_version=version)
-
-
-def announcements(commands: list[Command]) -> list[ModelVersion]:
-    return [command.record for command in commands if isinstance(command, Announce)]
 
 
 def replies(commands: list[Command]) -> list[CommandReply]:
@@ -179,14 +71,14 @@ def test_a_version_goes_back_and_forth() -> None:
     story.begin(5)
     assert asked(story.choose(3)) == [3]
     commands = story.again(3)
-    (announced,) = announcements(commands)
+    (announced,) = announced_in(commands)
     assert (announced.version, announced.pinned, [m.explorer for m in announced.members]) == (3, True, ["e0"])
     assert [reply.error for reply in replies(commands)] == [None]
     story.synced(3, announced.epoch)
-    assert not announcements(story.trained(6)), "what is newer is held"
+    assert not announced_in(story.trained(6)), "what is newer is held"
     assert story.machine.sync.version == 3
     commands = story.choose(None, "c2")
-    (announced,) = announcements(commands)
+    (announced,) = announced_in(commands)
     assert (announced.version, announced.pinned) == (6, False)
     assert [reply.error for reply in replies(commands)] == [None]
 
@@ -197,7 +89,7 @@ def test_the_choice_of_the_version_that_is_served_pins_it() -> None:
     commands = story.choose(2)
     assert not asked(commands)
     assert [reply.error for reply in replies(commands)] == [None]
-    assert not announcements(story.trained(3))
+    assert not announced_in(story.trained(3))
 
 
 def test_a_version_that_is_gone_is_refused_with_those_that_there_are() -> None:
@@ -207,7 +99,7 @@ def test_a_version_that_is_gone_is_refused_with_those_that_there_are() -> None:
     (reply,) = replies(story.refused(1))
     assert reply.error == "unknown_version"
     assert reply.detail == "version 1 cannot be had: its checkpoint is gone; there are 4, 5"
-    assert announcements(story.trained(6)), "nothing has changed"
+    assert announced_in(story.trained(6)), "nothing has changed"
 
 
 def test_choices_that_cannot_be_carried_out_say_why() -> None:
@@ -234,8 +126,8 @@ def test_a_second_choice_takes_the_place_of_the_first() -> None:
     commands = story.choose(4, "c2")
     assert [(reply.command_id, reply.error) for reply in replies(commands)] == [("c1", "invalid")]
     assert asked(commands) == [4]
-    assert not announcements(story.again(3))
-    assert announcements(story.again(4))
+    assert not announced_in(story.again(3))
+    assert announced_in(story.again(4))
 
 
 def test_attempts_that_need_newer_weights_end_first_and_no_more_of_them_begin() -> None:
@@ -245,22 +137,22 @@ def test_attempts_that_need_newer_weights_end_first_and_no_more_of_them_begin() 
     story.task("t2")
     story.finished("t1")
     story.finished("t2")
-    story.synced(1, announcements(story.trained(1))[-1].epoch)
+    story.synced(1, announced_in(story.trained(1))[-1].epoch)
     story.beat(model_version=1, slots=1)
     story.task("t3")
     assert dispatched(story.task("t4")) == ["train-000002"]
     story.choose(0)
-    assert not announcements(story.again(0)), "t3 needs version 1 and runs"
-    commands = story.finished("t3", batch_id="train-000002", version=1)
+    assert not announced_in(story.again(0)), "t3 needs version 1 and runs"
+    commands = story.finished("t3", batch_id="train-000002", version_min=1, version_max=1)
     assert not dispatched(commands), "t4 would need version 1"
-    (announced,) = announcements(commands)
+    (announced,) = announced_in(commands)
     assert announced.version == 0
     (reply,) = replies(commands)
     assert reply.detail == "1 batches wait until the newest version is served again: train-000002"
     assert [c.subject for c in commands if isinstance(c, Observe) and c.fact is Fact.STARVED] == ["train-000002"]
     story.synced(0, announced.epoch)
     story.beat(model_version=0, slots=1)
-    (announced,) = announcements(story.choose(None, "c2"))
+    (announced,) = announced_in(story.choose(None, "c2"))
     assert dispatched(story.synced(1, announced.epoch)) == ["train-000002"], "it goes on"
 
 
@@ -268,7 +160,7 @@ def test_an_evaluation_is_of_the_pinned_version() -> None:
     story = Story()
     story.begin(5)
     story.choose(3)
-    story.synced(3, announcements(story.again(3))[-1].epoch)
+    story.synced(3, announced_in(story.again(3))[-1].epoch)
     story.beat(model_version=3)
     assert dispatched(story.task("e1", batch_type="eval", batch_id="0/held-out", batch_size=1)) == ["0/held-out"]
 
@@ -277,11 +169,11 @@ def test_a_trainer_that_starts_anew_is_asked_for_the_pinned_version() -> None:
     story = Story()
     story.begin(5)
     story.choose(3)
-    story.synced(3, announcements(story.again(3))[-1].epoch)
+    story.synced(3, announced_in(story.again(3))[-1].epoch)
     story.beat(model_version=3)
     assert asked(story.trained(5, life="t2")) == [3]
-    assert not announcements(story.beat("e1", model_version=-1)), "nobody could serve it"
-    (announced,) = announcements(story.again(3, life="t2"))
+    assert not announced_in(story.beat("e1", model_version=-1)), "nobody could serve it"
+    (announced,) = announced_in(story.again(3, life="t2"))
     assert [(m.explorer, announced.trainer_incarnation) for m in announced.members] == [("e1", "t2")]
 
 
@@ -291,8 +183,8 @@ def test_a_pin_and_a_choice_outlive_the_coordinator() -> None:
     story.choose(3)
     story.restart()
     story.beat(model_version=5)
-    story.synced(3, announcements(story.again(3))[-1].epoch)
+    story.synced(3, announced_in(story.again(3))[-1].epoch)
     story.restart()
-    assert not announcements(story.trained(6))
+    assert not announced_in(story.trained(6))
     assert story.machine.sync.state.pinned
     assert CoordinatorMachine(CoordinatorSettings()).sync.state.choice is None

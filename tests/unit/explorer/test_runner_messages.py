@@ -19,7 +19,7 @@ from workers.explorer.runners.messages import (
     Ping,
     Pong,
     Run,
-    frame,
+    append_frame,
     pack_completions,
     pack_rollouts,
     pack_vector,
@@ -32,7 +32,9 @@ from workers.explorer.runners.messages import (
 
 
 def body(message: messages.ToRunner | messages.ToExplorer) -> bytes:
-    (found,) = Frames().feed(bytes(frame(message)))
+    buffer = bytearray()
+    append_frame(buffer, message)
+    (found,) = Frames().feed(bytes(buffer))
     return found
 
 
@@ -52,8 +54,10 @@ def test_frames_are_the_same_however_a_socket_cuts_them(bodies: list[bytes], cut
 def test_a_frame_is_refused_by_its_length_alone() -> None:
     with pytest.raises(ProtocolError, match="a frame of 67108865 bytes, at most 67108864 are allowed"):
         list(Frames().feed((messages.MAX_FRAME_BYTES + 1).to_bytes(4, "little")))
+    buffer = bytearray(b"before")
     with pytest.raises(ProtocolError, match="a message of"):
-        frame(Failed(1, "", "x" * messages.MAX_FRAME_BYTES))
+        append_frame(buffer, Failed(1, "", "x" * messages.MAX_FRAME_BYTES))
+    assert buffer == b"before"
 
 
 def test_messages_to_a_runner_arrive_as_they_were() -> None:

@@ -235,6 +235,7 @@ records = st.one_of(
         epoch=counts,
         ok=st.booleans(),
         error=st.none() | text,
+        prepare_s=finite,
         pause_s=finite,
     ),
     st.builds(

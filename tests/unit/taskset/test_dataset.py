@@ -68,7 +68,7 @@ def test_an_exam_runs_each_task_once_and_greedily_unless_told_otherwise(tmp_path
         pytest.param(b"", "has no task", id="empty"),
         pytest.param(lines(line("a")) + b"{]\n", r":2: not_msgpack_or_json", id="not JSON"),
         pytest.param(lines(line("a"), {"task_id": "b"}), r":2: missing_field", id="no task"),
-        pytest.param(lines(line("a"), line("b"), line("a")), r":3: task_id 'a' is that of an earlier line", id="twice"),
+        pytest.param(lines(line("a"), line("b"), line("a")), r":3: duplicate_id: task_id 'a'", id="twice"),
         pytest.param(lines(line("x" * 190)), r":1: task_id .* is too long", id="long"),
     ],
 )

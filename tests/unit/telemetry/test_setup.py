@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -152,6 +153,48 @@ def test_an_endpoint_takes_spans_and_metrics(
     assert b"steps" in received["/v1/metrics"]
     assert telemetry.destination == f"OTLP endpoint {endpoint}"
     assert list(tmp_path.iterdir()) == []
+
+
+AGAINST_A_BLACK_HOLE = """
+import logging, sys, time
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.telemetry import setup, setup_telemetry
+from trinity_bus.telemetry.logs import console
+
+setup.SHUTDOWN_S = 0.5
+console()
+telemetry = setup_telemetry("explorer", TelemetrySettings())
+telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
+logging.getLogger("workers").info("a line")
+try:
+    for number in range(2000):
+        telemetry.tracer_provider.get_tracer("test").start_span("span").end()
+    raise SystemExit(3)
+finally:
+    began = time.monotonic()
+    telemetry.shutdown()
+    telemetry.shutdown()
+    print(time.monotonic() - began)
+"""
+
+
+def test_a_collector_that_never_answers_delays_the_end_by_the_limit_and_costs_no_exit_code() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as black_hole:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{black_hole.getsockname()[1]}"}
+        # Far below the exporters' own limit of ten seconds for each batch, of which there are six.
+        done = subprocess.run(
+            [sys.executable, "-c", AGAINST_A_BLACK_HOLE],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 3, done.stderr
+    assert 0.5 <= float(done.stdout) < 5.0
+    (line,) = [line for line in done.stderr.splitlines() if "lost" in line]
+    assert "the last traces, metrics, log lines were not exported within 0.5 s and are lost" in line
+    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] in line
 
 
 def test_a_protocol_that_is_not_spoken_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:

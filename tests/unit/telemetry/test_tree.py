@@ -47,7 +47,7 @@ MESH = [
     span("rollout math", "04", "03", at_ms=8, ms=40, service="explorer", error="RuntimeError: [lost]", rl__attempt=1),
     span("dispatch", "05", "02", at_ms=60, rl__task__id="t1", rl__attempt=2, rl__batch__id="batch-1"),
     span("rollout math", "06", "05", at_ms=62, ms=1500, service="explorer", rl__task__id="t1", rl__attempt=2),
-    span("llm_request", "07", "06", at_ms=63, ms=1400, service="explorer", gen_ai__usage__completion_tokens=12),
+    span("text_completion tiny", "07", "06", at_ms=63, ms=1400, service="explorer", gen_ai__usage__output_tokens=12),
     span("send experiences", "08", "06", at_ms=1560, service="explorer", messaging__kafka__offset=17),
     span("train step", "11", trace=STEP, at_ms=2000, ms=700, service="trainer", links=((TASK, "06"),), rl__step=4),
     span("publish version", "12", "11", trace=STEP, at_ms=2600, service="trainer", rl__model__version=4),
@@ -75,7 +75,7 @@ task t1  trace {TASK}
 │       │   └── rollout math  explorer  +8.0 ms 40.0 ms  attempt=1  error: RuntimeError: [lost]
 │       └── dispatch  coordinator  +60.0 ms 1.0 ms  attempt=2 batch.id=batch-1
 │           └── rollout math  explorer  +62.0 ms 1.50 s  attempt=2
-│               ├── llm_request  explorer  +63.0 ms 1.40 s  completion_tokens=12
+│               ├── text_completion tiny  explorer  +63.0 ms 1.40 s  output_tokens=12
 │               └── send experiences  explorer  +1.56 s 1.0 ms  offset=17
 └── train step  trainer  +2.00 s 700.0 ms  step=4  (linked)
     └── publish version  trainer  +2.60 s 1.0 ms  model.version=4
@@ -87,14 +87,15 @@ task t1  trace {TASK}
 
 def test_many_alike_share_a_line_but_errors_do_not() -> None:
     requests = [
-        span("llm_request", f"9{i}", "06", at_ms=63 + i, ms=100 * (i + 1), service="explorer") for i in range(5)
+        span("text_completion tiny", f"9{i}", "06", at_ms=63 + i, ms=100 * (i + 1), service="explorer")
+        for i in range(5)
     ]
-    failed = span("llm_request", "99", "06", at_ms=70, service="explorer", error="EngineDeadError: gone")
+    failed = span("text_completion tiny", "99", "06", at_ms=70, service="explorer", error="EngineDeadError: gone")
     text = printed([*MESH, *requests, failed], "t1")
     # The one of the mesh, which took 1.4 s, is the sixth.
-    assert "llm_request x 6  explorer" in text
+    assert "text_completion tiny x 6  explorer" in text
     assert "100.0 ms to 1.40 s" in text
-    assert text.count("llm_request") == 2
+    assert text.count("text_completion tiny") == 2
     assert "error: EngineDeadError: gone" in text
 
 

@@ -145,6 +145,7 @@ with checkpoint.exclusive(pathlib.Path(sys.argv[1])):
 def test_no_torch_is_imported() -> None:
     code = (
         "import sys, trinity_bus.training.checkpoint, trinity_bus.training.samples, trinity_bus.training.packing\n"
+        "import trinity_bus.training.ranks, workers.trainer.service\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -185,19 +185,25 @@ _TO_EXPLORER: msgspec.msgpack.Decoder[ToExplorer] = msgspec.msgpack.Decoder(
 )
 
 
-def frame(message: ToRunner | ToExplorer) -> bytearray:
-    """A message as it is written to the socket.
+def append_frame(buffer: bytearray, message: ToRunner | ToExplorer) -> None:
+    """Write a message behind what is in ``buffer``, as it goes through the socket.
 
     Raises:
-        ProtocolError: It is over ``MAX_FRAME_BYTES``.
+        ProtocolError: It is over ``MAX_FRAME_BYTES``. The buffer is as it was.
     """
-    buffer = bytearray(_LENGTH.size)
-    _ENCODER.encode_into(message, buffer, _LENGTH.size)
-    size = len(buffer) - _LENGTH.size
+    start = len(buffer)
+    body = start + _LENGTH.size
+    buffer.extend(bytes(_LENGTH.size))
+    try:
+        _ENCODER.encode_into(message, buffer, body)
+    except BaseException:
+        del buffer[start:]
+        raise
+    size = len(buffer) - body
     if size > MAX_FRAME_BYTES:
+        del buffer[start:]
         raise ProtocolError(f"a message of {size} bytes, at most {MAX_FRAME_BYTES} are allowed")
-    _LENGTH.pack_into(buffer, 0, size)
-    return buffer
+    _LENGTH.pack_into(buffer, start, size)
 
 
 def to_runner(body: bytes) -> ToRunner:

@@ -17,7 +17,6 @@ Failures: the nursery dies: the kernel kills the runners (parent-death signal), 
 
 import contextlib
 import faulthandler
-import gc
 import importlib
 import logging
 import os
@@ -34,6 +33,8 @@ import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
 from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
+from trinity_bus.runtime.heap import settle
+from trinity_bus.telemetry.logs import console
 from workers.explorer.runners import control
 from workers.explorer.runners.control import (
     Born,
@@ -201,7 +202,7 @@ def how_it_ended(status: int) -> str:
 
 def main() -> None:
     """Load, then serve."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s runner: %(message)s")
+    console(template="%(asctime)s %(levelname)-7s runner: %(message)s")
     faulthandler.enable()
     # Ctrl-C and SIGTERM to a whole group are the explorer's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -228,8 +229,7 @@ def serve(channel: socket.socket) -> None:
     if threads > 1:
         _log.warning("importing workflows started %d threads; no runner will have them", threads - 1)
     # What is there now is there for good: no collection is to touch, and so copy, it.
-    gc.collect()
-    gc.freeze()
+    settle()
     nursery = Nursery(channel, order, tokenizer)
     try:
         channel.send(control.encode(Loaded(sorted(REGISTRY))))

@@ -51,6 +51,7 @@ from workers.explorer.runners.messages import (
     Run,
     ToExplorer,
 )
+from workers.explorer.runners.outbox import Outbox
 
 _log = logging.getLogger(__name__)
 
@@ -163,15 +164,15 @@ class Runner(asyncio.Protocol):
         self._tokenizer = tokenizer
         self._frames = Frames()
         self._jobs: dict[int, _Job] = {}
-        self._transport: asyncio.WriteTransport | None = None
+        self._outbox = Outbox()
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the explorer has closed its end."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say that this runner is there."""
         # That of uvloop is not derived from it.
-        self._transport = cast("asyncio.WriteTransport", transport)
-        self._send(Pong({}))
+        self._outbox.connected(cast("asyncio.WriteTransport", transport))
+        self._outbox.send(Pong({}))
 
     def data_received(self, data: bytes) -> None:
         """Obey."""
@@ -183,7 +184,7 @@ class Runner(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The explorer is gone."""
-        self._transport = None
+        self._outbox.close()
         self._finish(None)
 
     async def end(self) -> None:
@@ -206,14 +207,10 @@ class Runner(asyncio.Protocol):
         else:
             self.over.set_exception(error)
 
-    def _send(self, message: ToExplorer) -> None:
-        if self._transport is not None:
-            self._transport.write(messages.frame(message))
-
     def _obey(self, message: messages.ToRunner) -> None:
         match message:
             case Run(job):
-                known = _Job(RemoteEngine(job, self._send))
+                known = _Job(RemoteEngine(job, self._outbox.send))
                 self._jobs[job] = known
                 known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
             case CancelRun(job):
@@ -225,7 +222,7 @@ class Runner(asyncio.Protocol):
                     asking.engine.answered(message)
             case Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
-                self._send(Pong(news))
+                self._outbox.send(Pong(news))
 
     async def _work(self, order: Run, known: _Job) -> None:
         answer: Done | Failed | Cancelled
@@ -240,9 +237,9 @@ class Runner(asyncio.Protocol):
         if known.cancelled:
             answer = Cancelled(order.job)
         try:
-            self._send(answer)
+            self._outbox.send(answer)
         except ProtocolError as error:
-            self._send(Failed(order.job, "ResultTooLargeError", str(error)))
+            self._outbox.send(Failed(order.job, "ResultTooLargeError", str(error)))
 
     async def _run(self, order: Run, known: _Job) -> Done:
         task = Task.model_validate_json(order.task)

@@ -38,6 +38,7 @@ from schemas.event import RunnerState
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.rollout import Rollout
+from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 from workers.explorer.engine import ExplorerEngine
 from workers.explorer.orders import Attempt, attempt_of
 from workers.explorer.runners import conversation, messages, pool
@@ -57,6 +58,7 @@ from workers.explorer.runners.messages import (
     ToRunner,
 )
 from workers.explorer.runners.nursery import Nursery
+from workers.explorer.runners.outbox import Outbox
 from workers.explorer.runners.pool import Pool
 from workers.explorer.runners.report import JobNews, accept_state, runner_states
 
@@ -205,7 +207,7 @@ class Runners:
         links, self._links = self._links, {}
         self._dying = set(links)
         for link in links.values():
-            link.close()
+            link.dismiss()
         requests = list(self._requests.values())
         for request in requests:
             request.cancel()
@@ -246,7 +248,7 @@ class Runners:
                 case pool.Ping(serial):
                     self._links[serial].send(Ping())
                 case pool.Close(serial):
-                    self._links[serial].close()
+                    self._links[serial].dismiss()
                 case pool.Kill(serial, number, why):
                     _log.warning("runner %s/%d is stopped: %s", self._name, serial, why)
                     self._nursery.signal(serial, number)
@@ -298,6 +300,8 @@ class Runners:
 
     def _bury(self, link: "_Link", how: str) -> None:
         _log.info("runner %s/%d %s", self._name, link.serial, how)
+        if not link.dismissed:
+            RUNNER_DEATHS.add(1)
         link.close()
         for job in link.talk.jobs:
             del self._news[job]
@@ -390,23 +394,24 @@ class _Link(asyncio.Protocol):
         self.talk = Conversation()
         self._owner = owner
         self._frames = Frames()
-        self._unsent: list[bytearray] = []
+        self._outbox = Outbox()
         self._closed = False
+        self.dismissed = False
         self._transport: asyncio.WriteTransport | None = None
         loop = asyncio.get_running_loop()
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=sock))
 
+    def dismiss(self) -> None:
+        """It is to end: it is not needed any more."""
+        self.dismissed = True
+        self.close()
+
     def send(self, message: ToRunner) -> None:
-        if self._closed:
-            return
-        frame = messages.frame(message)
-        if self._transport is not None:
-            self._transport.write(frame)
-        else:
-            self._unsent.append(frame)
+        self._outbox.send(message)
 
     def close(self) -> None:
         self._closed = True
+        self._outbox.close()
         if self._transport is not None:
             self._transport.abort()
 
@@ -415,9 +420,8 @@ class _Link(asyncio.Protocol):
         self._transport = cast("asyncio.WriteTransport", transport)
         if self._closed:
             self._transport.abort()
-        for frame in self._unsent:
-            self._transport.write(frame)
-        self._unsent.clear()
+        else:
+            self._outbox.connected(self._transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -430,6 +434,7 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._outbox.close()
         if not self._closed:
             self._closed = True
             self._owner.hung_up(self)

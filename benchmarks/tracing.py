@@ -1,0 +1,197 @@
+"""What telemetry costs: tokens per second of an explorer that exports, over those of one that does not.
+
+Two explorers, each the whole service in processes of its own: one sends spans, metrics and log lines to an OTLP sink on
+this machine, in batches, as services do; the other has no endpoint and measures nothing. They take turns at the same
+tasks, one idle while the other works, and who is first changes from round to round. Every order belongs to a trace that
+is recorded, so each rollout has its spans: those of the attempt, of each request to the engine, and of the send.
+
+The model is tiny: a step of the engine takes a fraction of a millisecond here, and tens on a GPU with a model that is
+worth training, while the spans of a task cost the same. So this is the worst case.
+
+On a machine that others use too, seconds are noisy, and a difference of a percent is lost in them. So the cost is also
+taken apart: the time that a processor spends on one span, made, packed and sent, times the spans of a task, over all
+that processors spend on a task.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import uvloop
+from _report import Row, report
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from rollout import (
+    GROUP,
+    LIMIT_S,
+    PROMPT,
+    RESPONSE,
+    TASKS,
+    explorer_settings,
+    incarnation,
+    serve_weights,
+    through_explorer,
+)
+
+from schemas.topics import EVENTS
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.runtime.process import Child
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.tiny_model import TINY, make_tiny_qwen3
+from tests.support.waiting import wait_until
+
+ROUNDS = 12
+GOAL = 0.99
+GRACE_S = 60.0
+SPANS = 5000
+ATTRIBUTES = 12
+"""As many as that of a request has."""
+SINK = Path(__file__).with_name("_otlp_sink.py")
+WITH, WITHOUT = "with", "without"
+METRICS_EVERY_S = 5
+"""As the compose stack has it."""
+
+
+def environment(kafka: KafkaSettings, model: Path, name: str, endpoint: str | None) -> dict[str, str]:
+    """Of an explorer's process."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
+    settings = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True) | {"name": name}
+    for key, value in settings.items():
+        own[f"TRINITY_BUS_EXPLORER__{key.upper()}"] = str(value)
+    own["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers or ""
+    own["TRINITY_BUS_KAFKA__NAMESPACE"] = kafka.namespace
+    own["TRINITY_BUS_TELEMETRY__METRICS_INTERVAL_S"] = str(METRICS_EVERY_S)
+    if endpoint is not None:
+        own["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+    return own
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Of a process and all its descendants."""
+    return sum(sum(one.cpu_times()[:2]) for one in [process, *process.children(recursive=True)])
+
+
+def span_cost(endpoint: str) -> float:
+    """Processor seconds of one span of a request: made, packed and sent to the sink, under another path."""
+    provider = TracerProvider(resource=Resource.create({"service.name": "explorer"}), shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/cost")
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=2 * SPANS))
+    tracer = provider.get_tracer("benchmark")
+    attributes = {f"gen_ai.request.parameter_{i}": float(i) for i in range(ATTRIBUTES)}
+    before = time.process_time()
+    for _ in range(SPANS):
+        with tracer.start_as_current_span("text_completion tiny", attributes=attributes):
+            pass
+    provider.force_flush()
+    provider.shutdown()
+    return (time.process_time() - before) / SPANS
+
+
+async def measure(
+    kafka: KafkaSettings, model: Path, explorers: dict[str, psutil.Process], rounds: int
+) -> dict[str, list[tuple[float, float, float]]]:
+    """Seconds and seconds of processors per token, and tokens of a task, in each round; both ways taking turns."""
+    costs: dict[str, list[tuple[float, float, float]]] = {way: [] for way in explorers}
+    async with (
+        Bus(kafka, client_id="benchmark") as bus,
+        bus.producer() as producer,
+        bus.reader(EVENTS, start="beginning") as events,
+    ):
+        lives = {}
+        for epoch, way in enumerate(explorers, 1):
+            lives[way] = await incarnation(events, way)
+            await serve_weights(producer, events, lives[way], model, name=way, epoch=epoch)
+        for number in range(rounds + 1):
+            for way in sorted(explorers, reverse=number % 2 == 1):
+                context = f"00-{uuid.uuid4().hex}-{uuid.uuid4().hex[:16]}-01"
+                before = cpu_seconds(explorers[way])
+                tokens, seconds = await through_explorer(
+                    producer, events, lives[way], number, name=way, traceparent=context
+                )
+                spent = cpu_seconds(explorers[way]) - before
+                # The first round of each warms up.
+                if number:
+                    costs[way].append((seconds / tokens, spent / tokens, tokens / TASKS))
+    return costs
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args().rounds
+    configured = Settings()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        kafka = configured.kafka
+        if kafka.bootstrap_servers is None:
+            broker = BrokerSettings(port=0, data_dir=Path(folder) / "broker", cache_dir=configured.broker.cache_dir)
+            kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
+        kafka = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+        model = make_tiny_qwen3(Path(folder) / "model", seed=0, shape=TINY)
+        uvloop.run(_make_topics(kafka))
+        sink_output = Path(folder) / "sink"
+        sink = stack.enter_context(Child([sys.executable, SINK], output=sink_output))
+        wait_until(lambda: b"\n" in sink_output.read_bytes(), "port of the sink", LIMIT_S, 0.05)
+        endpoint = f"http://127.0.0.1:{int(sink_output.read_text())}"
+        a_span = span_cost(endpoint)
+        with contextlib.ExitStack() as running:
+            explorers = {}
+            for way, target in ((WITH, endpoint), (WITHOUT, None)):
+                command = [sys.executable, "-m", "workers.explorer"]
+                log = Path(folder) / f"{way}.log"
+                child = running.enter_context(Child(command, env=environment(kafka, model, way, target), output=log))
+                # At its end it sends what it held back.
+                running.callback(child.stop, GRACE_S)
+                explorers[way] = psutil.Process(child.pid)
+            began = time.perf_counter()
+            costs = uvloop.run(measure(kafka, model, explorers, rounds))
+            minutes = (time.perf_counter() - began) / 60
+        sink.stop(GRACE_S)
+        received = json.loads(sink_output.read_text().splitlines()[-1])
+    spans = received["spans"] / ((rounds + 1) * TASKS)
+    a_task = statistics.median(spent * tokens for _, spent, tokens in costs[WITHOUT])
+    seconds, processors = (
+        [without[i] / with_it[i] for with_it, without in zip(costs[WITH], costs[WITHOUT], strict=True)] for i in (0, 1)
+    )
+    report(
+        "tracing",
+        f"{TASKS} tasks x {GROUP} samples x {PROMPT} + {RESPONSE} tokens, 0.6 M parameters, an explorer on a CPU",
+        [
+            Row("tokens/s with telemetry over without", statistics.median(seconds), "", GOAL),
+            Row("tokens/processor second with telemetry over without", statistics.median(processors), ""),
+            Row("processor time of the spans over all of a task", a_span * spans / a_task, "", 1 - GOAL, "lower"),
+            Row("processor time of a span", a_span * 1e6, "us", better="lower"),
+            Row("processor time of a task", a_task * 1e3, "ms", better="lower"),
+            Row("with telemetry", 1 / statistics.median(cost[0] for cost in costs[WITH]), "tokens/s"),
+            Row("without", 1 / statistics.median(cost[0] for cost in costs[WITHOUT]), "tokens/s"),
+            Row("spans of a task", spans, "spans"),
+            Row("sent for a task", received["/v1/traces"] / ((rounds + 1) * TASKS), "bytes"),
+        ],
+        notes=[
+            f"ratio of each of {rounds} rounds: {', '.join(f'{ratio:.3f}' for ratio in seconds)}",
+            f"by processor time: {', '.join(f'{ratio:.3f}' for ratio in processors)}",
+            f"in {minutes:.1f} minutes",
+        ],
+    )
+
+
+async def _make_topics(kafka: KafkaSettings) -> None:
+    async with Bus(kafka, client_id="benchmark") as bus:
+        await bus.ensure_topics()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""A whole mesh on a cluster that checks rights, each service as its own user; and what each is refused.
+
+Certificates and passwords are those that ``deploy/docker-compose/secure.sh`` makes.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from schemas import BatchRecord, Task
+from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS, TOPICS, Topic
+from tests.support.secure_broker import secure_broker
+from tests.support.waiting import until
+from trinity_bus.bus import Bus
+from trinity_bus.bus.access import ADMIN, ROLES, USERS, user_name
+from trinity_bus.bus.access_admin import apply_access
+from trinity_bus.client import RolloutCoordinator
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError
+from trinity_bus.runtime.process import Child, tail
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
+]
+SCRIPT = Path(__file__).parents[3] / "deploy" / "docker-compose" / "secure.sh"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+
+
+class Cluster:
+    """A broker that checks certificates, passwords and rights."""
+
+    def __init__(self, folder: Path, secrets: dict[str, str], addresses: dict[str, str]) -> None:
+        self._folder = folder
+        self._secrets = secrets
+        self._addresses = addresses
+
+    @property
+    def passwords(self) -> dict[str, str]:
+        return {user: self._secrets[f"{user.upper()}_PASSWORD"] for user in USERS}
+
+    def root(self, namespace: str) -> KafkaSettings:
+        """Who may do everything, known by a certificate."""
+        for name in ("key", "certificate"):
+            pem = self._secrets[f"ROOT_{name.upper()}"].replace("\\n", "\n")
+            (self._folder / f"root.{name}").write_text(pem)
+        return KafkaSettings(
+            bootstrap_servers=self._addresses["BROKERS"],
+            namespace=namespace,
+            security_protocol="SSL",
+            ssl_cafile=self._folder / "ca.pem",
+            ssl_certfile=self._folder / "root.certificate",
+            ssl_keyfile=self._folder / "root.key",
+        )
+
+    def user(self, namespace: str, user: str) -> KafkaSettings:
+        """One of the mesh's users."""
+        return KafkaSettings(
+            bootstrap_servers=self._addresses["CLIENTS"],
+            namespace=namespace,
+            security_protocol="SASL_SSL",
+            sasl_username=user_name(namespace, user),
+            sasl_password=SecretStr(self.passwords[user]),
+            ssl_cafile=self._folder / "ca.pem",
+            request_timeout_s=10.0,
+        )
+
+    async def prepared(self, namespace: str) -> None:
+        """Users, rights and topics of a namespace, as an operator makes them."""
+        await apply_access(self.root(namespace), self.passwords)
+        async with Bus(self.user(namespace, ADMIN), client_id="admin") as bus:
+            await bus.ensure_topics()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("secrets")
+    subprocess.run([SCRIPT], env={**os.environ, "SECRETS_DIR": str(folder)}, check=True, capture_output=True)
+    assert oct((folder / "compose.env").stat().st_mode & 0o777) == "0o600"
+    lines = [line for line in (folder / "compose.env").read_text().splitlines() if not line.startswith("#")]
+    secrets = {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+    properties = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.key": secrets["KAFKA_KEY"],
+        "ssl.keystore.certificate.chain": secrets["KAFKA_CERTIFICATE"],
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": secrets["CA_CERTIFICATE"],
+        "listener.name.brokers.ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^CN=([a-z]+)$/$1/",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.clients.scram-sha-512.sasl.jaas.config": SCRAM,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        # The embedded broker talks to itself without a certificate.
+        "super.users": "User:ANONYMOUS;User:root",
+    }
+    listeners = {"BROKERS": "SSL", "CLIENTS": "SASL_SSL"}
+    with secure_broker(tmp_path_factory.mktemp("broker"), listeners, properties) as addresses:
+        yield Cluster(folder, secrets, addresses)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+async def may_write(bus: Bus, topic: Topic) -> bool:
+    async with bus.producer() as producer:
+        try:
+            await (await producer.send_raw(topic, "k", b"v"))
+        except BusError as error:
+            if "AuthorizationFailed" not in str(error):
+                raise
+            return False
+    return True
+
+
+async def may_read(bus: Bus, topic: Topic) -> bool:
+    async with bus.reader(topic, start="beginning", expect=()) as reader:
+        try:
+            # There is a record in each topic, so that an answer is either that or a refusal.
+            while not await reader.batch(10):
+                pass
+        except AccessDeniedError:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def filled(cluster: Cluster) -> str:
+    """A namespace with a record in each topic."""
+    namespace = "filled"
+
+    async def fill() -> None:
+        await cluster.prepared(namespace)
+        async with Bus(cluster.user(namespace, ADMIN), client_id="admin") as bus, bus.producer() as producer:
+            for topic in TOPICS:
+                await producer.send_raw(topic, "k", b"v")
+
+    asyncio.run(fill())
+    return namespace
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_reads_and_writes_what_the_table_says_and_nothing_else(
+    cluster: Cluster, filled: str, role: str
+) -> None:
+    namespace = filled
+
+    async def main() -> None:
+        async with Bus(cluster.user(namespace, role), client_id=role) as bus:
+            # Every service checks all topics at its start.
+            await bus.ensure_topics()
+            for topic in TOPICS:
+                assert await may_write(bus, topic) == (role in topic.writers), topic.name
+                assert await may_read(bus, topic) == (role in topic.readers), topic.name
+            allowed = {"coordinator": ["coordinator"], "taskset": ["taskset.one", "taskset.two"]}.get(role, [])
+            for name in ("coordinator", "taskset.one", "taskset.two", "another"):
+                if name in allowed:
+                    async with bus.producer(transactional_id=name):
+                        pass
+                    continue
+                with pytest.raises(BusError, match="Authorization"):
+                    await bus.producer(transactional_id=name).start()
+
+    asyncio.run(main())
+
+
+def test_a_user_of_one_mesh_sees_nothing_of_another(cluster: Cluster, namespace: str) -> None:
+    async def main() -> None:
+        # The longer name begins with the shorter one and a dot.
+        await cluster.prepared(namespace)
+        await cluster.prepared(f"{namespace}.b")
+        other = cluster.user(namespace, "client").model_copy(update={"namespace": f"{namespace}.b"})
+        async with Bus(other, client_id="client") as bus:
+            with pytest.raises(BusError, match="not there, or hidden from this user"):
+                await bus.ensure_topics()
+
+    asyncio.run(main())
+
+
+def test_rights_follow_the_table_and_passwords_can_be_changed(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        await cluster.prepared(namespace)
+        again = await apply_access(cluster.root(namespace), {"client": "another-password"})
+        assert (again.passwords, again.given, again.taken) == (1, 0, 0)
+        with pytest.raises(BrokerUnreachableError, match="uthentication"):
+            await Bus(cluster.user(namespace, "client"), client_id="client").start()
+        monkeypatch.setattr("trinity_bus.bus.access.TOPICS", TOPICS[1:])
+        narrower = await apply_access(cluster.root(namespace), {})
+        assert narrower.given == 0
+        assert narrower.taken > len(ROLES)
+        # Who may not alter the cluster gives no rights, to himself neither.
+        with pytest.raises(BusError, match="rights of User:"):
+            await apply_access(cluster.user(namespace, ADMIN), {})
+
+    asyncio.run(main())
+
+
+class Services:
+    """Processes of one mesh, each logged in as its own user."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+        self.folder = folder
+        self._cluster = cluster
+        self._namespace = namespace
+
+    def environment(self, user: str, **settings: object) -> dict[str, str]:
+        kafka = self._cluster.user(self._namespace, user)
+        password = kafka.sasl_password
+        assert password is not None
+        own = {name: value for name, value in kafka if value is not None and name != "sasl_password"}
+        return {
+            **os.environ,
+            **{f"TRINITY_BUS_KAFKA__{name.upper()}": str(value) for name, value in own.items()},
+            "TRINITY_BUS_KAFKA__SASL_PASSWORD": password.get_secret_value(),
+            **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+
+    @contextlib.contextmanager
+    def run(self, user: str, *arguments: str, **settings: object) -> Iterator[Child]:
+        command = [sys.executable, "-m", *arguments]
+        log = self.folder / f"{user}.log"
+        with Child(command, env=self.environment(user, **settings), output=log) as child:
+            yield child
+
+    def said(self) -> str:
+        return "\n".join(f"{path.name}:\n{tail(path, 30)}" for path in sorted(self.folder.glob("*.log")))
+
+    async def command(self, user: str, *arguments: str) -> str:
+        """What ``trinity-bus`` prints, run by a user."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "workers.cli.app", *arguments),
+            env=self.environment(user),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said = (await process.communicate())[0].decode()
+        assert process.returncode == 0, said
+        return said
+
+
+async def as_a_trainer_reads(kafka: KafkaSettings) -> list[BatchRecord]:
+    """All that the real trainer reads, by a trainer's rights: batches, what their manifests name, versions, events."""
+    async with Bus(kafka, client_id="trainer") as bus:
+        async with bus.reader(MODEL_VERSIONS, EVENTS, BATCHES, start="beginning") as reader:
+            records = [received.record async for received in reader.replay()]
+        batches = [r for r in records if isinstance(r, BatchRecord) and r.state == "finalized" and r.manifest]
+        for batch in batches:
+            positions = [part.position for entry in batch.manifest for part in entry.parts if part.position]
+            if batch.batch_type == "train":
+                assert positions
+            await bus.fetch(EXPERIENCES, positions)
+    return batches
+
+
+@pytest.mark.timeout(300)
+def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    services = Services(cluster, namespace, tmp_path)
+    dataset = tmp_path / "tasks.jsonl"
+    dataset.write_text(
+        "".join(json.dumps({"task_id": f"t{n}", "workflow": "sequence", "prompt": f"{n}", "answer": "red"}) + "\n"
+                for n in range(8))
+    )  # fmt: skip
+
+    async def main() -> None:
+        await cluster.prepared(namespace)
+        client = Settings().model_copy(update={"kafka": cluster.user(namespace, "client")})
+        with (
+            services.run(
+                *("coordinator", "workers.cli.app", "run", "coordinator"),
+                coordinator__batch_size=4,
+                coordinator__group_size=2,
+            ),
+            services.run("explorer", "tests.support.zero_cost_explorer"),
+            services.run("trainer", "tests.support.fake_trainer", str(tmp_path / "checkpoint.json")),
+            services.run(
+                *("taskset", "workers.cli.app", "run", "taskset"), taskset__path=dataset, taskset__epochs=1
+            ) as taskset,
+        ):
+            async with RolloutCoordinator(client, name="test") as coordinator:
+                tasks = [Task(task_id=f"own-{n}", workflow="sequence", prompt=f"{n}", answer="red") for n in range(3)]
+                await coordinator.submit_batch(batch_id="mine", tasks=tasks, batch_type="train")
+                result = await coordinator.finalize_train_batch("mine")
+                assert result["finished_task_count"] == 3, services.said()
+            await until(lambda: taskset.poll() is not None)
+            assert taskset.returncode == 0, services.said()
+            await until(lambda: json.loads((tmp_path / "checkpoint.json").read_text())["step"] == 3)
+            found = await as_a_trainer_reads(cluster.user(namespace, "trainer"))
+            assert len(found) == 3
+            assert "finalized" in await services.command("client", "status", "--once")
+            assert "No dead letters" in await services.command("client", "dead-letters")
+            assert "13 topics are there" in await services.command("admin", "topics", "create")
+
+    try:
+        asyncio.run(main())
+    except BaseException:
+        print(services.said())
+        raise

@@ -1,0 +1,121 @@
+"""The trainer service with two ranks, on a real broker: it trains what one trains, and a rank's death ends it well."""
+
+import asyncio
+import os
+import re
+import signal
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from schemas import StepTrained, TrainerHeartbeat
+from schemas.topics import EVENTS
+from tests.integration.training.trainers import (
+    DEADLINE_S,
+    Trainer,
+    batches_of,
+    produce,
+    step_is,
+    train_to_the_end,
+    trained,
+    until,
+)
+from tests.support.training import write_model
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, TrainerSettings
+from trinity_bus.runtime.process import start_time
+from trinity_bus.training import parallel
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.weights.staging import Staging
+from workers.trainer.announcer import read_tensors
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+COMPARED = ("loss", "grad_norm", "entropy", "rollout_k3", "reward_mean", "trained_tokens")
+
+
+@pytest.fixture
+def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
+    return lambda: kafka.model_copy(update={"namespace": f"ranks-{uuid.uuid4().hex[:8]}"})
+
+
+def checksum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    return Staging(bucket_bytes=16 << 20, retain=1).stage(0, tensors).checksum
+
+
+def other_ranks(trainer: Trainer) -> list[int]:
+    """The process that was rank 1 of each life so far."""
+    return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
+
+
+def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    model, batches = write_model(tmp_path / "model"), batches_of(3)
+
+    async def together() -> list[StepTrained]:
+        kafka = namespaced()
+        trainer = Trainer(kafka, tmp_path / "two", model, total_steps=3, tensor_parallel=2)
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, batches[:2])
+            async with bus.reader(EVENTS, start="beginning") as events:
+                with trainer.running() as process:
+                    first = trained(await until(events, step_is(2), process))
+                    (second_rank,) = other_ranks(trainer)
+                    # It is killed within a step: rank 0 waits for it in a collective.
+                    os.kill(second_rank, signal.SIGSTOP)
+                    await produce(bus, batches[2:], first=3)
+                    await until(events, lambda r: isinstance(r, TrainerHeartbeat) and r.state == "training", process)
+                    os.kill(second_rank, signal.SIGKILL)
+                    assert await asyncio.to_thread(process.wait, DEADLINE_S) == 1
+            log = trainer.log.read_text()
+            assert f"RankError: rank 1 of 2 (process {second_rank}) was ended by SIGKILL" in log
+            assert "ended by force" not in log
+            said = [*first, *(await train_to_the_end(bus, trainer, 3))[len(first) :]]
+            assert [start_time(pid) for pid in other_ranks(trainer)] == [None, None], "no rank outlives the service"
+            return said
+
+    said = asyncio.run(together())
+    assert [step.step for step in said] == [0, 1, 2, 2, 3]
+    with parallel.initialized() as layout:
+        alone = TrainingEngine(TrainerSettings(model_path=str(model), learning_rate=0.01, mini_batches=3), layout)
+        weight_names = [name for name, _ in alone.hf_tensors()]
+        assert said[0].checksum == checksum_of(alone.hf_tensors()), "nothing is trained yet, and what is split is whole"
+        for ours, groups in zip([*said[1:3], said[4]], batches, strict=True):
+            theirs = alone.train_step(groups)
+            for metric in COMPARED:
+                assert ours.metrics[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
+            folder = tmp_path / f"two/checkpoints/step-{ours.step:08d}"
+            assert ours.checksum == checksum_of(read_tensors(folder, weight_names)), "what is published is what is kept"
+        assert said[3].checksum == said[2].checksum, "the second life goes on from where the first one was"
+        trained_together = load_file(folder / "model.safetensors")
+        for name, tensor in alone.hf_tensors():
+            # Rounding shows where AdamW divides a small gradient by itself.
+            assert (tensor - trained_together[name]).abs().mean() < 1e-5, name
+
+
+def test_a_stop_amid_a_step_ends_all_ranks_in_order(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
+    kafka, batches = namespaced(), batches_of(2)
+    trainer = Trainer(kafka, tmp_path / "two", write_model(tmp_path / "model"), pipeline_parallel=2)
+
+    async def scenario() -> int:
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, batches[:1])
+            async with bus.reader(EVENTS, start="beginning") as events:
+                with trainer.running() as process:
+                    await until(events, step_is(1), process)
+                    (second_rank,) = other_ranks(trainer)
+                    os.kill(second_rank, signal.SIGSTOP)
+                    await produce(bus, batches[1:], first=2)
+                    await until(events, lambda r: isinstance(r, TrainerHeartbeat) and r.state == "training", process)
+                    process.send_signal(signal.SIGTERM)
+                    os.kill(second_rank, signal.SIGCONT)
+                    return await asyncio.to_thread(process.wait, DEADLINE_S)
+
+    assert asyncio.run(scenario()) == 0, trainer.log.read_text()
+    assert "Error" not in trainer.log.read_text()
+    assert [start_time(pid) for pid in other_ranks(trainer)] == [None], "no rank outlives the service"

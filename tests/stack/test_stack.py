@@ -1,0 +1,149 @@
+"""The whole stack as its users run it: up, tasks from a console, batches, versions, traces, metrics, an orderly end."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from schemas import TaskResult
+from schemas.topics import RESULTS
+from tests.support.compose import ComposeStack, docker
+from tests.support.waiting import wait_until
+from trinity_bus.bus import Bus
+from trinity_bus.telemetry import SpanRecord, TaskNotTracedError, load_task_spans
+from trinity_bus.telemetry.tree import Node, TaskTrace, trace_of_task
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(2700)]
+
+SERVICES = ("coordinator", "explorer", "trainer", "taskset", "kafka", "otel-collector", "jaeger", "prometheus")
+OURS = SERVICES[:4]
+PRODUCE = "/opt/kafka/bin/kafka-console-producer.sh --bootstrap-server localhost:19092 --topic trinity.tasks"
+
+
+def test_it_comes_up_and_everything_is_healthy(stack: ComposeStack, figures: dict[str, str]) -> None:
+    figures["from up to healthy"] = f"{stack.up_seconds:.1f} s"
+    for service in SERVICES:
+        containers = stack.containers(service)
+        assert len(containers) == (2 if service == "coordinator" else 1), service
+        assert all(stack.healthy(container) for container in containers), service
+    for once in ("topics", "model"):
+        (container,) = stack.containers(once)
+        assert stack.state(container)["ExitCode"] == 0
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_nobody_is_root_and_nobody_can_write_to_its_root(stack: ComposeStack, service: str) -> None:
+    for container in stack.containers(service):
+        told = docker(
+            "inspect", "--format", "{{.Config.User}} {{.HostConfig.ReadonlyRootfs}}", container
+        ).stdout.split()
+        assert len(told) == 2, f"{service} runs as root"
+        assert told[0].split(":")[0] not in {"0", "root"}
+        assert told[1] == "true"
+
+
+def test_it_trains_and_the_explorer_serves_what_was_learnt(stack: ComposeStack, figures: dict[str, str]) -> None:
+    view = stack.watch(lambda view: len(view.trained) >= 1, "first step")
+    first = view.trained[0]
+    figures["from up to the first trained step"] = f"{first.trained_at - stack.up_began:.1f} s"
+    assert view.batches[first.batch_id or ""].state.value == "finalized"
+
+    view = stack.watch(lambda view: any(version >= 1 for version in view.synced), "synced version")
+    version = min(version for version in view.synced if version >= 1)
+    assert {sync.checksum for sync in view.synced[version].values()} == {view.steps[version].checksum}
+
+
+def result_of(stack: ComposeStack, task_id: str, limit_s: float) -> TaskResult:
+    """The task's record on ``results``."""
+
+    async def find() -> TaskResult:
+        async with Bus(stack.kafka, client_id="test") as bus, bus.reader(RESULTS, start="beginning") as reader:
+            while True:
+                for received in await reader.batch(1.0):
+                    if isinstance(received.record, TaskResult) and received.record.task_id == task_id:
+                        return received.record
+
+    async def within_limit() -> TaskResult:
+        async with asyncio.timeout(limit_s):
+            return await find()
+
+    return asyncio.run(within_limit())
+
+
+def whole_trace(stack: ComposeStack, task_id: str, limit_s: float) -> TaskTrace:
+    """The task's trace out of Jaeger, once a train step links to it and an explorer has taken what came of that."""
+    spans: list[SpanRecord] = []
+
+    def is_whole() -> bool:
+        try:
+            spans[:] = load_task_spans(stack.jaeger_url, task_id)
+        except TaskNotTracedError:
+            return False
+        return {"send experiences", "train step", "sync weights"} <= {span.name for span in spans}
+
+    wait_until(is_whole, f"whole trace of {task_id}", limit_s, every_s=2.0)
+    return trace_of_task(spans, task_id)
+
+
+def named(node: Node) -> Iterator[str]:
+    yield node.span.name
+    for child in node.children:
+        yield from named(child)
+
+
+def test_a_task_from_the_console_is_answered_and_is_one_trace_from_task_to_gradient(
+    stack: ComposeStack, figures: dict[str, str]
+) -> None:
+    task_id = f"console-{time.time_ns()}"
+    task = {"task_id": task_id, "workflow": "sequence", "prompt": "copy 3 1 4 =", "answer": "3 1 4"}
+    began = time.monotonic()
+    stack.compose("exec", "--no-TTY", "kafka", *PRODUCE.split(), stdin=json.dumps(task) + "\n")
+    result = result_of(stack, task_id, limit_s=600)
+    figures["a task from the console, behind 192 others"] = f"answered after {time.monotonic() - began:.1f} s"
+    assert result.status == "completed"
+
+    found = whole_trace(stack, task_id, limit_s=600)
+    (root,) = found.roots
+    assert not root.orphan
+    names = set(named(root))
+    assert {"process tasks", "dispatch", "rollout sequence", "text_completion tiny", "send experiences"} <= names
+    (step,) = found.linked
+    assert step.span.name == "train step"
+    assert {"publish version", "announce version", "sync weights"} <= set(named(step))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "rl_coordinator_active == 1",
+        "rl_coordinator_explorers >= 1",
+        'rl_batches_total{rl_batch_state="finalized"} >= 1',
+        'rl_tasks_total{rl_task_status="completed"} >= 1',
+        "rl_tokens_total > 0",
+        "rl_rollout_duration_seconds_count > 0",
+        "rl_staleness_count > 0",
+        "rl_train_step >= 1",
+        "rl_train_step_duration_seconds_count >= 1",
+        "rl_train_grad_norm",
+        "rl_weight_sync_duration_seconds_count >= 1",
+        "trinity_consumer_lag",
+        "messaging_client_sent_messages_total > 0",
+        'up{job="otel-collector"} == 1',
+        'up{job="mesh"} == 1',
+    ],
+)
+def test_its_metrics_are_in_prometheus(stack: ComposeStack, query: str) -> None:
+    wait_until(lambda: bool(stack.query(query)), query, limit_s=300, every_s=1.0)
+
+
+def test_services_end_in_order_when_they_are_asked_to(stack: ComposeStack, figures: dict[str, str]) -> None:
+    containers = {container: service for service in OURS for container in stack.containers(service)}
+    for container, service in containers.items():
+        began = time.monotonic()
+        assert docker("stop", container).returncode == 0
+        figures[f"{service} stops in"] = f"{time.monotonic() - began:.1f} s"
+        assert stack.state(container)["ExitCode"] == 0, f"{service} did not end in order"
+    assert docker("start", *containers).returncode == 0
+    wait_until(lambda: all(map(stack.healthy, containers)), "healthy services", limit_s=600, every_s=1.0)

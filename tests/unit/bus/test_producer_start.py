@@ -1,0 +1,51 @@
+"""Starting a producer: a broker that is not ready yet for transactions is waited for as one that is away."""
+
+import asyncio
+
+import pytest
+
+from trinity_bus.bus.producer import Producer
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BrokerUnreachableError
+
+
+class SlowClient:
+    """Stands for the client library's producer: the broker gives it a producer id only after a while."""
+
+    def __init__(self, **_options: object) -> None:
+        self.client = self
+        self._conns: dict[object, object] = {}
+
+    async def start(self) -> None:
+        # The time itself is what is tested.
+        await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.bus.producer.AIOKafkaProducer", SlowClient)
+
+
+def settings(*, request_timeout_s: float, outage_s: float) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers="a:1", request_timeout_s=request_timeout_s, outage_s=outage_s)
+
+
+def test_a_start_may_take_longer_than_one_request() -> None:
+    async def scenario() -> None:
+        kafka = settings(request_timeout_s=0.01, outage_s=60.0)
+        async with Producer(kafka, client_id="test", transactional_id="test.taskset.t"):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_takes_longer_than_an_outage_may_is_given_up() -> None:
+    async def scenario() -> None:
+        kafka = settings(request_timeout_s=60.0, outage_s=0.01)
+        with pytest.raises(BrokerUnreachableError, match=r"start producer test.taskset.t: no producer id in 0.01 s"):
+            await Producer(kafka, client_id="test", transactional_id="test.taskset.t").start()
+
+    asyncio.run(scenario())

@@ -1,0 +1,194 @@
+"""The client of model versions, on a fake log."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from schemas import ExplorerHeartbeat, ModelVersion, TrainerHeartbeat, VersionWanted
+from schemas.topics import EVENTS, MODEL_VERSIONS
+from tests.support.fake_log import FakeBus, FakeLog
+from trinity_bus.client import Synchronizer
+from trinity_bus.client.synchronizer import NotPreparedError
+from trinity_bus.config import Settings
+from trinity_bus.weights.errors import TensorFileError
+
+
+def announced(version: int, checkpoint: Path | None = None) -> ModelVersion:
+    return ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method="gloo",
+        epoch=1,
+        trainer="trainer-0",
+        trainer_incarnation="life",
+        master_address="127.0.0.1",
+        master_port=1,
+        checksum="",
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
+
+
+def trainer(version: int) -> TrainerHeartbeat:
+    return TrainerHeartbeat(
+        trainer="trainer-0",
+        incarnation="life",
+        state="ready",
+        model="policy",
+        step=version,
+        version=version,
+        master_address="127.0.0.1",
+        master_port=1,
+    )
+
+
+class CountingBus(FakeBus):
+    """Counts the readers that were opened."""
+
+    def __init__(self, log: FakeLog) -> None:
+        super().__init__(log)
+        self.readers = 0
+
+    def reader(self, *topics: Any, **options: Any) -> Any:
+        self.readers += 1
+        return super().reader(*topics, **options)
+
+
+class Rig:
+    """A fake log, and a client of it."""
+
+    def __init__(self) -> None:
+        self.bus = CountingBus(FakeLog())
+        self.late_s = 0.0
+        """By how much the client's clock is ahead of the log."""
+        self.client = Synchronizer(
+            Settings(),
+            bus=self.bus,  # type: ignore[arg-type]  # a fake one
+            clock=lambda: time.time() + self.late_s,
+        )
+
+    async def say(self, record: Any) -> None:
+        topic = MODEL_VERSIONS if isinstance(record, ModelVersion) else EVENTS
+        await (await self.bus.producer().send(topic, "key", record))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await self.client._until_changed()
+
+
+def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_down_disconnects() -> None:
+    async def story() -> None:
+        rig = Rig()
+        await rig.say(announced(3))
+        await asyncio.gather(*(rig.client.prepare() for _ in range(5)))
+        # One for replies to commands, one for versions.
+        assert rig.bus.readers == 2
+        assert rig.client.get_latest_model_version() == 3
+        await asyncio.gather(rig.client.shutdown(), rig.client.shutdown())
+        with pytest.raises(NotPreparedError):
+            rig.client.get_latest_model_version()
+        async with rig.client:
+            assert rig.client.model_version == 3
+
+    asyncio.run(story())
+
+
+def test_the_trainer_requires_a_sync_while_what_it_has_published_is_held() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.client as client:
+            assert client.trainer_requires_weight_sync() is None
+            await rig.say(announced(2))
+            await rig.say(trainer(3))
+            await rig.until(lambda: client.trainer_requires_weight_sync() is True)
+            await rig.say(announced(3))
+            await rig.until(lambda: client.trainer_requires_weight_sync() is False)
+            rig.late_s = 3600
+            assert client.trainer_requires_weight_sync() is None
+            assert client.get_trainer_status() == "stopped"
+
+    asyncio.run(story())
+
+
+def test_the_explorers_require_a_sync_until_what_they_asked_for_is_there() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.client as client:
+            await rig.say(announced(2))
+            await rig.until(lambda: client.model_version == 2)
+            assert not client.explorer_requires_sync()
+            await rig.say(VersionWanted(model="policy", at_least=4))
+            await rig.until(client.explorer_requires_sync)
+            await rig.say(announced(4))
+            await rig.until(lambda: not client.explorer_requires_sync())
+            assert client.get_latest_model_version() == 4
+
+    asyncio.run(story())
+
+
+def test_the_states_of_explorers_are_counted() -> None:
+    async def story() -> None:
+        rig = Rig()
+        async with rig.client as client:
+            for number, state in enumerate(("ready", "ready", "syncing")):
+                beat = ExplorerHeartbeat(
+                    explorer=f"e{number}", incarnation="1", state=state, slots=1, model_version=number
+                )
+                await rig.say(beat)
+            await rig.until(lambda: sum(client.get_explorer_status_counts().values()) == 3)
+            assert client.get_explorer_status_counts() == {"ready": 2, "syncing": 1}
+            assert client.serving(1) == ["e1"]
+
+    asyncio.run(story())
+
+
+def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its_checkpoint(tmp_path: Path) -> None:
+    weights = {"b": torch.arange(6, dtype=torch.bfloat16).view(2, 3), "a": torch.tensor(1.5), "none": torch.zeros(0, 4)}
+    save_file(weights, tmp_path / "model.safetensors")
+
+    async def story() -> None:
+        rig = Rig()
+        async with rig.client as client:
+            assert client.get_state_dict_meta() is None
+            assert client.get_model_state_dict() == (None, -1)
+            await rig.say(announced(7, tmp_path))
+            await rig.until(lambda: client.model_version == 7)
+            described = client.get_state_dict_meta()
+            assert described is not None
+            assert sorted(described) == [("a", "float32", ()), ("b", "bfloat16", (2, 3)), ("none", "float32", (0, 4))]
+            found, version = client.get_model_state_dict()
+            assert version == 7
+            assert found is not None
+            assert found.keys() == weights.keys()
+            assert all(torch.equal(found[name], weights[name]) for name in weights)
+            assert found["b"].dtype is torch.bfloat16
+            # Elsewhere the folder is not there.
+            await rig.say(announced(8, tmp_path / "elsewhere"))
+            await rig.until(lambda: client.model_version == 8)
+            assert client.get_model_state_dict() == (None, 8)
+            assert client.get_state_dict_meta() is None
+
+    asyncio.run(story())
+
+
+def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(100)}, tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-8])
+
+    async def story() -> None:
+        rig = Rig()
+        async with rig.client as client:
+            await rig.say(announced(1, tmp_path))
+            await rig.until(lambda: client.model_version == 1)
+            with pytest.raises(TensorFileError, match="ends within w"):
+                client.get_model_state_dict()
+
+    asyncio.run(story())

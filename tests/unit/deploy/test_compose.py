@@ -1,0 +1,203 @@
+"""What must hold of every compose file, without Docker: pinned, confined, bounded, watched, local."""
+
+import copy
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity_bus.bus.access import USERS
+from trinity_bus.config import setting_paths
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy" / "docker-compose"
+FILES = sorted(FOLDER.glob("compose*.yaml"))
+DEFAULTS = dict(
+    line.split("=", 1) for line in (FOLDER / ".env").read_text().splitlines() if line and not line.startswith("#")
+)
+VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}")
+MADE = {f"{user.upper()}_PASSWORD" for user in USERS} | {
+    "CA_CERTIFICATE",
+    *("KAFKA_CERTIFICATE", "KAFKA_KEY", "ROOT_CERTIFICATE", "ROOT_KEY"),
+}
+"""Variables that secure.sh gives values to."""
+GIVEN = {"MODEL_DIR"}
+"""Variables that have no default, because only the user knows."""
+ONE_SHOTS = {"topics", "model", "access"}
+"""They do one thing and end."""
+SPEECHLESS = {"otel-collector"}
+"""Their image holds one program and nothing that could ask it; Prometheus asks from outside."""
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    found = yaml.load(path.read_text(), Loader)  # noqa: S506 - a safe loader, below
+    assert isinstance(found, dict)
+    return found
+
+
+class Loader(yaml.SafeLoader):
+    """Knows compose's own tags, which say how one file replaces another's parts; refuses a key that is there twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        # What is merged in stands in front of what replaces it, once this has run before.
+        assert not twice or getattr(node, "merged", False), f"twice in one place: {', '.join(twice)}"
+        node.merged = True  # type: ignore[attr-defined]
+        return super().construct_mapping(node, deep=deep)
+
+
+for tag in ("!override", "!reset"):
+    Loader.add_constructor(tag, lambda loader, node: loader.construct_object(_untagged(loader, node), deep=True))
+
+
+def _untagged(loader: yaml.SafeLoader, node: yaml.Node) -> yaml.Node:
+    plain = copy.copy(node)
+    plain.tag = loader.resolve(type(node), node.value, (True, False))
+    return plain
+
+
+def filled(text: str) -> str:
+    """With the variables of ``.env``."""
+    return VARIABLE.sub(lambda match: DEFAULTS[match[1]], text)
+
+
+def services() -> list[tuple[str, str, dict[str, Any]]]:
+    """Every service that a file defines, rather than changes: file, name, definition."""
+    base = parsed(FOLDER / "compose.yaml")["services"]
+    return [
+        (path.name, name, service)
+        for path in FILES
+        for name, service in parsed(path).get("services", {}).items()
+        if path.name == "compose.yaml" or name not in base
+    ]
+
+
+SERVICES = pytest.mark.parametrize(
+    ("name", "service"), [pytest.param(name, service, id=f"{file}:{name}") for file, name, service in services()]
+)
+
+
+@SERVICES
+def test_every_image_is_pinned_to_a_version(name: str, service: dict[str, Any]) -> None:
+    image = filled(service["image"])
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+\S*", image), f"{name} runs {image}"
+
+
+@SERVICES
+def test_every_service_is_confined(name: str, service: dict[str, Any]) -> None:
+    assert service.get("read_only") is True, f"{name} can write to its root file system"
+    assert service.get("cap_drop") == ["ALL"]
+    assert "no-new-privileges:true" in service.get("security_opt", [])
+    assert not service.get("privileged", False)
+
+
+@SERVICES
+def test_every_service_has_a_limit_of_memory(name: str, service: dict[str, Any]) -> None:
+    assert "mem_limit" in service, f"{name} may take all memory"
+
+
+@SERVICES
+def test_every_service_says_whether_it_is_healthy(name: str, service: dict[str, Any]) -> None:
+    check = service.get("healthcheck")
+    if name in SPEECHLESS:
+        assert check is None
+    elif name in ONE_SHOTS:
+        assert check == {"disable": True}, f"{name} ends, and would be called unhealthy"
+    elif service["image"].startswith("trinity-bus/"):
+        assert check is None, f"{name} has the check of its image, see the Dockerfile"
+    else:
+        assert check is not None, f"nobody notices when {name} does not work"
+        assert check["test"]
+
+
+@SERVICES
+def test_services_of_ours_have_an_init_process_so_that_signals_reach_them(name: str, service: dict[str, Any]) -> None:
+    if service["image"].startswith("trinity-bus/"):
+        assert service.get("init") is True
+
+
+@SERVICES
+def test_every_service_that_stays_is_started_again(name: str, service: dict[str, Any]) -> None:
+    assert service["restart"] == ("no" if name in ONE_SHOTS else "unless-stopped")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_published_port_is_on_the_loopback_interface(path: Path) -> None:
+    for name, service in parsed(path).get("services", {}).items():
+        for port in service.get("ports", []):
+            assert filled(port).startswith("127.0.0.1:"), f"{name} listens on {port}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_setting_that_a_file_gives_exists(path: Path) -> None:
+    known = {name for name, _ in setting_paths()}
+    for name, service in parsed(path).get("services", {}).items():
+        ours = {variable for variable in service.get("environment") or {} if variable.startswith("TRINITY_BUS_")}
+        assert ours <= known, f"{name}: {sorted(ours - known)}"
+
+
+def test_every_variable_has_a_default_and_is_used() -> None:
+    used = {match[1] for path in FILES for match in VARIABLE.finditer(path.read_text())}
+    assert used == set(DEFAULTS) | MADE | GIVEN
+
+
+def test_the_script_gives_every_variable_of_the_secure_file_a_value() -> None:
+    script = (FOLDER / "secure.sh").read_text()
+    assert f"users=({' '.join(USERS)})" in script
+    assert re.search(r"for name in kafka root; do\n +echo .*_CERTIFICATE=", script)
+    secure = {match[1] for match in VARIABLE.finditer((FOLDER / "compose.secure.yaml").read_text())}
+    assert secure >= MADE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_that_is_mounted_is_there(path: Path) -> None:
+    for name, service in parsed(path).get("services", {}).items():
+        for volume in service.get("volumes", []):
+            source = str(volume).split(":", 1)[0]
+            if source.startswith("./secrets/"):
+                assert f'"$out/{Path(source).name}"' in (FOLDER / "secure.sh").read_text()
+            elif source.startswith("."):
+                assert (FOLDER / source).exists(), f"{name} mounts {source}"
+                assert str(volume).endswith(":ro")
+
+
+def test_the_images_have_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert DEFAULTS["TRINITY_BUS_VERSION"] == project["version"]
+
+
+def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
+    environment = parsed(FOLDER / "compose.yaml")["services"]["taskset"]["environment"]
+    for name in ("PATH", "EVAL_PATH"):
+        inside = environment[f"TRINITY_BUS_TASKSET__{name}"].partition("/site-packages/")[2]
+        assert (ROOT / inside).is_file()
+
+
+def stages() -> dict[str, list[str]]:
+    """The instructions of each stage of the Dockerfile."""
+    found: dict[str, list[str]] = {}
+    text = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
+    for line in text.splitlines():
+        if match := re.fullmatch(r"FROM \S+ AS (\S+)", line):
+            current = found.setdefault(match[1], [])
+        elif found and line and not line.startswith("#"):
+            current.append(line)
+    return found
+
+
+@pytest.mark.parametrize("target", ["base", "explorer", "trainer"])
+def test_every_image_is_not_root_gets_signals_and_has_a_check_of_its_health(target: str) -> None:
+    stage = stages()[target]
+    assert "USER 10001:10001" in stage
+    assert 'ENTRYPOINT ["trinity-bus"]' in stage
+    assert any(re.search(r'^HEALTHCHECK .*CMD \["python", "-m", "trinity_bus.health.probe"\]$', line) for line in stage)
+
+
+def test_code_comes_after_all_packages() -> None:
+    for name, stage in stages().items():
+        copies = [line for line in stage if line.startswith(("COPY", "ADD"))]
+        assert not copies or name == "wheel", f"{name} copies files: a change of them would install packages again"

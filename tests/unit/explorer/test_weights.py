@@ -1,0 +1,116 @@
+"""The follower of announcements, on a fake log with an engine that only says how a transfer went."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas import ExplorerHeartbeat, Member, ModelVersion, WeightsSynced
+from schemas.topics import EVENTS, MODEL_VERSIONS
+from tests.support.fake_log import FakeBus, FakeLog
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.weights.errors import WeightTransferError
+from workers.explorer import weights
+from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.outcome import Identity
+from workers.explorer.served import Served
+from workers.explorer.weights import WeightFollower
+
+WHO = Identity(explorer="explorer-0", incarnation="life", model="policy")
+
+
+class FakeEngine:
+    """Stands for an engine; a version without an outcome fails."""
+
+    def __init__(self, outcomes: dict[int, SyncOutcome]) -> None:
+        self._outcomes = outcomes
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        del member
+        if announced.version not in self._outcomes:
+            raise WeightTransferError("it broke off")
+        return self._outcomes[announced.version]
+
+
+class FakeHistogram:
+    """Keeps what is recorded."""
+
+    def __init__(self) -> None:
+        self.recorded: list[tuple[float, dict[str, Any]]] = []
+
+    def record(self, value: float, attributes: dict[str, Any]) -> None:
+        self.recorded.append((value, attributes))
+
+
+def announcement(version: int) -> ModelVersion:
+    return ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method="gloo",
+        epoch=1,
+        members=[Member(explorer="explorer-0", incarnation="life", rank=1)],
+        trainer="trainer-0",
+        trainer_incarnation="trainer-life",
+        master_address="127.0.0.1",
+        master_port=1,
+        checksum="aa",
+    )
+
+
+async def answers_to(engine: FakeEngine, versions: list[int], served: Served) -> list[WeightsSynced]:
+    """What is said about these versions, announced one after the other."""
+    log = FakeLog()
+    bus = FakeBus(log)
+
+    def said() -> list[WeightsSynced]:
+        return [item.record for item in log.all(EVENTS) if isinstance(item.record, WeightsSynced)]
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10), log.grown:
+            await log.grown.wait_for(condition)
+
+    def beat(state: Any) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer="explorer-0", incarnation="life", state=state, slots=1, model_version=served.version
+        )
+
+    async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as announcements:
+        heartbeats = Heartbeats(producer, interval_s=60, make=beat)  # type: ignore[arg-type]  # a fake one
+        follower = WeightFollower(engine, producer, WHO, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]
+        following = asyncio.create_task(follower.run(announcements))  # type: ignore[arg-type]
+        for count, version in enumerate(versions, 1):
+            await (await producer.send(MODEL_VERSIONS, "policy", announcement(version)))
+            await until(lambda count=count: len(said()) == count)  # type: ignore[misc]
+        following.cancel()
+        await asyncio.wait([following])
+    return said()
+
+
+def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses, durations = FakeHistogram(), FakeHistogram()
+    monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
+    monkeypatch.setattr(weights, "WEIGHT_SYNC_DURATION", durations)
+    served = Served()
+    engine = FakeEngine({1: SyncOutcome(checksum="aa", control_s=0.1, transfer_s=0.2, pause_s=0.03, verify_s=0.4)})
+    (answer,) = asyncio.run(answers_to(engine, [1], served))
+    assert (answer.ok, answer.version, answer.checksum) == (True, 1, "aa")
+    assert (answer.control_s, answer.transfer_s, answer.pause_s, answer.verify_s) == (0.1, 0.2, 0.03, 0.4)
+    assert served.version == 1
+    assert pauses.recorded == [(0.03, {names.RL_MODEL: "policy"})]
+    assert [attributes for _, attributes in durations.recorded] == [{names.RL_MODEL: "policy"}]
+
+
+def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = FakeHistogram()
+    monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
+    served = Served()
+    engine = FakeEngine({2: SyncOutcome(checksum="aa", control_s=0, transfer_s=0, pause_s=0.01)})
+    failed, taken = asyncio.run(answers_to(engine, [1, 2], served))
+    assert (failed.ok, failed.error) == (False, "WeightTransferError: it broke off")
+    assert (taken.ok, served.version) == (True, 2)
+    assert [pause for pause, _ in pauses.recorded] == [0.01]

@@ -1,0 +1,44 @@
+"""What the garbage collector passes over."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from trinity_bus.runtime.heap import settle, unsettle
+
+
+class Ring:
+    """Only the collector can free it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def heap() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_there_is_passed_over_and_garbage_of_before_is_not_kept() -> None:
+    garbage, kept = weakref.ref(Ring()), Ring()
+    settle()
+    assert garbage() is None
+    assert gc.get_freeze_count() > 0
+    seen, later = weakref.ref(kept), weakref.ref(Ring())
+    del kept
+    gc.collect()
+    assert seen() is not None
+    assert later() is None
+
+
+def test_everything_can_be_collected_again() -> None:
+    kept = Ring()
+    settle()
+    seen, frozen = weakref.ref(kept), gc.get_freeze_count()
+    del kept
+    unsettle()
+    assert seen() is None
+    assert gc.get_freeze_count() < frozen

@@ -1,0 +1,32 @@
+"""Lines of JSON become tasks, or are told by their number."""
+
+import pytest
+
+from workers.task_lines import BadLine, parse
+
+GOOD = b'{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
+WITH_SCHEMA = b'{"schema": "task", "schema_version": 1, "task_id": "t2", "workflow": "math", "prompt": "1 + 1 ="}\n'
+
+
+def test_lines_become_tasks() -> None:
+    found = list(parse([GOOD, b"\n", b"  \n", WITH_SCHEMA]))
+    assert [(item[0], item[1].task_id) for item in found if not isinstance(item, BadLine)] == [(1, "t1"), (4, "t2")]
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"hello\n", "not_msgpack_or_json"),
+        (b"[1]\n", "not_msgpack_or_json"),
+        (b'{"task_id": "t", "workflow": "math"}\n', "prompt"),
+        (b'{"task_id": "no blanks allowed", "workflow": "math", "prompt": ""}\n', "task_id"),
+        (b'{"schema": "task", "schema_version": 9, "task_id": "t", "workflow": "math", "prompt": ""}\n', "9"),
+        (b'{"task_id": "t\xff", "workflow": "math", "prompt": ""}\n', "not_msgpack_or_json"),
+        (GOOD, "duplicate_id: task_id 't1' is that of line 1 too"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number(line: bytes, reason: str) -> None:
+    (bad,) = [item for item in parse([GOOD, line, WITH_SCHEMA]) if isinstance(item, BadLine)]
+    assert bad.number == 2
+    assert reason in bad.reason

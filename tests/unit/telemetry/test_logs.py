@@ -1,0 +1,134 @@
+"""Log lines know their trace, on the console and over OTLP."""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.sdk.trace import TracerProvider
+
+from trinity_bus.telemetry.logs import MAX_EARLY_LINES, TraceFormatter, early_lines
+
+
+def record(text: str, error: Exception | None = None) -> logging.LogRecord:
+    info = None if error is None else (type(error), error, None)
+    return logging.LogRecord("workers.explorer", logging.WARNING, __file__, 1, text, None, info)
+
+
+def test_a_line_of_a_span_ends_with_its_trace() -> None:
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+    formatter = TraceFormatter("%(name)s: %(message)s")
+    with tracer.start_as_current_span("rollout") as span:
+        trace = f"[trace {span.get_span_context().trace_id:032x}]"
+        assert formatter.format(record("it failed")) == f"workers.explorer: it failed {trace}"
+        first, *rest = formatter.format(record("it failed", ValueError("broken"))).splitlines()
+    assert first == f"workers.explorer: it failed {trace}"
+    assert rest[-1] == "ValueError: broken"
+    assert formatter.format(record("it failed")) == "workers.explorer: it failed"
+
+
+class _Collector(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/v1/logs":
+            self.server.received.append(body)  # type: ignore[attr-defined]  # set by the fixture
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), _Collector)
+    server.received = []  # type: ignore[attr-defined]  # read by the tests
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+PROCESS = """
+import logging, sys
+from opentelemetry import trace
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.telemetry.logs import console, early_lines
+
+console()
+log = logging.getLogger("workers.explorer.attempts")
+with early_lines() as earlier:
+    log.info("the engine %s", "starts")
+    telemetry = setup_telemetry("explorer", TelemetrySettings(), instance="explorer-0", earlier=earlier)
+logging.getLogger("opentelemetry.exporter").warning("cannot be sent")
+log.debug("not shown")
+with trace.get_tracer("test").start_as_current_span("rollout") as span:
+    print(f"{span.get_span_context().trace_id:032x}")
+    log.warning("task %s failed", "t1")
+try:
+    raise ValueError("broken")
+except ValueError:
+    log.exception("it broke")
+telemetry.shutdown()
+log.warning("after the end")
+"""
+
+
+def test_an_endpoint_takes_log_lines_with_their_traces(collector: HTTPServer) -> None:
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROCESS], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    trace_id = done.stdout.strip()
+    bodies: list[bytes] = collector.received  # type: ignore[attr-defined]  # set by the fixture
+    records, resources = [], []
+    for body in bodies:
+        for resource_logs in ExportLogsServiceRequest.FromString(body).resource_logs:
+            resources.append({entry.key: entry.value.string_value for entry in resource_logs.resource.attributes})
+            records += [line for scope in resource_logs.scope_logs for line in scope.log_records]
+    told = [(line.severity_text, line.body.string_value, line.trace_id.hex()) for line in records]
+    assert told == [
+        ("INFO", "the engine starts", ""),
+        ("WARN", "task t1 failed", trace_id),
+        ("ERROR", "it broke", ""),
+    ]
+    assert records[0].time_unix_nano < records[0].observed_time_unix_nano
+    assert {resource["service.name"] for resource in resources} == {"explorer"}
+    assert {resource["service.instance.id"] for resource in resources} == {"explorer-0"}
+    attributes: dict[str, AnyValue] = {entry.key: entry.value for entry in records[2].attributes}
+    assert attributes["exception.type"].string_value == "ValueError"
+    assert "Traceback" in attributes["exception.stacktrace"].string_value
+    assert f"task t1 failed [trace {trace_id}]" in done.stderr
+    assert "after the end" in done.stderr
+    assert "cannot be sent" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_lines_that_are_held_are_bounded_and_given_once() -> None:
+    log = logging.getLogger("workers.explorer")
+    with early_lines() as lines:
+        for number in range(MAX_EARLY_LINES + 3):
+            log.warning("line %d", number)
+        held = lines.end()
+        log.warning("later")
+        assert lines.end() == []
+    assert [record.getMessage() for record in held] == [f"line {i}" for i in range(3, MAX_EARLY_LINES + 3)]
+
+
+def test_lines_are_held_no_longer_than_the_block() -> None:
+    handlers = list(logging.getLogger().handlers)
+    with pytest.raises(ValueError, match="it does not start"), early_lines():
+        raise ValueError("it does not start")
+    assert logging.getLogger().handlers == handlers

@@ -1,0 +1,35 @@
+"""A fake rank: it obeys ``rank_protocol`` without an engine, and misbehaves in ``Export`` as its path says."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+from trinity_bus.training import rank_protocol as protocol
+from trinity_bus.training.rank_protocol import Answer, Done, Export, Failed, Leave, Train
+from trinity_bus.training.ranks import read_frame
+
+channel, rank = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+file = channel.makefile("rb")
+steps = 0
+while (payload := read_frame(file, protocol.ORDER_BYTES)) is not None:
+    order = protocol.decode_order(payload)
+    result: Done | Failed = Done(steps)
+    match order.call:
+        case Train(groups):
+            received = [read_frame(file, protocol.GROUP_BYTES) for _ in range(groups)]
+            steps += 1
+            result = Done(steps) if received == [b"one", b"two"] else Failed(f"received {received}")
+        case Export("die") if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Export("fail"):
+            result = Failed("no room")
+        case Export("hang"):
+            time.sleep(3600)
+        case Export("drift"):
+            result = Done(steps + rank)
+    answer = protocol.encode(Answer(order.number, result))
+    channel.sendall(protocol.framed(answer, protocol.ANSWER_BYTES) + answer)
+    if isinstance(order.call, Leave):
+        break

@@ -1,0 +1,119 @@
+"""What ranks tell each other: no call before the one before is settled, and every loss has a name."""
+
+import pytest
+
+from trinity_bus.training import rank_protocol as protocol
+from trinity_bus.training.errors import RankError
+from trinity_bus.training.rank_protocol import (
+    Answer,
+    Call,
+    Done,
+    Export,
+    Failed,
+    Gather,
+    Join,
+    Leave,
+    Load,
+    Order,
+    Roll,
+    Save,
+    Train,
+    Turns,
+)
+
+JOIN = Join(world_size=3, store_port=1, settings=b"{}")
+
+
+@pytest.mark.parametrize("call", [JOIN, Load("a"), Train(3), Save("a", b"{}"), Gather(), Export("b"), Leave()])
+def test_orders_survive_the_wire(call: Call) -> None:
+    assert protocol.decode_order(protocol.encode(Order(7, call))) == Order(7, call)
+
+
+def test_answers_survive_the_wire_and_long_reasons_are_cut() -> None:
+    for answer in (Answer(1, Done(4)), Answer(2, Failed("no memory"))):
+        assert protocol.decode_answer(protocol.encode(answer)) == answer
+    long = protocol.encode(Answer(2, Failed("x" * (1 << 20))))
+    assert len(long) < protocol.ANSWER_BYTES
+
+
+def test_what_is_no_message_is_refused() -> None:
+    for payload in (b"", b"\xc1", protocol.encode(Answer(1, Done(1)))):
+        with pytest.raises(RankError, match="no order"):
+            protocol.decode_order(payload)
+    with pytest.raises(RankError, match="not an answer"):
+        protocol.decode_answer(protocol.encode(Order(1, Gather())))
+
+
+def test_a_frame_over_its_limit_is_refused_on_both_sides() -> None:
+    assert protocol.length_of(protocol.framed(b"1234", 4), 4) == 4
+    with pytest.raises(RankError, match="5 bytes, the limit is 4"):
+        protocol.framed(b"12345", 4)
+    with pytest.raises(RankError, match="5 bytes was announced, the limit is 4"):
+        protocol.length_of(protocol.framed(b"12345", 5), 4)
+
+
+def test_a_follower_takes_join_first_and_misses_nothing() -> None:
+    with pytest.raises(RankError, match="the first one, and no other, is Join"):
+        Turns().take(Order(1, Gather()))
+    turns = Turns()
+    turns.take(Order(1, JOIN))
+    turns.take(Order(2, Gather()))
+    with pytest.raises(RankError, match="the first one, and no other, is Join"):
+        turns.take(Order(3, JOIN))
+    with pytest.raises(RankError, match="order 4 came after order 2"):
+        turns.take(Order(4, Gather()))
+
+
+def test_a_call_is_settled_when_all_have_answered() -> None:
+    roll = Roll(3)
+    assert roll.settled
+    assert roll.call(JOIN) == Order(1, JOIN)
+    assert not roll.settled
+    roll.answered(2, Answer(1, Done(0)))
+    assert roll.waiting == [1]
+    assert roll.late(5.0) == "rank 1 of 3 did not answer Join within 5 s"
+    with pytest.raises(RankError, match="Gather was called before Join was settled"):
+        roll.call(Gather())
+    roll.answered(1, Answer(1, Done(0)))
+    assert roll.settled
+    roll.check(0)
+    with pytest.raises(RankError, match="rank 1 is at step 0, rank 0 at step 1"):
+        roll.check(1)
+    assert roll.call(Gather()).number == 2
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (lambda roll: roll.ended(1, 42, -9), r"rank 1 of 3 \(process 42\) was ended by SIGKILL"),
+        (lambda roll: roll.ended(2, 43, 3), r"rank 2 of 3 \(process 43\) ended with status 3"),
+        (lambda roll: roll.answered(1, Answer(1, Failed("no memory"))), "rank 1 of 3 failed in Join: no memory"),
+        (lambda roll: roll.answered(1, Answer(9, Done(0))), "rank 1 of 3 answered order 9, where order 1 was the last"),
+        (lambda roll: roll.spoke_nonsense(2, "bad"), r"rank 2 of 3 sent what cannot be read \(bad\)"),
+    ],
+)
+def test_a_lost_rank_is_named_and_ends_all_calls(happens, reason: str) -> None:  # type: ignore[no-untyped-def]  # a table
+    roll = Roll(3)
+    roll.call(JOIN)
+    happens(roll)
+    roll.ended(1, 42, 1)  # what comes after does not hide the first
+    with pytest.raises(RankError, match=reason):
+        roll.call(Gather())
+
+
+def test_a_second_answer_to_one_order_is_no_answer_to_the_next() -> None:
+    roll = Roll(2)
+    roll.call(JOIN)
+    roll.answered(1, Answer(1, Done(0)))
+    roll.answered(1, Answer(1, Done(0)))
+    assert roll.lost is not None
+
+
+def test_the_end_of_a_rank_that_leaves_is_no_loss() -> None:
+    roll = Roll(2)
+    roll.call(JOIN)
+    roll.answered(1, Answer(1, Done(0)))
+    roll.call(Leave())
+    roll.ended(1, 42, 0)
+    assert roll.lost is None
+    assert roll.settled

@@ -1,0 +1,134 @@
+"""Every method with one, two and five members: real publishers, real receivers in threads, rounds and late joiners."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from schemas import ModelVersion
+from tests.support.transfers import announcement, settled, source
+from tests.support.waiting import wait_until
+from trinity_bus.config import SynchronizerSettings, TrainerSettings
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.weights import staging
+from trinity_bus.weights.hashing import BackgroundHash
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.staging import Staging
+from workers.trainer.publication import Publisher, make_publisher
+
+METHODS = get_args(SynchronizerSettings.model_fields["sync_method"].annotation)
+TIMEOUT_S = 10.0
+
+
+def model(version: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return {f"layer.{i}": torch.randn(1 << 17, generator=generator) for i in range(5)}
+
+
+class Mesh:
+    """A trainer that publishes by one method, and members."""
+
+    def __init__(self, method: str, folder: Path) -> None:
+        self.directory = folder
+        self.publisher: Publisher = make_publisher(
+            TrainerSettings(bucket_mib=1),
+            SynchronizerSettings(sync_method=method, sync_timeout_s=TIMEOUT_S),  # type: ignore[arg-type]
+            folder,
+            "cpu",
+        )
+        self.members: dict[str, WeightReceiver] = {}
+        self._serving: list[threading.Thread] = []
+
+    def publish(self, version: int) -> tuple[int, str]:
+        partial = checkpoint.begin(self.directory, version)
+        save_file(model(version), partial / "model.safetensors")
+        progress = TrainingProgress(step=version, version=version)
+        checkpoint.commit(self.directory, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+        return version, self.publisher.stage(version, model(version).items())
+
+    def announce(self, published: tuple[int, str], epoch: int, *names: str) -> ModelVersion:
+        """Begin to serve a round, as the trainer's service does."""
+        version, checksum = published
+        folder = checkpoint.of_step(self.directory, version)
+        announced = announcement(self.publisher, version, checksum, *names, epoch=epoch, checkpoint=folder)
+        self.publisher.keep(version)
+        self._serving.append(threading.Thread(target=self.publisher.serve, args=(announced,)))
+        self._serving[-1].start()
+        return announced
+
+    def take(self, announced: ModelVersion) -> None:
+        """All members at once, each proving what it got."""
+        for member in announced.members:
+            receiver = self.members.setdefault(member.explorer, WeightReceiver())
+            receiver.start(source(announced, member.explorer, TIMEOUT_S))
+        for member in announced.members:
+            progress = settled(self.members[member.explorer])
+            assert progress.state == "ready", progress.error
+            assert progress.checksum == announced.checksum
+            got = dict(self.members[member.explorer].take())
+            assert all(torch.equal(got[name], tensor) for name, tensor in model(announced.version).items())
+
+    def close(self) -> None:
+        for receiver in self.members.values():
+            receiver.close()
+        self.publisher.close()
+        for thread in self._serving:
+            thread.join()
+
+
+@pytest.fixture(params=METHODS)
+def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mesh]:
+    made = Mesh(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_all_members_take_version_after_version_and_a_late_one_takes_the_present(mesh: Mesh, members: int) -> None:
+    names = [f"explorer-{i}" for i in range(members)]
+    for version in range(3):
+        mesh.take(mesh.announce(mesh.publish(version), 1, *names))
+    # The next round is of the joiner alone, with the version that the others serve.
+    published = mesh.publish(3)
+    mesh.take(mesh.announce(published, 1, *names))
+    mesh.take(mesh.announce(published, 2, "joiner"))
+    mesh.take(mesh.announce(mesh.publish(4), 3, *names, "joiner"))
+
+
+def test_the_trainer_goes_on_while_a_member_is_slow_and_the_other_is_not_held_up(mesh: Mesh) -> None:
+    # Nobody takes it for "slow" until much later; staging the next versions waits for nobody.
+    first = mesh.publish(0)
+    announced = mesh.announce(first, 1, "slow", "quick")
+    fast = announced.model_copy(update={"members": [m for m in announced.members if m.explorer == "quick"]})
+    mesh.take(fast)
+    second = mesh.publish(1)
+    mesh.take(mesh.announce(second, 2, "quick"))
+    mesh.take(mesh.announce(second, 3, "slow"))
+
+
+def test_the_next_bucket_is_gathered_while_the_one_before_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = threading.Event()
+
+    class Noting(BackgroundHash):
+        def put(self, buffer: Any) -> None:
+            super().put(buffer)
+            # Whatever has been hashed by now was hashed while the iteration below went on.
+            wait_until(self._buffers.empty, "the thread to take the bucket")
+            hashed.set()
+
+    monkeypatch.setattr(staging, "BackgroundHash", Noting)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.ones(300)
+        yield "b", torch.ones(300)
+        # The bucket of "a" was closed for "b": it is with the thread, and this is not.
+        assert hashed.is_set()
+        yield "c", torch.ones(300)
+
+    manifest = Staging(bucket_bytes=1500, retain=1).stage(0, tensors())
+    assert [meta.name for meta in manifest.tensors] == ["a", "b", "c"]

@@ -1,0 +1,103 @@
+"""What is made of a version before it is taken: after it was verified, beside everything else, or not at all."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.transfers import announcement, settled, source
+from tests.support.waiting import wait_until
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.server import WeightServer
+
+
+def model(value: float) -> dict[str, torch.Tensor]:
+    return {f"layer.{i}": torch.full((100,), value + i) for i in range(3)}
+
+
+@pytest.fixture
+def server() -> Iterator[WeightServer]:
+    made = WeightServer(bucket_bytes=1 << 8, timeout_s=5)
+    yield made
+    made.close()
+
+
+class Preparation:
+    """Notes what it is given; refuses one version, and stays in the middle of another."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, dict[str, torch.Tensor]] = {}
+        self.refused = -1
+        self.slow = -1
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, manifest: TransferManifest, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        if manifest.version == self.refused:
+            raise WeightTransferError("no such model")
+        seen = self.seen[manifest.version] = {}
+        for name, tensor in tensors:
+            seen[name] = tensor.clone()
+            if manifest.version == self.slow:
+                self.begun.set()
+                self.go_on.wait(10)
+
+
+def begin(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> None:
+    receiver.start(source(announcement(server, version, checksum, "a"), "a", 5))
+
+
+def pull(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> Progress:
+    begin(server, receiver, version, checksum)
+    return settled(receiver)
+
+
+def test_what_is_verified_is_prepared_before_it_can_be_taken(server: WeightServer) -> None:
+    preparation = Preparation()
+    receiver = WeightReceiver(prepare=preparation)
+    progress = pull(server, receiver, 0, server.stage(0, model(1).items()))
+    assert progress.state == "ready", progress.error
+    assert progress.received_at <= progress.verified_at <= progress.prepared_at
+    assert all(torch.equal(preparation.seen[0][name], tensor) for name, tensor in model(1).items())
+    assert [name for name, _ in receiver.take()] == list(model(1))
+
+
+def test_other_bytes_than_were_announced_are_never_prepared(server: WeightServer) -> None:
+    preparation = Preparation()
+    receiver = WeightReceiver(prepare=preparation)
+    checksum = server.stage(0, model(1).items())
+    server.staging._staged[0].buffers[0][3] ^= 1
+    assert "have checksum" in pull(server, receiver, 0, checksum).error
+    assert not preparation.seen
+
+
+def test_a_version_that_cannot_be_prepared_fails_and_the_next_one_works(server: WeightServer) -> None:
+    preparation = Preparation()
+    preparation.refused = 0
+    receiver = WeightReceiver(prepare=preparation)
+    progress = pull(server, receiver, 0, server.stage(0, model(1).items()))
+    assert (progress.state, progress.error) == ("failed", "WeightTransferError: no such model")
+    with pytest.raises(WeightTransferError, match="no version is ready"):
+        receiver.take()
+    receiver.cancel()
+    assert pull(server, receiver, 1, server.stage(1, model(2).items())).state == "ready"
+
+
+def test_a_preparation_that_is_cancelled_ends_at_the_next_tensor(server: WeightServer) -> None:
+    preparation = Preparation()
+    preparation.slow = 0
+    receiver = WeightReceiver(prepare=preparation)
+    begin(server, receiver, 0, server.stage(0, model(1).items()))
+    assert preparation.begun.wait(10)
+    transfer = receiver._transfer
+    assert transfer is not None
+    receiver.cancel()
+    preparation.go_on.set()
+    wait_until(lambda: transfer.over)
+    assert "cancelled" in transfer.progress.error
+    assert len(preparation.seen[0]) == 1
+    assert pull(server, receiver, 1, server.stage(1, model(2).items())).state == "ready"
+    assert len(preparation.seen[1]) == 3

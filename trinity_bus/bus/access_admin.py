@@ -1,0 +1,144 @@
+"""Makes a cluster agree with the table of rights: users' passwords, and who may do what.
+
+Needs a user who may alter the cluster: a super user, or one with ``Alter`` on it. What is there already stays; rights
+that a user of the mesh has and the table does not know are taken away, so that an upgrade also narrows. Rights of other
+users are not looked at.
+
+Failures: a refusal, and a cluster without an authorizer, are a ``BusError`` that names the user or the right. What was
+done until then stays done, and doing it again goes on from there.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import for_code
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from aiokafka.protocol.api import Request
+
+from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
+from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.farewell import close_admin
+from trinity_bus.bus.scram import SetCredentials, credential
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BusError
+
+_ANY: Final = 1
+_LITERAL: Final = 3
+_PREFIXED: Final = 4
+_ALLOW: Final = 3
+_EVERYWHERE: Final = "*"
+_SECURITY_DISABLED: Final = 54
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was changed."""
+
+    passwords: int
+    given: int
+    """Rights that users did not have yet."""
+    taken: int
+    """Rights that they no longer have."""
+
+
+async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str]) -> Applied:
+    """Set passwords, and give every user of the namespace the rights of the table, and no others.
+
+    Args:
+        settings: Of the cluster; logged in as one who may alter it.
+        passwords: User, one of ``USERS``, to password. Those that are absent keep theirs.
+
+    Raises:
+        BusError: The cluster has no authorizer, or refuses.
+    """
+    admin = AIOKafkaAdminClient(**client_options(settings, "trinity-bus-access"))
+    with kafka_errors("set up access"):
+        await admin.start()
+        try:
+            return await _apply(admin, settings.namespace, passwords)
+        finally:
+            await close_admin(admin)
+
+
+async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[str, str]) -> Applied:
+    if passwords:
+        named = {user_name(namespace, user): password for user, password in passwords.items()}
+        response = await _ask(admin, SetCredentials([credential(user, word) for user, word in named.items()]))
+        for user, code, message, *_ in response.results:
+            _check(code, message, f"set the password of {user}")
+    given = taken = 0
+    for user in USERS:
+        principal = f"User:{user_name(namespace, user)}"
+        wanted, found = rights(namespace, user), await _rights_of(admin, principal)
+        if missing := sorted(wanted - found):
+            answer = await _ask(admin, _GiveRights(principal, missing))
+            _check_all(answer.creation_responses, [f"let {principal} {_words(right)}" for right in missing])
+        if stale := sorted(found - wanted):
+            answer = await _ask(admin, _TakeRights(principal, stale))
+            _check_all(answer.filter_responses, [f"no longer let {principal} {_words(right)}" for right in stale])
+        given, taken = given + len(missing), taken + len(stale)
+    return Applied(len(passwords), given, taken)
+
+
+async def _rights_of(admin: AIOKafkaAdminClient, principal: str) -> frozenset[Right]:
+    """What a user is allowed now, in terms of the table."""
+    response = await _ask(admin, DescribeAclsRequest(_ANY, None, _ANY, principal, None, _ANY, _ALLOW))
+    _check(response.error_code, response.error_message, f"read the rights of {principal}")
+    kinds, operations = set(Kind), set(Operation)
+    return frozenset(
+        Right(Kind(kind), name, Operation(operation), pattern == _PREFIXED)
+        for kind, name, pattern, entries in response.resources
+        for _, host, operation, _ in entries
+        if kind in kinds and operation in operations and host == _EVERYWHERE
+    )
+
+
+class _Rights:
+    """Many rows in one request; the library's own requests have one each."""
+
+    def __init__(self, principal: str, rights: Iterable[Right]) -> None:
+        self._rows = [_row(principal, right) for right in rights]
+
+    def build(self, request_struct_class: Any) -> Any:
+        """As the client library wants it."""
+        return request_struct_class(self._rows)
+
+
+class _GiveRights(_Rights, CreateAclsRequest):  # type: ignore[misc]  # the client library is untyped here
+    pass
+
+
+class _TakeRights(_Rights, DeleteAclsRequest):  # type: ignore[misc]  # likewise
+    pass
+
+
+def _row(principal: str, right: Right) -> tuple[int, str, int, str, str, int, int]:
+    """A right as Kafka's requests have it."""
+    pattern = _PREFIXED if right.prefix else _LITERAL
+    return (right.kind, right.name, pattern, principal, _EVERYWHERE, right.operation, _ALLOW)
+
+
+def _words(right: Right) -> str:
+    return f"{right.operation.name.lower()} {right.kind.name.lower()} {right.name}{'*' if right.prefix else ''}"
+
+
+async def _ask(admin: AIOKafkaAdminClient, request: Request[Any]) -> Any:
+    # The library's own methods know neither rights nor passwords; this is what they are made of.
+    return await admin._send_request(request)  # noqa: SLF001
+
+
+def _check_all(results: Iterable[tuple[int, str | None]], doing: Iterable[str]) -> None:
+    for (code, message, *_), what in zip(results, doing, strict=True):
+        _check(code, message, what)
+
+
+def _check(code: int, message: str | None, doing: str) -> None:
+    if code == _SECURITY_DISABLED:
+        raise BusError(
+            f"{doing}: the cluster checks no rights; its brokers need authorizer.class.name, such as "
+            "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+        )
+    if code:
+        raise BusError(f"{doing}: {message or for_code(code).__name__}")

@@ -1,0 +1,24 @@
+"""The garbage collector of a service that is to answer within milliseconds.
+
+A full collection looks at every object, also at the hundreds of thousands that imports have made and that stay for
+good: 70 to 90 ms in a coordinator, at moments that nobody chooses. What is there when a service begins to work is taken
+out of the collector's sight; what it makes from then on is little, and soon looked at.
+"""
+
+import gc
+
+
+def settle() -> None:
+    """Collect what the start has left, and have later collections pass over all that is there now.
+
+    Call it once, when everything is imported and before the first work. What it covers is still freed when its last
+    reference goes; only circles of it stay, until :func:`unsettle`.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def unsettle() -> None:
+    """Show the collector everything again, and have it collect."""
+    gc.unfreeze()
+    gc.collect()

@@ -1,0 +1,145 @@
+"""Log lines: on the console with the trace that they belong to, and over OTLP where an endpoint is configured.
+
+::
+
+    logging --console()-------> stderr   "12:00:01 WARNING workers.explorer.attempts: task t1 ... [trace 4bf9...]"
+            |--LogExport------> OTLP     severity, text, exception, trace id and span id; only with an endpoint
+            '--EarlyLines-----> held, until there is a LogExport to take them
+
+A line has a trace id exactly when it is written while a span is the current one. Without an endpoint log lines go to
+the console alone: the folder of a run keeps the console's output of its processes already.
+
+What goes wrong while log lines are exported is told on the console only, or it would be exported in turn, for ever.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, override
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.instrumentation.logging.handler import LoggingHandler
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.trace import format_trace_id
+
+FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+MAX_EARLY_LINES: Final = 1000
+"""Far more than any start has; the oldest are dropped."""
+OWN: Final = ("opentelemetry", "urllib3", "requests")
+"""Loggers of what exports."""
+
+
+class TraceFormatter(logging.Formatter):
+    """Adds the trace id of the current span, where there is one."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or more with a traceback; the trace id ends the first."""
+        text = super().format(record)
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid:
+            return text
+        first, newline, rest = text.partition("\n")
+        return f"{first} [trace {format_trace_id(context.trace_id)}]{newline}{rest}"
+
+
+def console(level: int | str = logging.INFO, *, template: str = FORMAT) -> None:
+    """Have log lines of this process written to stderr, with trace ids. Does nothing where a handler is set already.
+
+    Args:
+        level: The lowest to show.
+        template: Of a line, in the style of ``logging``.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(TraceFormatter(template, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler])
+    # Every fetch and every metadata refresh of the client would be a line.
+    logging.getLogger("aiokafka").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class LogExport:
+    """Sends what this process logs to the OTLP endpoint of the environment, until it is closed.
+
+    Args:
+        resource: Whose lines these are.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        # Shut down by its owner, who knows when the last line is written.
+        self._provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
+        self._handler = _Handler(logger_provider=self._provider)
+        self._handler.addFilter(_NotOwn())
+
+    def begin(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
+        """From now on, every line of every logger.
+
+        Args:
+            earlier: Lines from before, with the times at which they were written.
+        """
+        for record in earlier:
+            self._handler.handle(record)
+        logging.getLogger().addHandler(self._handler)
+
+    def close(self) -> None:
+        """Send what is held back, then stop. Safe to call twice."""
+        logging.getLogger().removeHandler(self._handler)
+        self._provider.shutdown()
+
+
+class EarlyLines(logging.Handler):
+    """Holds the log lines of a process that cannot export yet, because it is still to be forked.
+
+    ::
+
+        early_lines() --every line, the newest MAX_EARLY_LINES--> end() --> LogExport.begin(), which sends them
+
+    A process that ends before has told them on its console alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: deque[logging.LogRecord] = deque(maxlen=MAX_EARLY_LINES)
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hold it."""
+        self._records.append(record)
+
+    def end(self) -> list[logging.LogRecord]:
+        """Hold no more; those held, oldest first. Later calls have none."""
+        logging.getLogger().removeHandler(self)
+        records = list(self._records)
+        self._records.clear()
+        return records
+
+
+@contextmanager
+def early_lines() -> Iterator[EarlyLines]:
+    """From now on lines are held, to the end of the block at the latest."""
+    lines = EarlyLines()
+    logging.getLogger().addHandler(lines)
+    try:
+        yield lines
+    finally:
+        lines.end()
+
+
+class _Handler(LoggingHandler):
+    """Is not flushed by ``logging``, which does so as the interpreter exits, when no thread can be started any more."""
+
+    @override
+    def flush(self) -> None:
+        """Nothing: the owner of the provider sends what is held back."""
+
+
+class _NotOwn(logging.Filter):
+    """Passes over what exports."""
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] not in OWN

@@ -1,0 +1,115 @@
+"""Where the time of a number of like units goes: the slots of an explorer, the one engine of a trainer.
+
+::
+
+    IDLE --unit("training")--> TRAINING --move("checkpointing")--> CHECKPOINTING --the block ends--> IDLE
+
+Each unit is in one state at a time, and the seconds that each state has been occupied are summed up: ten slots that are
+idle for a second are ten seconds. As an ever rising counter this loses nothing between two readings, where a gauge that
+is read every few seconds would show one moment of them; the rate of a state over the rate of all is its share.
+
+There is nothing to fail: a block that is left by an exception is left.
+"""
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+
+class Occupancy:
+    """Seconds by state.
+
+    Args:
+        idle: The state of a unit that does nothing.
+        units: How many there are. More may be busy for a moment; then none is idle.
+        clock: Seconds, steady.
+    """
+
+    def __init__(self, idle: str, units: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._idle = idle
+        self._units = units
+        self._clock = clock
+        self._busy: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {idle: 0.0}
+        self._at = clock()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def unit(self, state: str) -> Iterator["Unit"]:
+        """One unit is in ``state``, until the block ends or moves it to another."""
+        unit = Unit(self)
+        unit.move(state)
+        try:
+            yield unit
+        finally:
+            self._change(unit.state, None)
+
+    def seconds(self) -> Mapping[str, float]:
+        """What each state has taken so far, in seconds of units."""
+        with self._lock:
+            self._count()
+            return dict(self._seconds)
+
+    def _change(self, before: str | None, after: str | None) -> None:
+        with self._lock:
+            self._count()
+            if before is not None:
+                self._busy[before] -= 1
+            if after is not None:
+                self._busy[after] += 1
+
+    def _count(self) -> None:
+        now = self._clock()
+        elapsed, self._at = now - self._at, now
+        self._seconds[self._idle] += elapsed * max(0, self._units - self._busy.total())
+        for state, units in self._busy.items():
+            self._seconds[state] = self._seconds.get(state, 0.0) + elapsed * units
+
+
+class Unit:
+    """A unit that does something. Made by :meth:`Occupancy.unit`."""
+
+    __slots__ = ("_of", "state")
+
+    def __init__(self, of: Occupancy) -> None:
+        self._of = of
+        self.state: str | None = None
+
+    def move(self, state: str) -> None:
+        """It does something else from now on."""
+        self._of._change(self.state, state)  # noqa: SLF001 - its other half
+        self.state = state
+
+
+class OccupancyCounter:
+    """A counter of seconds over all occupancies that it watches and that still exist.
+
+    Args:
+        name: Of the metric.
+        attribute: That has the state.
+        description: For people.
+    """
+
+    def __init__(self, name: str, *, attribute: str, description: str) -> None:
+        self._attribute = attribute
+        self._watched: weakref.WeakSet[Occupancy] = weakref.WeakSet()
+        metrics.get_meter("trinity_bus").create_observable_counter(
+            name, [self._observe], unit="s", description=description
+        )
+
+    def watch(self, occupancy: Occupancy) -> None:
+        """Counts it in as long as it exists."""
+        self._watched.add(occupancy)
+
+    def _observe(self, _options: CallbackOptions) -> Iterable[Observation]:
+        total: Counter[str] = Counter()
+        # Metrics are collected on a thread of their own, while others come and go.
+        for occupancy in list(self._watched):
+            total.update(occupancy.seconds())
+        return [Observation(seconds, {self._attribute: state}) for state, seconds in total.items()]

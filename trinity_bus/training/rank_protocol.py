@@ -1,0 +1,293 @@
+"""What rank 0 tells the other ranks of a trainer, and what they answer. Pure; ``ranks`` and ``rank`` move the bytes.
+
+Training on several ranks is a series of *calls* that all of them make together, each with collectives in it. Rank 0
+decides which comes next, sends it to the others, and makes it itself; so all make the same ones in the same order. A
+call is *settled* when every other rank has answered it, and none is sent before the one before it is settled::
+
+    rank 0                                     rank 1, rank 2, ...
+      Order(1, Join) ----------------------->  join the process groups, build the engine
+      Order(2, Load) ----------------------->  go back to the newest checkpoint
+      Order(3, Train), group, group, ... --->  train on them                <--- collectives among all ranks --->
+      Order(4, Save) ----------------------->  write their part of the checkpoint
+      Order(5, Gather) --------------------->  give their part of the weights
+      Order(6, Export) --------------------->  the same
+      Order(7, Leave) ---------------------->  leave the process groups, end
+      <-- Answer(n, Done(step)) after each, or Answer(n, Failed(why)), after which the rank ends
+
+    Roll (rank 0):      SETTLED --call()--> CALLED --Done of every rank--> SETTLED
+                           |                  |--another step than rank 0: RankError
+                           '------------------'--Failed, or an end: LOST, for good; RankError with the rank and reason
+    Turns (others):     Join first and once, then numbers that rise by one; else RankError, and the rank ends
+
+A frame is its length in four bytes, the highest first, and so many bytes of msgpack; a length above the limit of what
+is expected is refused before anything is allocated. A batch's groups are frames of their own, the bytes that are on the
+log (``schemas.codec``). The channel ends inside one machine and one user, so nothing is encrypted.
+"""
+
+import signal
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from schemas.experience import ExperienceGroup
+from trinity_bus.training.errors import RankError
+
+LIMIT_S: Final = 600.0
+"""How long a rank may wait for the others, within a collective or for an answer, before it fails."""
+ORDER_BYTES: Final = 1 << 20
+ANSWER_BYTES: Final = 1 << 16
+GROUP_BYTES: Final = ExperienceGroup.MAX_BYTES
+LENGTH_BYTES: Final = 4
+_SHOWN: Final = 2000
+
+
+class Join(Struct, frozen=True, tag=True):
+    """Join the process groups and build the engine."""
+
+    world_size: int
+    store_port: int
+    """Of the store in which all ranks meet, on the loopback interface."""
+    settings: bytes
+    """``TrainerSettings`` as JSON."""
+
+
+class Load(Struct, frozen=True, tag=True):
+    """Go back to the newest checkpoint."""
+
+    directory: str
+
+
+class Train(Struct, frozen=True, tag=True):
+    """Train on the groups in the frames that follow."""
+
+    groups: int
+
+
+class Save(Struct, frozen=True, tag=True):
+    """Write a checkpoint."""
+
+    directory: str
+    progress: bytes
+    """``TrainingProgress`` as JSON."""
+
+
+class Gather(Struct, frozen=True, tag=True):
+    """Give the weights."""
+
+
+class Export(Struct, frozen=True, tag=True):
+    """Write the model as a Hugging Face folder."""
+
+    path: str
+
+
+class Leave(Struct, frozen=True, tag=True):
+    """Leave the process groups and end."""
+
+
+type Call = Join | Load | Train | Save | Gather | Export | Leave
+
+
+class Order(Struct, frozen=True, array_like=True):
+    """One call, to all ranks but the first."""
+
+    number: int
+    call: Call
+
+
+class Done(Struct, frozen=True, tag=True):
+    """The call is made."""
+
+    step: int
+    """At which the rank's engine is; 0 where it has none any more."""
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """It is not, and the rank ends."""
+
+    why: str
+
+
+class Answer(Struct, frozen=True, array_like=True):
+    """What came of an order."""
+
+    number: int
+    result: Done | Failed
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_ORDER = msgspec.msgpack.Decoder(Order)
+_ANSWER = msgspec.msgpack.Decoder(Answer)
+
+
+def framed(payload: bytes, limit: int) -> bytes:
+    """The head of a frame with this payload.
+
+    Raises:
+        RankError: The payload is over the limit.
+    """
+    if len(payload) > limit:
+        raise RankError(f"a frame of {len(payload)} bytes, the limit is {limit}")
+    return len(payload).to_bytes(LENGTH_BYTES, "big")
+
+
+def length_of(head: bytes, limit: int) -> int:
+    """How many bytes follow the head of a frame.
+
+    Raises:
+        RankError: More than the limit.
+    """
+    length = int.from_bytes(head, "big")
+    if length > limit:
+        raise RankError(f"a frame of {length} bytes was announced, the limit is {limit}")
+    return length
+
+
+def encode(message: Order | Answer) -> bytes:
+    """A message as msgpack; the reason of a failure is cut where it is long."""
+    if isinstance(message, Answer) and isinstance(message.result, Failed):
+        message = Answer(message.number, Failed(message.result.why[:_SHOWN]))
+    return _ENCODE(message)
+
+
+def decode_order(payload: bytes) -> Order:
+    """An order.
+
+    Raises:
+        RankError: It is none.
+    """
+    try:
+        return _ORDER.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise RankError(f"rank 0 sent what is no order: {error}") from error
+
+
+def decode_answer(payload: bytes) -> Answer:
+    """An answer.
+
+    Raises:
+        RankError: It is none.
+    """
+    try:
+        return _ANSWER.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise RankError(f"not an answer: {error}") from error
+
+
+@dataclass(slots=True)
+class Turns:
+    """A follower's side: which order may come next."""
+
+    last: int = 0
+
+    def take(self, order: Order) -> None:
+        """Take note of an order.
+
+        Raises:
+            RankError: It is not the next, or Join does not come first and once.
+        """
+        if order.number != self.last + 1:
+            raise RankError(f"order {order.number} came after order {self.last}: one is missing")
+        if isinstance(order.call, Join) != (self.last == 0):
+            raise RankError(f"order {order.number} is {_name(order.call)}; the first one, and no other, is Join")
+        self.last = order.number
+
+
+@dataclass(slots=True)
+class Roll:
+    """Rank 0's side: what was called, who has answered, who is lost.
+
+    Args:
+        world_size: Ranks, the first included.
+    """
+
+    world_size: int
+    lost: str | None = None
+    """Who was lost first, and why."""
+    _number: int = 0
+    _call: Call | None = None
+    _steps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every rank has answered the last call."""
+        return self._call is None or not self.waiting
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks whose answer to the last call is missing."""
+        return [rank for rank in range(1, self.world_size) if rank not in self._steps]
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the ranks have been told to end."""
+        return isinstance(self._call, Leave)
+
+    def call(self, call: Call) -> Order:
+        """The order for the next call.
+
+        Raises:
+            RankError: A rank is lost, or has not answered the call before.
+        """
+        if self.lost is not None:
+            raise RankError(self.lost)
+        if self._call is not None and self.waiting:
+            raise RankError(f"{_name(call)} was called before {_name(self._call)} was settled")
+        self._number += 1
+        self._call = call
+        self._steps = {}
+        return Order(self._number, call)
+
+    def answered(self, rank: int, answer: Answer) -> None:
+        """Take note of an answer."""
+        if answer.number != self._number or rank in self._steps:
+            self._lose(rank, f"answered order {answer.number}, where order {self._number} was the last")
+        elif isinstance(answer.result, Failed):
+            self._lose(rank, f"failed in {_name(self._call)}: {answer.result.why}")
+        else:
+            self._steps[rank] = answer.result.step
+
+    def spoke_nonsense(self, rank: int, why: str) -> None:
+        """Take note that what a rank sent cannot be read."""
+        self._lose(rank, f"sent what cannot be read ({why})")
+
+    def ended(self, rank: int, pid: int, status: int) -> None:
+        """Take note that a rank's process has ended; after Leave that is as it should be."""
+        if self.leaving:
+            # A rank that died over it owes an answer no more.
+            self._steps.setdefault(rank, 0)
+            return
+        how = f"was ended by {_signal(-status)}" if status < 0 else f"ended with status {status}"
+        self._lose(rank, f"(process {pid}) {how}")
+
+    def check(self, step: int) -> None:
+        """Whether all ranks are where rank 0 is, once a call is settled.
+
+        Args:
+            step: At which rank 0's engine is.
+
+        Raises:
+            RankError: One is at another step.
+        """
+        for rank, theirs in sorted(self._steps.items()):
+            if theirs != step:
+                raise RankError(f"rank {rank} is at step {theirs}, rank 0 at step {step}: they have drifted apart")
+
+    def late(self, limit_s: float) -> str:
+        """What to say of the ranks that have not answered in time."""
+        ranks = ", ".join(map(str, self.waiting))
+        return f"rank {ranks} of {self.world_size} did not answer {_name(self._call)} within {limit_s:g} s"
+
+    def _lose(self, rank: int, how: str) -> None:
+        if self.lost is None:
+            self.lost = f"rank {rank} of {self.world_size} {how}"
+
+
+def _name(call: Call | None) -> str:
+    return type(call).__name__
+
+
+def _signal(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,0 +1,54 @@
+"""``trinity-bus access``: the users of a mesh on a cluster that checks rights."""
+
+import asyncio
+from collections import defaultdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trinity_bus.bus.access import USERS, Kind, Operation, rights, user_name
+from trinity_bus.bus.access_admin import apply_access
+from trinity_bus.config import Settings
+from workers.cli.connection import connected_settings
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Users of the mesh, and what each may do.")
+console = Console()
+
+_IMPLIED = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
+
+
+@app.command()
+def show() -> None:
+    """Show what each user may do. All may besides see the names and settings of the mesh's topics."""
+    namespace = Settings().kafka.namespace
+    table = Table("user", "may", "on", show_lines=False)
+    for user in USERS:
+        by_name: dict[tuple[Kind, str], list[Operation]] = defaultdict(list)
+        for right in sorted(rights(namespace, user)):
+            if not (right.kind is Kind.TOPIC and right.operation in _IMPLIED):
+                by_name[right.kind, right.name + "*" * right.prefix].append(right.operation)
+        for (kind, name), operations in by_name.items():
+            words = ", ".join(operation.name.lower() for operation in operations)
+            table.add_row(user_name(namespace, user), words, f"{kind.name.lower().replace('_', ' ')} {name}")
+        table.add_section()
+    console.print(table)
+
+
+@app.command()
+def apply() -> None:
+    """Set the passwords of TRINITY_BUS_ACCESS__*, and give every user what `show` lists, and nothing else.
+
+    Logs in as TRINITY_BUS_KAFKA__* says, which must be one who may alter the cluster.
+    """
+    settings = connected_settings()
+    passwords = {
+        user: password.get_secret_value()
+        for user in USERS
+        if (password := getattr(settings.access, f"{user}_password")) is not None
+    }
+    done = asyncio.run(apply_access(settings.kafka, passwords))
+    console.print(
+        f"{len(USERS)} users of namespace {settings.kafka.namespace}: {done.passwords} passwords set, "
+        f"{done.given} rights given, {done.taken} taken away"
+    )

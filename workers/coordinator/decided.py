@@ -1,0 +1,62 @@
+"""What was decided and is not committed yet: the content of the next transaction."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas import BatchLifecycleState
+from schemas.topics import TASKS
+from trinity_bus.bus import Received, Undecodable
+from trinity_bus.coordination import BatchMoved, Command, Observe, Origin, Refuse
+from workers.coordinator.spans import Spans
+
+
+@dataclass(slots=True)
+class Decided:
+    """Grows until a transaction takes it."""
+
+    spans: Spans
+    commands: list[Command] = field(default_factory=list)
+    """In the order of the decisions."""
+    unreadable: list[Received[Any]] = field(default_factory=list)
+    originals: dict[Origin, Received[Any]] = field(default_factory=dict)
+    """Tasks as they came."""
+    signals: int = 0
+    """Commands and events that it is made of."""
+    since: float | None = None
+    """When the first records came, by the clock of whoever reads."""
+
+    is_awaited: bool = False
+    """Whether somebody waits for any of it: an explorer for orders, a client for an answer."""
+
+    @property
+    def tasks(self) -> int:
+        """That it is made of."""
+        return len(self.originals)
+
+    def take(self, received: Iterable[Received[Any]], now: float) -> None:
+        """Records that are decided upon now."""
+        for item in received:
+            if self.since is None:
+                self.since = now
+            if isinstance(item.record, Undecodable):
+                self.unreadable.append(item)
+            if item.topic is TASKS:
+                self.originals[Origin(item.partition, item.offset)] = item
+            else:
+                self.signals += 1
+
+    def add(self, commands: Iterable[Command]) -> None:
+        """What was decided upon them."""
+        for command in commands:
+            self.commands.append(command)
+            self.is_awaited = self.is_awaited or _is_awaited(command)
+
+
+def _is_awaited(command: Command) -> bool:
+    match command:
+        case BatchMoved(record=batch):
+            return batch.state is not BatchLifecycleState.PENDING
+        case Observe() | Refuse():
+            return False
+    return True
