@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,7 @@ class Child:
             raise ProcessError(f"cannot start {self.command[0]}: its guard ended with {self._guard.wait()}")
         self.pid = int(answer)
         """Process id of the command itself."""
+        self._reaping = threading.Lock()
 
     @property
     def returncode(self) -> int | None:
@@ -92,12 +94,14 @@ class Child:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Look whether it has ended, without waiting."""
-        if self._guard.returncode is None and _ended(self._guard.pid):
-            # Not yet reaped: its process id, which is the session's id too, cannot belong to anyone else.
-            _kill_session(self._guard.pid)
-            self._guard.wait()
-        return self._guard.returncode
+        """Look whether it has ended, without waiting. Any thread may."""
+        # Only one of two threads can reap it, and the other would find no such process.
+        with self._reaping:
+            if self._guard.returncode is None and _ended(self._guard.pid):
+                # Not yet reaped: its process id, which is the session's id too, cannot belong to anyone else.
+                _kill_session(self._guard.pid)
+                self._guard.wait()
+            return self._guard.returncode
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until it has ended, or until the limit.

@@ -11,10 +11,10 @@ from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fault_mesh import FaultMesh
 from tests.support.mesh_log import MeshLog
-from tests.support.waiting import wait_until
+from tests.support.waiting import until
 from tests.support.zero_cost_explorer import WORDS
 from trinity_bus.bus import Bus
-from trinity_bus.runtime.process import tail
+from trinity_bus.runtime.process import start_time, tail
 from workers.watch.follow import Follower, follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -71,6 +71,14 @@ class Client:
                     await (await producer.send(TASKS, task.task_id, task))
 
 
+async def kill_broker(mesh: FaultMesh) -> None:
+    """Kills it and waits until it is gone."""
+    pid = mesh.broker.pid
+    assert pid is not None
+    assert mesh.kill_broker()
+    await until(lambda: start_time(pid) is None)
+
+
 @pytest.mark.parametrize("coordinators", [1, 2])
 def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coordinators: int
@@ -96,8 +104,7 @@ def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
                 for outage in range(OUTAGES):
                     await client.until((outage + 1) * BATCHES_SENT // (OUTAGES + 2))
                     killed = time.monotonic()
-                    assert mesh.kill_broker()
-                    await asyncio.to_thread(wait_until, lambda: mesh.broker.poll() is not None, "end of the broker")
+                    await kill_broker(mesh)
                     before = client.ended
                     await client.until(before + 2)
                     print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after the kill")

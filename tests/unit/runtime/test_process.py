@@ -1,6 +1,7 @@
 """Children: what they return, and that no descendant outlives its owner, whatever kills whom."""
 
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
@@ -8,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import assert_all_gone, family_of
+from trinity_bus.runtime import process
 from trinity_bus.runtime.process import Child, start_time, tail
 
 FAMILY = "setsid sh -c 'echo apart; exec sleep 600' & sh -c 'sleep 600 & echo ready; wait' & wait"
@@ -20,6 +23,7 @@ FAMILY = "setsid sh -c 'echo apart; exec sleep 600' & sh -c 'sleep 600 & echo re
 
 OWNER = f"""
 import sys, time
+from trinity_bus.runtime import process
 from trinity_bus.runtime.process import Child
 child = Child(["sh", "-c", {FAMILY!r}])
 time.sleep(600)
@@ -142,6 +146,19 @@ def test_a_child_outlives_the_thread_that_started_it(output: Path) -> None:
     thread.join()
     with started[0] as child:
         assert child.wait(10) == 4
+
+
+def test_threads_may_look_at_the_same_time_whether_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ended = itertools.count(), process._ended
+
+    def slowly(pid: int) -> bool:
+        # Every second one asks when another has long reaped it.
+        time.sleep(0.2 * (next(asked) % 2))
+        return ended(pid)
+
+    monkeypatch.setattr(process, "_ended", slowly)
+    with Child(["true"]) as child, ThreadPoolExecutor(4) as pool:
+        assert [wait.result() for wait in [pool.submit(child.wait, 10) for _ in range(4)]] == [0] * 4
 
 
 def test_a_passed_descriptor_is_held_until_the_command_ends(tmp_path: Path) -> None:
