@@ -61,6 +61,15 @@ class Client:
             assert time.monotonic() < deadline, f"{self.ended} of {count} batches have ended\n{logs}"
             await self._follower.update(0.1)
 
+    async def until_all_work(self) -> None:
+        """Waits for every service: one that starts while there is no broker rightly ends, and is started again."""
+        deadline = time.monotonic() + LIMIT_S
+        explorers = {service.name for service in self._mesh.of_role("explorer")}
+        while not (explorers <= set(self._follower.view.explorers) and self._follower.view.trainer is not None):
+            self._mesh.check()
+            assert time.monotonic() < deadline, f"at work: {[*self._follower.view.explorers]} of {sorted(explorers)}"
+            await self._follower.update(0.1)
+
     async def produce(self) -> None:
         async with self._bus.producer() as producer:
             for number in range(BATCHES_SENT):
@@ -100,6 +109,7 @@ def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
             await bus.ensure_topics()
             async with follow(bus, whole=True) as follower:
                 client = Client(mesh, bus, follower)
+                await client.until_all_work()
                 producing = asyncio.create_task(client.produce())
                 for outage in range(OUTAGES):
                     await client.until((outage + 1) * BATCHES_SENT // (OUTAGES + 2))
