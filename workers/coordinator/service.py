@@ -51,7 +51,6 @@ from schemas import (
     Task,
     VersionWanted,
 )
-from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
@@ -263,10 +262,10 @@ class Coordinator:
         received = await intake.next(
             max(0.0, next_at - now), signals=decided.signals < MAX_SIGNALS, tasks=tasks, until=committing
         )
-        now = self._clock()
-        if any(item.topic is TASKS for item in received):
-            self._tasks_at = now
+        now, before = self._clock(), decided.tasks
         decided.take(received, now)
+        if decided.tasks > before:
+            self._tasks_at = now
         decided.add(self.machine.handle_all(self._inputs(received, now, decided.spans), now))
         for item in received:
             self._positions[item.topic.name, item.partition] = item.offset + 1
