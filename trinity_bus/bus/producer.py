@@ -44,7 +44,15 @@ from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.spans import start_send_span
-from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, look_at_errors, make_fatal
+from trinity_bus.bus.transactions import (
+    CANCELLED_S,
+    abort,
+    commit,
+    fatal_error,
+    look_at_errors,
+    make_fatal,
+    slowness_told,
+)
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
@@ -266,32 +274,33 @@ class Producer:
                 raise translated(fatal, doing)
             with kafka_errors(doing):
                 await client.begin_transaction()
-            outgoing = self._outgoing = Outgoing(client, self._settings.namespace)
-            try:
-                yield
-                await self._make_durable(outgoing)
-            except asyncio.CancelledError:
+            with slowness_told(client, f"a transaction of {self.transactional_id}"):
+                outgoing = self._outgoing = Outgoing(client, self._settings.namespace)
                 try:
-                    await abort(client, CANCELLED_S)
-                except BusError as error:
-                    log.warning("%s; this producer is of no more use", error)
-                raise
-            except BaseException:
-                await abort(client, self._outage_s)
-                raise
-            finally:
-                self._outgoing = None
-                outgoing.forget()
-                for position in outgoing.sent:
-                    # Their errors are this transaction's, and it has one already; else asyncio would report each.
-                    position.add_done_callback(_look_at)
-            try:
-                await commit(client, self._outage_s)
-            except ProducerFencedError:
-                raise
-            except BusError:
-                await abort(client, self._outage_s)
-                raise
+                    yield
+                    await self._make_durable(outgoing)
+                except asyncio.CancelledError:
+                    try:
+                        await abort(client, CANCELLED_S)
+                    except BusError as error:
+                        log.warning("%s; this producer is of no more use", error)
+                    raise
+                except BaseException:
+                    await abort(client, self._outage_s)
+                    raise
+                finally:
+                    self._outgoing = None
+                    outgoing.forget()
+                    for position in outgoing.sent:
+                        # Their errors are this transaction's, and it has one already; else asyncio would report each.
+                        position.add_done_callback(_look_at)
+                try:
+                    await commit(client, self._outage_s)
+                except ProducerFencedError:
+                    raise
+                except BusError:
+                    await abort(client, self._outage_s)
+                    raise
 
     async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group: str) -> None:
         """Commit input positions as part of the open transaction.

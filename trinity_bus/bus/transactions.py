@@ -1,8 +1,10 @@
-"""How a transaction of the client library is ended, so that its outcome is always known."""
+"""How a transaction of the client library is ended, so that its outcome is always known, and what it waits for said."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -16,8 +18,47 @@ from trinity_bus.errors import BusError
 # these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
 sender.BACKOFF_OVERRIDE = 0.003
 
+log = logging.getLogger(__name__)
+
+SLOW_S = 10.0
+"""So often it is said what a transaction waits for."""
 CANCELLED_S = 5.0
 """How long the end of a transaction is still waited for by someone who is told to stop."""
+
+
+@contextmanager
+def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
+    """Say every ``SLOW_S`` seconds what the open transaction waits for.
+
+    Several answers of a broker ("still loading", "the transaction before is not complete") have the client library try
+    again for ever, without a word.
+    """
+    loop, began = asyncio.get_running_loop(), time.monotonic()
+    timer: asyncio.TimerHandle
+
+    def tell() -> None:
+        nonlocal timer
+        log.warning("%s takes %.0f s now: %s", doing, time.monotonic() - began, still_to_do(client))
+        timer = loop.call_later(SLOW_S, tell)
+
+    timer = loop.call_later(SLOW_S, tell)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def still_to_do(client: AIOKafkaProducer) -> str:
+    """What the client has not done yet of the open transaction, in the order in which it does it."""
+    manager, accumulator = client._txn_manager, client._message_accumulator  # noqa: SLF001 - nothing else knows it
+    queued = [batch for batches in accumulator._batches.values() for batch in batches]  # noqa: SLF001 - likewise
+    steps = (
+        ("partitions to be added to it", len(manager.partitions_to_add())),
+        ("batches to be written", len(queued) + len(accumulator._pending_batches)),  # noqa: SLF001
+        ("offsets of groups to be committed", len(manager._pending_txn_offsets)),  # noqa: SLF001
+        ("its end to be confirmed", int(manager.needs_transaction_commit() is not None)),
+    )
+    return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing is left of it for the broker"
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:

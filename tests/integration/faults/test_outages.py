@@ -57,9 +57,13 @@ class Client:
         deadline = time.monotonic() + LIMIT_S
         while self.ended < count:
             self._mesh.check()
-            logs = "\n".join(f"-- {s.name}\n{tail(s.log, 15)}" for s in self._mesh.services.values())
-            assert time.monotonic() < deadline, f"{self.ended} of {count} batches have ended\n{logs}"
+            assert time.monotonic() < deadline, f"{self.ended} of {count} batches have ended\n{self._logs()}"
             await self._follower.update(0.1)
+
+    def _logs(self) -> str:
+        logs = {"broker": self._mesh.broker.folder.server_log}
+        logs |= {service.name: service.log for service in self._mesh.services.values()}
+        return "\n".join(f"-- {name}\n{tail(log, 15)}" for name, log in logs.items())
 
     async def until_all_work(self) -> None:
         """Waits for every service: one that starts while there is no broker rightly ends, and is started again."""

@@ -1,10 +1,15 @@
 """Ending a transaction: its outcome is known before anyone leaves, even if cancelled."""
 
 import asyncio
+import logging
+from types import SimpleNamespace
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.producer.transaction_manager import TransactionManager
 
-from trinity_bus.bus.transactions import commit
+from tests.support.waiting import until
+from trinity_bus.bus.transactions import commit, slowness_told
 from trinity_bus.errors import BusError
 
 
@@ -56,3 +61,40 @@ def test_an_outcome_that_stays_unknown_is_told() -> None:
             await commit(SlowClient(), 0.01)
 
     asyncio.run(scenario())
+
+
+def test_what_a_slow_transaction_waits_for_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trinity_bus.bus.transactions.SLOW_S", 0.01)
+
+    def said() -> str:
+        return caplog.messages[-1].partition(": ")[2] if caplog.messages else ""
+
+    async def scenario() -> None:
+        manager = TransactionManager("test.coordinator", 60_000)
+        accumulator = SimpleNamespace(_batches={}, _pending_batches=set())
+        client = SimpleNamespace(_txn_manager=manager, _message_accumulator=accumulator)
+        place = TopicPartition("test.events", 0)
+        manager.set_pid_and_epoch(1, 0)
+        manager.begin_transaction()
+        with slowness_told(client, "a transaction of test.coordinator"):
+            manager.maybe_add_partition_to_txn(place)
+            accumulator._batches[place] = ["a batch"]
+            manager.add_offsets_to_txn({place: 5}, "test.coordinator")
+            to_do = "batches to be written (1), offsets of groups to be committed (1)"
+            await until(lambda: said() == f"partitions to be added to it (1), {to_do}")
+            manager.partition_added(place)
+            accumulator._batches.clear()
+            manager._pending_txn_offsets.clear()
+            await until(lambda: said() == "nothing is left of it for the broker")
+            manager.committing_transaction()
+            await until(lambda: said() == "its end to be confirmed (1)")
+        assert caplog.messages[0].startswith("a transaction of test.coordinator takes 0 s now: ")
+        caplog.clear()
+        # Longer than it would take until the next word.
+        await asyncio.sleep(0.03)
+        assert not caplog.messages
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
