@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -52,7 +53,9 @@ def make_trouble(stack: ComposeStack) -> None:
         async with Bus(stack.kafka, client_id="test") as bus, bus.producer() as producer:
             await (await producer.send_raw(TASKS, "bad", b"\xc1 no task"))
             for i in range(4):
-                task = Task(task_id=f"too-long-{os.getpid()}-{i}", workflow="sequence", prompt=TOO_LONG, answer="1")
+                task = Task(
+                    task_id=f"too-long-{uuid.uuid4().hex}-{i}", workflow="sequence", prompt=TOO_LONG, answer="1"
+                )
                 await (await producer.send(TASKS, task.task_id, task))
 
     asyncio.run(produce())
