@@ -49,7 +49,8 @@ def _alone() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def stack(_alone: None, stack_images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeStack]:
     """Images built, ``docker compose up --wait`` done, everything healthy; at the end ``down --volumes``."""
-    yield from _up(new_stack(tmp_path_factory.mktemp("stack"), stack_images))
+    folder = tmp_path_factory.mktemp("stack")
+    yield from _up(new_stack(folder, stack_images), folder)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +58,11 @@ def secure_stack(
     _alone: None, stack_images: Images, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ComposeStack]:
     """Likewise with TLS, users and rights, for the tests of one file, before the session's stack is up."""
-    yield from _up(new_secure_stack(tmp_path_factory.mktemp("secure")))
+    folder = tmp_path_factory.mktemp("secure")
+    yield from _up(new_secure_stack(folder), folder)
 
 
-def _up(stack: ComposeStack) -> Iterator[ComposeStack]:
+def _up(stack: ComposeStack, folder: Path) -> Iterator[ComposeStack]:
     stack.compose("build", limit_s=BUILD_LIMIT_S)
     try:
         began, stack.up_began = time.monotonic(), time.time()
@@ -71,6 +73,9 @@ def _up(stack: ComposeStack) -> Iterator[ComposeStack]:
         stack.up_seconds = time.monotonic() - began
         yield stack
     finally:
+        logs = folder / "logs.txt"
+        logs.write_text(stack.compose("logs", "--no-color", "--timestamps"))
+        print(f"what the containers said: {logs}")
         stack.compose("down", "--volumes")
 
 

@@ -177,7 +177,8 @@ class ComposeStack:
             timeout=limit_s,
             check=False,
         )
-        assert result.returncode == 0, f"docker compose {' '.join(args)}: {result.stdout}\n{result.stderr}"
+        said = f"status {result.returncode}: {result.stdout}\n{result.stderr}"
+        assert result.returncode == 0, f"docker compose {' '.join(args)}: {said}"
         return result.stdout
 
     def containers(self, service: str) -> list[str]:

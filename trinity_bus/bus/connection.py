@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiokafka.conn import create_conn
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     ConsumerStoppedError,
@@ -25,6 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
+from trinity_bus.bus.farewell import close_connection
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import (
     AccessDeniedError,
@@ -111,20 +112,22 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
     answers = []
     for server in bootstrap_servers(settings):
         host, _, port = server.rpartition(":")
+        connection = AIOKafkaConnection(
+            host.strip("[]"),
+            int(port),
+            client_id=client_id,
+            request_timeout_ms=round(settings.request_timeout_s * 1000),
+            **security,
+        )
         try:
-            connection = await create_conn(
-                host.strip("[]"),
-                int(port),
-                client_id=client_id,
-                request_timeout_ms=round(settings.request_timeout_s * 1000),
-                **security,
-            )
+            await connection.connect()
         except (TimeoutError, OSError, KafkaError) as error:
             hung_up = isinstance(error, ConnectionResetError | KafkaConnectionError)
             doubt = f"; does it want another {env_name('kafka.security_protocol')}?" if hung_up else ""
             answers.append(f"{server} ({_reason(error)}{doubt})")
             continue
-        connection.close()
+        finally:
+            await close_connection(connection)
         return
     raise BrokerUnreachableError(
         f"no Kafka broker can be used at {', '.join(answers)}: is it running, and is "

@@ -42,6 +42,21 @@ async def close_admin(admin: AIOKafkaAdminClient) -> None:
         await admin.close()
 
 
+async def close_connection(connection: AIOKafkaConnection) -> None:
+    """Disconnect a single connection, which need not have come about.
+
+    Without the wait, the event loop may end before it is closed, and Python complains of it whenever it collects it.
+    """
+    closed = connection.close()
+    if connection._protocol is None:  # noqa: SLF001 - nothing else tells that it never was connected
+        return
+    await asyncio.wait([closed], timeout=_LIMIT_S)
+    transport = connection._protocol._transport  # noqa: SLF001 - likewise
+    if not closed.done() and transport is not None:
+        transport.abort()
+        await asyncio.wait([closed])
+
+
 async def _abort_closing(client: AIOKafkaClient) -> None:
     known: set[AIOKafkaConnection] = set()
     while True:
