@@ -138,6 +138,15 @@ def test_its_metrics_are_in_prometheus(stack: ComposeStack, query: str) -> None:
     wait_until(lambda: bool(stack.query(query)), query, limit_s=300, every_s=1.0)
 
 
+def test_nobody_has_run_out_of_memory(stack: ComposeStack) -> None:
+    # Not the coordinators, which start anew where the other one has taken over, and not the taskset, which is made to.
+    for service in ("kafka", "explorer", "trainer", "otel-collector", "jaeger", "prometheus"):
+        for container in stack.containers(service):
+            assert not stack.state(container)["OOMKilled"], f"{service} was killed for its memory"
+            restarts = docker("inspect", "--format", "{{.RestartCount}}", container).stdout.strip()
+            assert restarts == "0", f"{service} was started again by Docker"
+
+
 def test_services_end_in_order_when_they_are_asked_to(stack: ComposeStack, figures: dict[str, str]) -> None:
     containers = {container: service for service in OURS for container in stack.containers(service)}
     for container, service in containers.items():

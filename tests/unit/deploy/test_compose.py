@@ -100,6 +100,14 @@ def test_every_service_has_a_limit_of_memory(name: str, service: dict[str, Any])
     assert "mem_limit" in service, f"{name} may take all memory"
 
 
+def test_kafkas_heap_leaves_room_in_its_memory() -> None:
+    """For Java's own needs, and for a tool beside it with a heap of the same options."""
+    kafka = parsed(FOLDER / "compose.yaml")["services"]["kafka"]
+    (heap,) = re.findall(r"-Xmx(\d+)m", kafka["environment"]["KAFKA_HEAP_OPTS"])
+    (limit,) = re.findall(r"^(\d+)m$", kafka["mem_limit"])
+    assert 2 * int(heap) < int(limit)
+
+
 @SERVICES
 def test_every_service_says_whether_it_is_healthy(name: str, service: dict[str, Any]) -> None:
     check = service.get("healthcheck")
