@@ -10,7 +10,9 @@ from typing import Any
 
 from trinity_bus.broker.jars import LOCK_FILE, digest
 
-KAFKA_VERSION = "4.3.0"
+KAFKA_VERSION = "4.1.1"
+"""As in the compose stack. Not 4.2 or 4.3, which forget to end a transaction in partitions that have no leader at that
+moment, as when a killed broker comes back: nobody reads what was committed to them any more (KAFKA-20734)."""
 _SCALA_VERSION = "2.13"
 _EXCLUDED = frozenset({"scala-reflect", "jackson-dataformat-csv"})
 """Needed by macros when Kafka is compiled, and by its command-line tools."""

@@ -71,7 +71,7 @@ def test_the_lock_file_pins_kafka() -> None:
     jars = read_lock()
     assert len(jars) == len({jar.filename for jar in jars}) > 30
     versions = {jar.artifact: jar.version for jar in jars}
-    assert versions["kafka_2.13"] == versions["kafka-clients"] == versions["kafka-server"] == "4.3.0"
+    assert versions["kafka_2.13"] == versions["kafka-clients"] == versions["kafka-server"] == "4.1.1"
     assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in jars)
     assert "://" not in LOCK_FILE.read_text()
 
