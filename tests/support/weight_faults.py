@@ -73,7 +73,7 @@ class FaultyMesh:
     def running(self) -> Iterator["FaultyMesh"]:
         """All processes, until the end of the block."""
         (self.folder / "step").write_text("0")
-        with self.mesh.coordinator({"sync_timeout_s": self.sync_timeout_s}, explorer_timeout_s=2.0):
+        with self.mesh.coordinator({"sync_timeout_s": self.sync_timeout_s}, explorer_timeout_s=2.0) as coordinator:
             try:
                 for name in (TRAINER, *self.names):
                     self.start(name)
@@ -84,6 +84,8 @@ class FaultyMesh:
                     process.join(_STOP_S)
                     process.kill()
                     process.join()
+                # In order, so that its last spans are written: they are held back for a second or so.
+                coordinator.stop(_STOP_S)
 
     def start(self, name: str) -> None:
         """A life of this one."""
