@@ -26,7 +26,6 @@ from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
-from aiokafka.producer.message_accumulator import MessageBatch
 from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
@@ -52,6 +51,7 @@ from trinity_bus.bus.transactions import (
     look_at_errors,
     make_fatal,
     slowness_told,
+    unsent_batches,
 )
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, ProducerFencedError, SendError
@@ -391,7 +391,7 @@ class Producer:
         rounds, oldest = 0, None
         while rounds * _WATCH_S < self._outage_s:
             await asyncio.sleep(_WATCH_S)
-            before, oldest = oldest, min(_unsent(client), key=lambda batch: batch._ctime, default=None)  # noqa: SLF001
+            before, oldest = oldest, min(unsent_batches(client), key=lambda batch: batch._ctime, default=None)  # noqa: SLF001
             rounds = rounds + 1 if oldest is not None and oldest is before else 0
         log.error("producer %s: a record is not durable after %g s; it gives up", self._client_id, self._outage_s)
         error = f"not durable after {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
@@ -405,7 +405,7 @@ class Producer:
                 await client._sender.close()  # noqa: SLF001 - stopping waits for what cannot be sent; no other way
         except TimeoutError:
             log.debug("producer %s was looking for its coordinator", self._client_id)
-        batches = _unsent(client)
+        batches = unsent_batches(client)
         unsent = client._message_accumulator  # noqa: SLF001 - likewise
         # Batches that wait for a retry count as not pending, and would be missed at their end.
         unsent._pending_batches.update(batches)  # noqa: SLF001
@@ -434,12 +434,3 @@ class Producer:
 def _look_at(position: asyncio.Future[Position]) -> None:
     if not position.cancelled():
         position.exception()
-
-
-def _unsent(client: AIOKafkaProducer) -> list[MessageBatch]:
-    """The batches that are not durable yet, queued or under way."""
-    accumulator = client._message_accumulator  # noqa: SLF001 - nothing else knows them
-    return [
-        *accumulator._pending_batches,  # noqa: SLF001
-        *(batch for batches in accumulator._batches.values() for batch in batches),  # noqa: SLF001
-    ]

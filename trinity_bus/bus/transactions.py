@@ -50,15 +50,23 @@ def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
 
 def still_to_do(client: AIOKafkaProducer) -> str:
     """What the client has not done yet of the open transaction, in the order in which it does it."""
-    manager, accumulator = client._txn_manager, client._message_accumulator  # noqa: SLF001 - nothing else knows it
-    queued = [batch for batches in accumulator._batches.values() for batch in batches]  # noqa: SLF001 - likewise
+    manager = client._txn_manager  # noqa: SLF001 - nothing else knows it
     steps = (
         ("partitions to be added to it", len(manager.partitions_to_add())),
-        ("batches to be written", len(queued) + len(accumulator._pending_batches)),  # noqa: SLF001
+        ("batches to be written", len(unsent_batches(client))),
         ("offsets of groups to be committed", len(manager._pending_txn_offsets)),  # noqa: SLF001
         ("its end to be confirmed", int(manager.needs_transaction_commit() is not None)),
     )
     return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing is left of it for the broker"
+
+
+def unsent_batches(client: AIOKafkaProducer) -> list[MessageBatch]:
+    """The batches that are not durable yet, under way or queued."""
+    accumulator = client._message_accumulator  # noqa: SLF001 - nothing else knows them
+    return [
+        *accumulator._pending_batches,  # noqa: SLF001
+        *(batch for batches in accumulator._batches.values() for batch in batches),  # noqa: SLF001
+    ]
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:

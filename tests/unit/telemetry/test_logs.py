@@ -3,9 +3,7 @@
 import logging
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -30,30 +28,6 @@ def test_a_line_of_a_span_ends_with_its_trace() -> None:
     assert first == f"workers.explorer: it failed {trace}"
     assert rest[-1] == "ValueError: broken"
     assert formatter.format(record("it failed")) == "workers.explorer: it failed"
-
-
-class _Collector(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.path == "/v1/logs":
-            self.server.received.append(body)  # type: ignore[attr-defined]  # set by the fixture
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), _Collector)
-    server.received = []  # type: ignore[attr-defined]  # read by the tests
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 PROCESS = """
@@ -92,7 +66,8 @@ def test_an_endpoint_takes_log_lines_with_their_traces(collector: HTTPServer) ->
     )
     assert done.returncode == 0, done.stderr
     trace_id = done.stdout.strip()
-    bodies: list[bytes] = collector.received  # type: ignore[attr-defined]  # set by the fixture
+    received: list[tuple[str, bytes]] = collector.received  # type: ignore[attr-defined]  # set by the fixture
+    bodies = [body for path, body in received if path == "/v1/logs"]
     records, resources = [], []
     for body in bodies:
         for resource_logs in ExportLogsServiceRequest.FromString(body).resource_logs:

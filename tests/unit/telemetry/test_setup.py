@@ -5,9 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
@@ -113,29 +111,6 @@ def test_without_a_place_a_context_is_passed_on_as_it_came() -> None:
     assert not span.is_recording()
     assert traceparent(span) == parent
     assert traceparent(tracer.start_span("x", context=parent_context(None))) is None
-
-
-class _Collector(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.received.append((self.path, body))  # type: ignore[attr-defined]  # set by the fixture
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), _Collector)
-    server.received = []  # type: ignore[attr-defined]  # read by the tests
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def test_an_endpoint_takes_spans_and_metrics(
