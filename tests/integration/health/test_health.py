@@ -23,9 +23,10 @@ from trinity_bus.health.process import mark_ready, serving
 
 async def main():
     settings = Settings()
+    # Before anything answers: without its handler the signal would end the process.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, time.sleep, 600)
     async with serving(settings.health, settings.kafka):
         mark_ready()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, time.sleep, 600)
         await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -66,9 +67,10 @@ def test_a_lost_broker_fails_readiness_only(tmp_path: Path) -> None:
 def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
     with service(kafka, port, ["-c", WEDGED], log, TRINITY_BUS_HEALTH__WEDGED_S="1") as child:
-        wait_until(lambda: status(port, "/livez") == 200, "life", 60)
+        wait_until(lambda: status(port, "/readyz") == 200, "readiness", 60)
         os.kill(child.pid, signal.SIGUSR1)
-        wait_until(lambda: status(port, "/livez") == 503, "loss of liveness", 60)
+        wait_until(lambda: status(port, "/livez") == 503 or child.poll() is not None, "loss of liveness", 60)
+        assert child.poll() is None, tail(log)
         assert status(port, "/readyz") == 503
 
 
