@@ -11,17 +11,15 @@ import asyncio
 import multiprocessing
 import pickle
 import statistics
-import tempfile
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
+from _cluster import cluster_to_measure
 from _report import Row, report
 from msgspec.structs import replace
 
@@ -29,9 +27,8 @@ from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import EXPERIENCES, TASKS
-from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Producer, Reader
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 
 SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
 TOKENS = SAMPLES * (PROMPT + RESPONSE)
@@ -232,23 +229,10 @@ async def prepare(settings: KafkaSettings) -> None:
         await bus.ensure_topics()
 
 
-@contextmanager
-def cluster() -> Iterator[KafkaSettings]:
-    """The configured cluster, else an embedded broker in a folder that is thrown away."""
-    settings = Settings().kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
-    if settings.bootstrap_servers is not None:
-        yield settings
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder,
-        EmbeddedBroker(Settings().broker.model_copy(update={"port": 0, "data_dir": Path(folder)})) as broker,
-    ):
-        yield broker.kafka_settings(settings)
-
-
 def main() -> None:
     """Run everything and report."""
-    with cluster() as settings:
+    with cluster_to_measure() as cluster:
+        settings = cluster.unused()
         uvloop.run(prepare(settings))
         throughput(settings, send_groups, read_groups, WARM_UP)
         rates, baselines = [], []

@@ -8,11 +8,9 @@ ids with the same sampling; all requests at once, nothing decoded, nothing rewar
 
 import argparse
 import asyncio
-import contextlib
 import multiprocessing
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from multiprocessing.connection import Connection
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from _cluster import cluster_to_measure
 from _report import Row, report
 from safetensors.torch import load_file
 
@@ -34,9 +33,8 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
-from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
-from trinity_bus.config import BrokerSettings, ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.weights.publisher import WeightPublisher
@@ -220,14 +218,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
-    configured = Settings()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        kafka = configured.kafka
-        if kafka.bootstrap_servers is None:
-            broker = BrokerSettings(port=0, data_dir=Path(folder) / "broker", cache_dir=configured.broker.cache_dir)
-            kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
-        kafka = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
-        model = make_tiny_qwen3(Path(folder) / "model", seed=0, shape=TINY)
+    with cluster_to_measure() as cluster:
+        kafka = cluster.unused()
+        model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(
             target=explorer_side, args=(theirs, kafka, str(model)), name="explorer"

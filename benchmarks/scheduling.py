@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvloop
+from _cluster import Cluster, cluster_to_measure
 from _report import Row, report
 from _scheduling import consumer, crash, fleet, memory, throughput
 from _scheduling.explorer import THINK_S
-from _scheduling.mesh import Cluster, Mesh, cluster_to_measure, mesh, ready
+from _scheduling.mesh import Mesh, mesh, ready
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -19,13 +19,13 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from pathlib import Path
 
 import psutil
 import uvloop
+from _cluster import cluster_to_measure
 from _report import Row, report
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -44,9 +44,8 @@ from rollout import (
 )
 
 from schemas.topics import EVENTS
-from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -133,16 +132,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
-    configured = Settings()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        kafka = configured.kafka
-        if kafka.bootstrap_servers is None:
-            broker = BrokerSettings(port=0, data_dir=Path(folder) / "broker", cache_dir=configured.broker.cache_dir)
-            kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
-        kafka = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
-        model = make_tiny_qwen3(Path(folder) / "model", seed=0, shape=TINY)
+    with cluster_to_measure() as cluster, contextlib.ExitStack() as stack:
+        kafka = cluster.unused()
+        model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
         uvloop.run(_make_topics(kafka))
-        sink_output = Path(folder) / "sink"
+        sink_output = cluster.folder / "sink"
         sink = stack.enter_context(Child([sys.executable, SINK], output=sink_output))
         wait_until(lambda: b"\n" in sink_output.read_bytes(), "port of the sink", LIMIT_S, 0.05)
         endpoint = f"http://127.0.0.1:{int(sink_output.read_text())}"
@@ -151,7 +145,7 @@ def main() -> None:
             explorers = {}
             for way, target in ((WITH, endpoint), (WITHOUT, None)):
                 command = [sys.executable, "-m", "workers.explorer"]
-                log = Path(folder) / f"{way}.log"
+                log = cluster.folder / f"{way}.log"
                 child = running.enter_context(Child(command, env=environment(kafka, model, way, target), output=log))
                 # At its end it sends what it held back.
                 running.callback(child.stop, GRACE_S)

@@ -31,7 +31,6 @@ import contextlib
 import multiprocessing
 import statistics
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -44,15 +43,15 @@ from typing import Any
 
 import torch
 import uvloop
+from _cluster import Cluster, cluster_to_measure
 from _receivers import BareReceiver, Timed, follow
 from _report import Row, report
 from safetensors.torch import load_file
 
 from schemas import ModelVersion, Sampling, StepTrained, TrainerHeartbeat, WeightsSynced
 from schemas.topics import EVENTS, MODEL_VERSIONS
-from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Producer, Reader
-from trinity_bus.config import BrokerSettings, ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.weights.feed import Source
 from trinity_bus.weights.link import join_store, serve_store
@@ -452,7 +451,7 @@ def delta_rows(name: str, rounds: int) -> Iterator[Row]:
         yield Row(f"{name}, {way} sent to a receiver: share of the bytes", share, "", better="lower")
 
 
-async def run(kafka: KafkaSettings, folder: Path, options: argparse.Namespace) -> list[Row]:
+async def run(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
     """All configurations: each model with each number of explorers, by each method."""
     store = serve_store("127.0.0.1", timeout_s=LIMIT_S)
     rows: list[Row] = []
@@ -460,13 +459,13 @@ async def run(kafka: KafkaSettings, folder: Path, options: argparse.Namespace) -
         model = None
         tensors = random_tensors(SHAPES[name])
         if any(count <= options.engines for count in options.explorers):
-            model = make_tiny_qwen3(folder / name, seed=0, shape=SHAPES[name])
+            model = make_tiny_qwen3(cluster.folder / name, seed=0, shape=SHAPES[name])
             tensors = load_file(model / "model.safetensors")
         for count in options.explorers:
             engines = count <= options.engines
             # A namespace for each method: one is enough for the processes, whose services start anew.
             for method in options.methods:
-                space = kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+                space = cluster.unused()
                 sides = [Side(space, f"explorer-{i}", model if engines else None, store.port) for i in range(count)]
                 for side in sides:
                     await asyncio.to_thread(side.pipe.recv)
@@ -494,13 +493,8 @@ def main() -> None:
     if arguments.quick:
         arguments.rounds, arguments.models, arguments.explorers = 5, ["0.6M"], [1, 2]
         arguments.engines, arguments.methods = 0, list(METHODS)
-    configured = Settings()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        kafka = configured.kafka
-        if kafka.bootstrap_servers is None:
-            broker = BrokerSettings(port=0, data_dir=Path(folder) / "broker", cache_dir=configured.broker.cache_dir)
-            kafka = stack.enter_context(EmbeddedBroker(broker)).kafka_settings(kafka)
-        rows = uvloop.run(run(kafka, Path(folder), arguments))
+    with cluster_to_measure() as cluster:
+        rows = uvloop.run(run(cluster, arguments))
     report(
         "weight_sync",
         "a version from the trainer into explorers that generate, float32, on a CPU",

@@ -3,20 +3,19 @@
 import contextlib
 import os
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from _cluster import Cluster
 
 from schemas import ExplorerHeartbeat
 from schemas.topics import EVENTS
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings, Settings, env_name
+from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.runtime.process import Child, tail
 
 LIMIT_S = 120.0
@@ -102,32 +101,6 @@ class Mesh:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where the log is."""
-
-    kafka: KafkaSettings
-    broker: EmbeddedBroker | None
-    """Ours, if it is."""
-    folder: Path
-    """For logs of processes."""
-
-
-@contextlib.contextmanager
-def cluster_to_measure() -> Iterator[Cluster]:
-    """The configured cluster, else an embedded broker; and a folder for logs. All is gone afterwards."""
-    configured = Settings()
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder, contextlib.ExitStack() as stack:
-        broker = None
-        kafka = configured.kafka
-        if kafka.bootstrap_servers is None:
-            # Without a port of its own, so that it comes back at the same one when it is killed.
-            settings = configured.broker.model_copy(update={"port": None, "data_dir": Path(folder) / "broker"})
-            broker = stack.enter_context(EmbeddedBroker(settings))
-            kafka = broker.kafka_settings(kafka)
-        yield Cluster(kafka, broker, Path(folder))
-
-
 @contextlib.contextmanager
 def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
     """A mesh in a namespace of its own, without processes yet; they end with it.
@@ -136,7 +109,7 @@ def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
         cluster: Where the log is.
         settings: Such as ``{"coordinator.batch_size": "64"}``.
     """
-    kafka = cluster.kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+    kafka = cluster.unused()
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")])),

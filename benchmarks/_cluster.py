@@ -1,0 +1,40 @@
+"""Where the log is that a benchmark measures over: the configured cluster, else an embedded broker."""
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.config import KafkaSettings, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster, and a folder for whatever the benchmark writes."""
+
+    kafka: KafkaSettings
+    broker: EmbeddedBroker | None
+    """Ours, if it is."""
+    folder: Path
+
+    def unused(self) -> KafkaSettings:
+        """The same cluster with a namespace in which there is nothing."""
+        return self.kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+
+
+@contextlib.contextmanager
+def cluster_to_measure() -> Iterator[Cluster]:
+    """The configured cluster, else an embedded broker; and a folder. What is ours is gone afterwards."""
+    configured = Settings()
+    with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder, contextlib.ExitStack() as stack:
+        broker = None
+        kafka = configured.kafka
+        if kafka.bootstrap_servers is None:
+            # Without a port of its own, so that it comes back at the same one when it is killed.
+            settings = configured.broker.model_copy(update={"port": None, "data_dir": Path(folder) / "broker"})
+            broker = stack.enter_context(EmbeddedBroker(settings))
+            kafka = broker.kafka_settings(kafka)
+        yield Cluster(kafka, broker, Path(folder))
