@@ -24,6 +24,8 @@ from schemas.event import Position
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.delivery import Delivery
+from trinity_bus.bus.metadata import partitions_known
+from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import SendError
 
 type Headers = list[tuple[str, bytes]]
@@ -34,12 +36,12 @@ class Outgoing:
 
     Args:
         client: Transactional, started.
-        namespace: Of the topics.
+        settings: Namespace of the topics, and how long to wait for brokers.
     """
 
-    def __init__(self, client: AIOKafkaProducer, namespace: str) -> None:
+    def __init__(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
         self._client = client
-        self._namespace = namespace
+        self._settings = settings
         self._collected: dict[tuple[str, int], Batch] = {}
         self._handing_over = asyncio.Lock()
         self.sent: list[asyncio.Future[Position]] = []
@@ -72,7 +74,7 @@ class Outgoing:
         async with self._handing_over:
             collected, self._collected = self._collected, {}
             for batch in collected.values():
-                self.sent.append(await batch.send(self._client, self._namespace))
+                self.sent.append(await batch.send(self._client, self._settings))
 
     def forget(self) -> None:
         """The transaction is over: what was not handed over never will be."""
@@ -92,9 +94,10 @@ class Batch:
         self._outgoing = outgoing
         self._first: asyncio.Future[Position] | None = None
 
-    async def send(self, client: AIOKafkaProducer, namespace: str) -> asyncio.Future[Position]:
+    async def send(self, client: AIOKafkaProducer, settings: KafkaSettings) -> asyncio.Future[Position]:
         """Gives it to the client; returns the future position of its first record."""
-        name = self.topic.full_name(namespace)
+        name = self.topic.full_name(settings.namespace)
+        await partitions_known(client, name, settings)
         delivery = Delivery(self.topic, f"send to {name}", None)
         self._first = delivery.position
         self.builder.close()

@@ -39,6 +39,7 @@ from trinity_bus.bus.connection import client_options, kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
 from trinity_bus.bus.farewell import brief_farewell
+from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.received import SLICE_S, Received
@@ -275,7 +276,7 @@ class Producer:
             with kafka_errors(doing):
                 await client.begin_transaction()
             with slowness_told(client, f"a transaction of {self.transactional_id}"):
-                outgoing = self._outgoing = Outgoing(client, self._settings.namespace)
+                outgoing = self._outgoing = Outgoing(client, self._settings)
                 try:
                     yield
                     await self._make_durable(outgoing)
@@ -372,6 +373,7 @@ class Producer:
         self, name: str, key: bytes | None, value: bytes | None, partition: int | None, headers: list[tuple[str, bytes]]
     ) -> asyncio.Future[RecordMetadata]:
         """Queue a record; waits while the queue is full, through an outage if need be."""
+        await partitions_known(self._connected(), name, self._settings)
         while True:
             with kafka_errors(f"send to {name}"):
                 try:

@@ -1,0 +1,72 @@
+"""What a producer must know of a topic before it can queue a record for it: its partitions.
+
+::
+
+    KNOWN, at once where it was sent to before
+    UNKNOWN --a broker names its partitions------------------> KNOWN
+       |------a broker answers, and has no such topic--------> BusError, after kafka.request_timeout_s
+       |------no broker answers for kafka.outage_s-----------> BrokerUnreachableError
+       '------the user may not see it------------------------> AccessDeniedError
+
+The client library gives up as soon on brokers that are away as on those that do not have the topic; here only the
+latter counts as an answer, because a broker that is away is waited for like everywhere else.
+"""
+
+import asyncio
+import logging
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+
+from trinity_bus.bus.connection import translated
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import BrokerUnreachableError, BusError
+
+log = logging.getLogger(__name__)
+
+
+async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings) -> None:
+    """Returns when the client knows the partitions of a topic.
+
+    Args:
+        client: Started.
+        name: Of the topic, with its namespace.
+        settings: Its time limits are used.
+
+    Raises:
+        AccessDeniedError: The user may not see it.
+        BrokerUnreachableError: No broker answered for ``outage_s``.
+        BusError: There is no such topic.
+    """
+    if client.client.cluster.partitions_for_topic(name) is not None:
+        return
+    # Counted in rounds, not by a clock: a process that was stopped has not waited.
+    waited_s = 0.0
+    while not await _ask(client, name, settings.request_timeout_s):
+        waited_s += settings.request_timeout_s
+        if waited_s >= settings.outage_s:
+            raise BrokerUnreachableError(
+                f"send to {name}: no broker has answered for {waited_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
+            )
+        log.warning("send to %s: no broker has answered for %g s; is it running?", name, waited_s)
+
+
+async def _ask(client: AIOKafkaProducer, name: str, limit_s: float) -> bool:
+    """Asks for the partitions of a topic; whether anybody answered within the client's limit, or this one."""
+    try:
+        # A client that is closed meanwhile never comes back by itself.
+        async with asyncio.timeout(2 * limit_s):
+            try:
+                await client.partitions_for(name)
+            except UnknownTopicOrPartitionError as error:
+                if await client.client.force_metadata_update():
+                    raise BusError(
+                        f"send to {name}: there is no such topic: a service creates it when it starts, "
+                        "or trinity-bus topics create"
+                    ) from error
+                return False
+    except TimeoutError:
+        return False
+    except KafkaError as error:
+        raise translated(error, f"send to {name}") from error
+    return True
