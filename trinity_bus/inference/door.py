@@ -4,6 +4,7 @@
 
     (engine started) --open--> OPEN --begin--> waiting --every worker ready: progress--> OPEN
                                 |                |--one failed: WeightTransferError----> OPEN
+                                |                |--cancelled: what was begun goes on--> OPEN
                                 +--close         +--a door is closed: EngineDeadError
 """
 
@@ -64,6 +65,26 @@ class Doors:
         workers = [await self._ended(reader, writer, token) for reader, writer in self._connections]
         return max(workers, key=lambda worker: worker["prepared_at"])
 
+    async def obeyed(self, limit_s: float) -> None:
+        """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way.
+
+        Args:
+            limit_s: How long to wait.
+
+        Raises:
+            EngineDeadError: A worker is gone, or does not answer.
+        """
+        token = next(self._tokens)
+        try:
+            async with asyncio.timeout(limit_s):
+                for _, writer in self._connections:
+                    _write(writer, {"op": "progress", "token": token})
+                for reader, _ in self._connections:
+                    while (await _line(reader))["token"] != token:
+                        """The end of a transfer that nobody waits for any more."""
+        except TimeoutError as error:
+            raise EngineDeadError(f"a worker of the engine gave no answer within {limit_s:g} s") from error
+
     async def close(self) -> None:
         """Leave."""
         async with AsyncExitStack() as stack:
@@ -76,15 +97,10 @@ class Doors:
         while True:
             try:
                 async with asyncio.timeout(_LOOK_S):
-                    line = await reader.readline()
+                    progress = await _line(reader)
             except TimeoutError:
                 _write(writer, {"op": "progress", "token": token})
                 continue
-            except OSError as error:
-                raise EngineDeadError("the engine's process is gone") from error
-            if not line:
-                raise EngineDeadError("the engine's process is gone")
-            progress: dict[str, Any] = json.loads(line)
             if progress["token"] != token or progress["state"] == "receiving":
                 continue
             if progress["state"] != "ready":
@@ -94,6 +110,22 @@ class Doors:
 
 def _write(writer: asyncio.StreamWriter, command: dict[str, Any]) -> None:
     writer.write(json.dumps(command).encode() + b"\n")
+
+
+async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """What a worker says next.
+
+    Raises:
+        EngineDeadError: It is gone.
+    """
+    try:
+        line = await reader.readline()
+    except OSError as error:
+        raise EngineDeadError("the engine's process is gone") from error
+    if not line:
+        raise EngineDeadError("the engine's process is gone")
+    said: dict[str, Any] = json.loads(line)
+    return said
 
 
 async def _gone(writer: asyncio.StreamWriter) -> None:

@@ -71,6 +71,8 @@ async def sync_weights(
     try:
         progress = await doors.receive(_source(announced, member, timeout_s))
     except (WeightTransferError, asyncio.CancelledError):
+        # The cancel takes another way than what it cancels, and must not overtake it.
+        await doors.obeyed(timeout_s)
         await session.cancel()
         raise
     load = asyncio.ensure_future(session.load(announced))

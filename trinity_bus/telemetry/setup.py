@@ -81,7 +81,8 @@ class Telemetry:
         """
         ends: dict[str, Callable[[], None]] = {
             "traces": self.tracer_provider.shutdown,
-            "metrics": lambda: self.meter_provider.shutdown(SHUTDOWN_S * 1000),
+            # Longer than it is waited for: one that gave up at the same moment would seem to have ended well.
+            "metrics": lambda: self.meter_provider.shutdown(2 * SHUTDOWN_S * 1000),
         }
         if self.logs is not None:
             ends["log lines"] = self.logs.close

@@ -56,12 +56,14 @@ class Door:
         self._connection, _ = self._listener.accept()
         self._listener.close()
         with self._connection, self._connection.makefile("rb") as lines:
-            while line := lines.readline(MAX_LINE):
-                try:
+            try:
+                while line := lines.readline(MAX_LINE):
                     self._obey(json.loads(line))
-                except (ValueError, TypeError, KeyError) as error:
-                    _log.error("what came through the door of the weights is no command: %r", error)
-                    return
+            except (ValueError, TypeError, KeyError) as error:
+                _log.error("what came through the door of the weights is no command: %r", error)
+            except ConnectionError as error:
+                # It left without reading what was said last.
+                _log.debug("the front end is gone: %s", error)
 
     def _obey(self, command: dict[str, Any]) -> None:
         token = int(command["token"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -113,6 +114,51 @@ def hanging(start: Any) -> Any:
             start(self, *arguments)
 
     return begin
+
+
+def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The door's thread may come to read the order long after it was written."""
+    let_it_read, start = threading.Event(), WeightReceiver.start
+
+    def late(self: WeightReceiver, *arguments: Any) -> None:
+        assert let_it_read.wait(20)
+        start(self, *arguments)
+
+    monkeypatch.setattr(WeightReceiver, "start", late)
+
+    async def main() -> None:
+        engine = FakeEngine(1)
+        async with opened(engine) as doors:
+            receiving = asyncio.create_task(doors.receive(wanted(server, 7, "0" * 64)))
+            await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            asyncio.get_running_loop().call_later(0.05, let_it_read.set)
+            await doors.obeyed(20)
+            engine.receivers[0].cancel()
+            checksum = server.stage(8, [("w", torch.ones(10))])
+            assert (await doors.receive(wanted(server, 8, checksum)))["state"] == "ready"
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_does_not_obey_is_a_dead_engine(server: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(WeightReceiver, "start", lambda *_: released.wait(20))
+
+    async def main() -> None:
+        async with opened(FakeEngine(1)) as doors:
+            receiving = asyncio.create_task(doors.receive(wanted(server, 7, "0" * 64)))
+            await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            with pytest.raises(EngineDeadError, match=r"no answer within 0\.05 s"):
+                await doors.obeyed(0.05)
+            released.set()
+
+    asyncio.run(main())
 
 
 def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
