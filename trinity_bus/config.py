@@ -147,7 +147,7 @@ class BrokerSettings(Section):
     fsync: bool = False
     """Write each record to the disk before it is acknowledged. Without, what is acknowledged survives a crash of the
     broker, but not of the machine."""
-    start_timeout_s: Seconds = 60.0
+    start_timeout_s: Seconds = 120.0
     """How long it may take to become ready."""
 
 

@@ -1,6 +1,7 @@
 """The demo, shortened: real Kafka, two real vLLM engines, real Megatron-core, separate processes, one command."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,9 @@ from trinity_bus.telemetry.tree import Node, trace_of_task
 from workers.watch import MeshView
 from workers.watch.follow import follow
 
-pytestmark = pytest.mark.e2e
+LIMIT_S = 900.0
+"""Of a whole demo. Two engines that start beside other tests take a minute, and many on a machine at its limit."""
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 300)]
 
 STEPS = 3
 EXPLORERS = {"explorer-0", "explorer-1"}
@@ -57,6 +60,8 @@ class Demo:
         }
         if embedded:
             del environment["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"]
+            # Its broker is killed: on a busy machine it may take a minute to come back.
+            environment["TRINITY_BUS_KAFKA__OUTAGE_S"] = "240"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.cli.app", "demo", "--run-dir", str(run_dir), *options],
@@ -75,14 +80,20 @@ class Demo:
     def service(self, name: str) -> psutil.Process | None:
         """The process of a service itself, not that of its guard."""
         for process in processes(self.mark):
-            command = process.cmdline()
-            if command[1:5] == ["-m", "workers.cli.app", "run", name]:
-                return process
+            # It may end between the listing and the look.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.cmdline()[1:5] == ["-m", "workers.cli.app", "run", name]:
+                    return process
         return None
 
-    def ended(self, limit_s: float) -> int:
-        code = self.process.wait(limit_s)
-        wait_until(lambda: not processes(self.mark), "end of every process", 5.0)
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for a condition, as long as the demo runs."""
+        wait_until(lambda: condition() or self.process.poll() is not None, what, LIMIT_S, 0.05)
+        assert self.process.poll() is None, f"it ended with {self.process.poll()} before {what}:\n{self.said()}"
+
+    def ended(self) -> int:
+        code = self.process.wait(LIMIT_S)
+        wait_until(lambda: not processes(self.mark), "end of every process", 30.0)
         return code
 
     def clean_up(self) -> None:
@@ -90,7 +101,8 @@ class Demo:
             self.process.kill()
             self.process.wait()
         for process in processes(self.mark):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @pytest.fixture
@@ -123,10 +135,9 @@ def names(node: Node) -> Iterator[str]:
         yield from names(child)
 
 
-@pytest.mark.timeout(420)
 def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
-    demo = start("--steps", str(STEPS), "--seed", "3")
-    assert demo.ended(400) == 0, demo.said()
+    demo = start("--steps", str(STEPS), "--seed", "3", "--limit", f"{LIMIT_S:g}")
+    assert demo.ended() == 0, demo.said()
 
     summary: dict[str, Any] = json.loads((demo.run_dir / "summary.json").read_text())
     assert {key: summary[key] for key in ("seed", "explorers", "model_version", "held_out_tasks")} == {
@@ -160,10 +171,15 @@ def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
         # What the engines say of their tokens is what the trainer would say of them: the weights arrived, all of them.
         assert step.metrics["mismatch_k3"] < 1e-6
         assert step.metrics["weights_mismatched"] == 0
+    receivers: set[str] = set()
     for version in range(STEPS + 1):
         took = view.synced[version]
-        assert took.keys() == EXPLORERS
+        # One that is slow may be told the next version before it has taken this one.
+        assert took.keys() <= EXPLORERS
+        assert took
+        receivers |= took.keys()
         assert {sync.checksum for sync in took.values()} == {view.steps[version].checksum}
+    assert receivers == EXPLORERS
     assert view.states == {"finalized": STEPS + 2}
     assert view.rollouts == {"completed": STEPS * 64 + 2 * 200}
 
@@ -175,53 +191,49 @@ def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     assert any(name.startswith("text_completion ") for name in own)
     for name in ("train step", "publish version", "announce version"):
         assert name in gradient
-    assert gradient.count("sync weights") == len(EXPLORERS)
+    assert gradient.count("sync weights") >= 1
 
     asked = subprocess.run(
         [sys.executable, "-m", "workers.cli.app", "ask", "copy 3 1 4 =", "--model", summary["model"]],
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert asked.stderr == ""
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("moment", ["at once", "services start"])
 def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> None:
     demo = start()
     if moment == "at once":
-        wait_until(demo.log("demo").exists, "log", 60)
+        demo.until(demo.log("demo").exists, "its log was there")
     else:
-        wait_until(lambda: demo.service("explorer") is not None, "explorer", 60)
+        demo.until(lambda: demo.service("explorer") is not None, "there was an explorer")
     demo.process.send_signal(signal.SIGINT)
-    assert demo.ended(60) == 130, demo.said()
+    assert demo.ended() == 130, demo.said()
 
 
-@pytest.mark.timeout(180)
 def test_a_service_that_dies_ends_the_demo_with_its_log(start: Callable[..., Demo]) -> None:
     demo = start()
-    wait_until(lambda: demo.service("trainer") is not None, "trainer", 60)
+    demo.until(lambda: demo.service("trainer") is not None, "there was a trainer")
     trainer = demo.service("trainer")
     assert trainer is not None
     trainer.kill()
-    assert demo.ended(60) == 1
+    assert demo.ended() == 1
     assert f"The demo failed: trainer ended with status -9. Its log: {demo.log('trainer')}" in demo.said()
 
 
-@pytest.mark.timeout(600)
 def test_a_broker_that_dies_is_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
-    demo = start("--steps", "1", "--limit", "500", embedded=True)
-    wait_until(lambda: "test before" in demo.said(), "services that serve", 400)
+    demo = start("--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)
+    demo.until(lambda: "test before" in demo.said(), "its services served")
     (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
     kafka.kill()
-    assert demo.ended(500) == 0, demo.said()
+    assert demo.ended() == 0, demo.said()
     assert "Kafka ended with status -9 and is started again; the services wait for it" in demo.said()
 
 
-@pytest.mark.timeout(120)
 def test_a_limit_that_is_too_short_says_so(start: Callable[..., Demo]) -> None:
     demo = start("--limit", "3")
-    assert demo.ended(60) == 1
+    assert demo.ended() == 1
     assert "not done after 3 s (--limit); so far: make the model" in demo.said()

@@ -100,12 +100,8 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
         explorer = FakeExplorer(bus, hold=lambda order: "#h" in order.task.task_id, slots=16)
         trainer = FakeTrainer(bus)
         with mesh.coordinator(**values) as coordinator:
-            try:
-                async with explorer.alive(), trainer.alive():
-                    yield Fleet(mesh, bus, producer, (explorer, trainer), coordinator)
-            except BaseException:
-                print(f"the coordinator has said:\n{mesh.log()}")
-                raise
+            async with explorer.alive(), trainer.alive():
+                yield Fleet(mesh, bus, producer, (explorer, trainer), coordinator)
 
 
 async def program(fleet: Fleet, *command: str) -> str:
@@ -132,7 +128,7 @@ async def program(fleet: Fleet, *command: str) -> str:
     return out.decode()
 
 
-def run(main: Any, limit_s: float = 110) -> None:
+def run(main: Any, limit_s: float = 280) -> None:
     """Runs a test, but not for ever."""
 
     async def limited() -> None:

@@ -24,9 +24,9 @@ from docker.errors import DockerException, ImageNotFound
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
+from tests.support.ports import quiet_ports
 from tests.support.waiting import wait_until
 from trinity_bus.broker.probe import ask
-from trinity_bus.runtime.ports import free_port
 
 VARIABLE = "TEST_BROKER"
 _FOLDER = Path(__file__).parents[2] / "deploy" / "docker-compose"
@@ -52,7 +52,7 @@ def container_broker() -> Iterator[str]:
     Yields:
         Its address.
     """
-    port = free_port()
+    [port] = quiet_ports(1)
     container = DockerContainer(_variables()["KAFKA_IMAGE"]).with_kwargs(hostname="kafka", mem_limit="1g")
     container.ports[_PORT] = ("127.0.0.1", port)
     for name, value in _environment(port).items():

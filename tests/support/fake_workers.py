@@ -29,7 +29,7 @@ from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUT
 from trinity_bus.bus import Bus, Producer, Received, lane_partition
 from trinity_bus.coordination import SyncPolicy
 
-WAIT_S = 60.0
+WAIT_S = 150.0
 
 
 def experience(dispatch: Dispatch, version: int) -> ExperienceGroup:

@@ -29,8 +29,12 @@ from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
 
 POLL_S = 0.02
+BELOW = ("guard", "nursery", "runner")
+"""What is below an explorer's service: each the parent of the next, see :mod:`workers.explorer.runners`."""
 NURSERY = "workers.explorer.runners.nursery_main"
-"""Module of the process that runners are forked from; theirs is the same command line."""
+"""Module of the process that runners are forked from. Theirs is the same command line, and its guard's ends with it."""
+OUTAGE_S = 240.0
+"""How long everybody does without the broker: on a busy machine it may take a minute and more to start."""
 PAUSE_S = 0.3
 """Between the end of a service by itself and its next start: while the broker is away, it would end at once again."""
 
@@ -66,7 +70,11 @@ class Service:
         pid = self.pid
         if pid is None or self._dying:
             return False
-        os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # It has ended since the look.
+            return False
         self.kills += 1
         self._dying = True
         return True
@@ -126,7 +134,7 @@ class FaultMesh:
                 data_dir=folder / "broker",
                 cache_dir=Settings().broker.cache_dir,
                 heap_mib=384,
-                start_timeout_s=300,
+                start_timeout_s=OUTAGE_S,
             )
         )
         self.services: dict[str, Service] = {}
@@ -143,7 +151,7 @@ class FaultMesh:
     @property
     def kafka(self) -> KafkaSettings:
         """How to connect to its broker."""
-        return self.broker.kafka_settings(KafkaSettings(namespace=self._namespace))
+        return self.broker.kafka_settings(KafkaSettings(namespace=self._namespace, outage_s=OUTAGE_S))
 
     @property
     def kills(self) -> Counter[str]:
@@ -161,22 +169,23 @@ class FaultMesh:
         """SIGKILL to Kafka; whether it ran."""
         if self.broker.pid is None or not self._broker_serves or self.broker.poll() is not None:
             return False
-        os.kill(self.broker.pid, signal.SIGKILL)
+        try:
+            os.kill(self.broker.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # It has ended since the look.
+            return False
         self._broker_serves = False
         self.broker_kills += 1
         return True
 
     def kill_below(self, explorer: Service, role: str, rng: random.Random) -> bool:
-        """SIGKILL to a process that runs the workflows of an explorer, or to the one that they are forked from."""
+        """SIGKILL to one of the processes of this role (of ``BELOW``) that run an explorer's workflows."""
         if explorer.pid is None:
             return False
         with contextlib.suppress(psutil.NoSuchProcess):
-            nurseries = [
-                child
-                for child in psutil.Process(explorer.pid).children(recursive=True)
-                if NURSERY in child.cmdline() and child.parent() and NURSERY not in child.parent().cmdline()
-            ]
-            found = nurseries if role == "nursery" else [runner for n in nurseries for runner in n.children()]
+            found = [psutil.Process(explorer.pid)]
+            for _ in range(BELOW.index(role) + 1):
+                found = [child for parent in found for child in parent.children() if NURSERY in child.cmdline()]
             if found:
                 rng.choice(found).send_signal(signal.SIGKILL)
                 self._kills_below[role] += 1
@@ -190,7 +199,7 @@ class FaultMesh:
 
     async def __aenter__(self) -> Self:
         if self._owns_broker:
-            await asyncio.to_thread(self.broker.start)
+            await self._start_broker()
         for name in self._names:
             self.services[name] = Service(name, self._command(name), self._environment(name), self.folder)
         self._tending = asyncio.create_task(self._tend())
@@ -208,13 +217,21 @@ class FaultMesh:
         while True:
             if self._owns_broker and self.broker.poll() is not None:
                 self._broker_serves = False
-                await asyncio.to_thread(self.broker.start)
+                await self._start_broker()
                 self._broker_serves = True
             for service in self.services.values():
                 # Starting a process takes a while of this loop's time, so others get theirs in between.
                 service.tend()
                 await asyncio.sleep(0)
             await asyncio.sleep(POLL_S)
+
+    async def _start_broker(self) -> None:
+        starting = asyncio.ensure_future(asyncio.to_thread(self.broker.start))
+        try:
+            await asyncio.shield(starting)
+        finally:
+            # A thread is not cancelled: it would start a broker that nobody stops.
+            await asyncio.wait([starting])
 
     def _stop(self) -> None:
         for service in self.services.values():
@@ -237,6 +254,7 @@ class FaultMesh:
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
             "TRINITY_BUS_KAFKA__NAMESPACE": self._namespace,
+            "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
             "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s),
             **{f"TRINITY_BUS_{role}__{key.upper()}": str(value) for key, value in values.items()},
         }

@@ -7,6 +7,7 @@ import sys
 
 from schemas import Dispatch, Task
 from tests.support.fake_engine import TOKENIZER, FakeEngine
+from tests.support.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.runtime.service import run_service
 from workers.explorer.runners.nursery import Nursery
@@ -30,8 +31,8 @@ async def main() -> None:
         runners = Runners(nursery, FakeEngine(), settings.explorer)
         runners.start()
         blocked = asyncio.create_task(runners.roll_out(order, None))
-        while [state.state for state in runners.states()] != ["busy", "idle"]:  # noqa: ASYNC110  no event tells it
-            await asyncio.sleep(0.01)
+        await until(lambda: [state.state for state in runners.states()] == ["busy", "idle"])
+        await until(lambda: all(state.pid for state in runners.states()))
         sys.stdout.write("runners: " + " ".join(str(state.pid) for state in runners.states()) + "\n")
         sys.stdout.flush()
         try:

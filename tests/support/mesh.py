@@ -38,7 +38,11 @@ class Mesh:
             **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},
         }
         with Child([sys.executable, "-W", "error", "-m", "workers.coordinator"], env=env, output=log) as child:
-            yield child
+            try:
+                yield child
+            except BaseException:
+                print(f"{log.name}, status {child.poll()}:\n{tail(log, 100)}")
+                raise
 
     def log(self, number: int = 1) -> str:
         """What a coordinator has said."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import quiet_ports
 from tests.support.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker, layout, node
 from trinity_bus.config import BrokerSettings, Settings
-from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.ports import is_free
 
 
 @contextlib.contextmanager
@@ -31,7 +32,9 @@ def secure_broker(
     Yields:
         Name of a listener to its address.
     """
-    addresses = {name: f"127.0.0.1:{free_port()}" for name in listeners}
+    addresses = {
+        name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)
+    }
     plain_properties, plain_command = layout.server_properties, node.java.command
 
     def with_listeners(*args: Any, **kwargs: Any) -> dict[str, object]:

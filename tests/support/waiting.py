@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str = "what was waited for", limit_s: float = 20.0, every_s: float = 0.005
+    condition: Callable[[], bool], what: str = "what was waited for", limit_s: float = 60.0, every_s: float = 0.005
 ) -> None:
     """Return as soon as a condition holds; fail where it does not within the limit. It is asked every so often."""
     deadline = time.monotonic() + limit_s
@@ -15,7 +15,7 @@ def wait_until(
         time.sleep(every_s)
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 150.0) -> None:
     """Like :func:`wait_until`, while the event loop turns."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - it happens in another process, or in a fake that sets no event

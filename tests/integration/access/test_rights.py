@@ -282,13 +282,16 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
                 *("coordinator", "workers.cli.app", "run", "coordinator"),
                 coordinator__batch_size=4,
                 coordinator__group_size=2,
-            ),
+            ) as leader,
             services.run("explorer", "tests.support.zero_cost_explorer"),
             services.run("trainer", "tests.support.fake_trainer", str(tmp_path / "checkpoint.json")),
             services.run(
                 *("taskset", "workers.cli.app", "run", "taskset"), taskset__path=dataset, taskset__epochs=1
             ) as taskset,
         ):
+            # A client has less patience than four programs need that start at once on a busy machine.
+            await until(lambda: "ready" in tail(tmp_path / "coordinator.log") or leader.poll() is not None)
+            assert leader.poll() is None
             async with RolloutCoordinator(client, name="test") as coordinator:
                 tasks = [Task(task_id=f"own-{n}", workflow="sequence", prompt=f"{n}", answer="red") for n in range(3)]
                 await coordinator.submit_batch(batch_id="mine", tasks=tasks, batch_type="train")

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +72,7 @@ async def consume(servers: str, topic: str, count: int) -> list[bytes]:
         consumer.assign([partition])
         consumer.seek(partition, 0)
         values: list[bytes] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(values) < count:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     values += [record.value for record in records]
@@ -81,7 +83,7 @@ async def consume(servers: str, topic: str, count: int) -> list[bytes]:
 
 async def transact(servers: str, topic: str, values: list[bytes]) -> None:
     async with (
-        AIOKafkaProducer(bootstrap_servers=servers, transactional_id="tests.broker") as producer,
+        AIOKafkaProducer(bootstrap_servers=servers, transactional_id=topic) as producer,
         producer.transaction(),
     ):
         for value in values:
@@ -89,14 +91,14 @@ async def transact(servers: str, topic: str, values: list[bytes]) -> None:
 
 
 def test_serves_and_runs_transactions(kafka: KafkaSettings) -> None:
-    servers = kafka.bootstrap_servers
+    servers, topic = kafka.bootstrap_servers, f"serves-{uuid.uuid4().hex[:8]}"
     assert servers is not None
 
     async def scenario() -> list[bytes]:
-        await create(servers, "broker-serves")
-        await produce(servers, "broker-serves", [b"a"])
-        await transact(servers, "broker-serves", [b"b", b"c"])
-        return await consume(servers, "broker-serves", 3)
+        await create(servers, topic)
+        await produce(servers, topic, [b"a"])
+        await transact(servers, topic, [b"b", b"c"])
+        return await consume(servers, topic, 3)
 
     assert asyncio.run(scenario()) == [b"a", b"b", b"c"]
 
@@ -132,6 +134,7 @@ def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number:
         else:
             while not any(process.name() == "java" for process in family_of(owner.pid)):
                 assert owner.poll() is None
+                time.sleep(0.01)
         family = family_of(owner.pid)
         owner.send_signal(number)
     assert_all_gone(family)

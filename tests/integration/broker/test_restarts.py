@@ -19,7 +19,7 @@ from trinity_bus.runtime.supervisor import ServiceDiedError
 from workers.demo.mesh import Broker, broker
 from workers.demo.settings import DemoOptions
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LIMIT_S = 120.0
 
@@ -44,7 +44,8 @@ def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_it_dies
                 found.check()
                 assert notes == ["Kafka ended with status -9 and is started again; the services wait for it"]
                 java(tmp_path).kill()
-                with pytest.raises(ServiceDiedError, match="kafka ended with status -9 again"):
+                # The client may have been served before the start was known to be done.
+                with pytest.raises(ServiceDiedError, match="kafka (ended with status -9|cannot be started) again"):
                     await given_up(found)
 
     asyncio.run(main())
@@ -80,7 +81,7 @@ def test_a_broker_in_the_foreground_is_started_again(tmp_path: Path) -> None:
             [str(Path(sys.executable).with_name("trinity-bus")), "broker", "run"], env=environment, stdout=file
         )
     try:
-        wait_until(lambda: "serves on" in output.read_text(), "broker", LIMIT_S)
+        wait_until(lambda: "serves on" in output.read_text() or process.poll() is not None, "broker", LIMIT_S)
         java(tmp_path).kill()
         wait_until(lambda: output.read_text().count("serves on") == 2, "broker again", LIMIT_S)
         assert "Kafka ended with status -9; it is started again." in " ".join(output.read_text().split())

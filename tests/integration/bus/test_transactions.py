@@ -1,6 +1,7 @@
 """Transactions on a real broker: all or nothing, one writer, and what a killed writer leaves: nothing."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,18 +12,29 @@ import pytest
 import uvloop
 
 from schemas.event import Position
-from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, ROLLOUTS
+from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, ROLLOUTS, Topic
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError, SendError
 
 pytestmark = pytest.mark.integration
 GROUP = "group"
+SEEN_S = 60.0
 
 
-async def everything(bus: Bus, *topics) -> list[bytes]:
+async def everything(bus: Bus, *topics: Topic) -> list[bytes]:
     async with bus.reader(*topics, start="beginning", expect=()) as reader:
         return [record.raw async for record in reader.replay()]
+
+
+async def everything_committed(bus: Bus, expected: list[bytes], *topics: Topic) -> list[bytes]:
+    """Everything, once it is this or time is out: a commit is answered a moment before readers see what it commits."""
+    found: list[bytes] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SEEN_S):
+            while (found := await everything(bus, *topics)) != expected:  # noqa: ASYNC110 - others see it a moment later
+                await asyncio.sleep(0.02)
+    return found
 
 
 def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) -> None:
@@ -62,11 +74,8 @@ def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) 
                 last = await producer.send_raw(BATCHES, "b", b"two")
             async with producer.transaction():
                 pass
-            assert await everything(bus, BATCHES, COORDINATOR_STATE) in (
-                [b"one", b"two", b"state"],
-                [b"state", b"one", b"two"],
-                [b"one", b"state", b"two"],
-            )
+            assert await everything_committed(bus, [b"one", b"two"], BATCHES) == [b"one", b"two"]
+            assert await everything(bus, COORDINATOR_STATE) == [b"state"]
             assert await bus.committed_offsets(GROUP, [EVENTS]) == {("events", 3): 17}
 
             # Offsets: one, marker, aborted, marker, two, marker. What was "aborted too" never left this process.
@@ -95,7 +104,8 @@ def test_sends_need_a_transaction_and_one_follows_the_other(settings: KafkaSetti
                     await producer.send_raw(BATCHES, "b", value)
 
             await asyncio.gather(*(write(b"%d" % number) for number in range(5)))
-            assert await everything(bus, BATCHES) == [b"%d" % (number // 2) for number in range(10)]
+            expected = [b"%d" % (number // 2) for number in range(10)]
+            assert await everything_committed(bus, expected, BATCHES) == expected
 
     uvloop.run(scenario())
 
@@ -122,7 +132,7 @@ def test_a_record_that_the_broker_refuses_aborts_everything(settings: KafkaSetti
                     await write()
                 async with producer.transaction():
                     await producer.send_raw(BATCHES, "b", b"next")
-            assert await everything(bus, BATCHES, small) == [b"next"]
+            assert await everything_committed(bus, [b"next"], BATCHES, small) == [b"next"]
 
     asyncio.run(scenario())
 
@@ -144,9 +154,9 @@ def test_cancelled_between_commits_it_is_all_or_nothing(settings: KafkaSettings)
                 await asyncio.wait([task])
             async with producer.transaction():
                 await producer.send_raw(BATCHES, "b", b"end")
-            batches = await everything(bus, BATCHES)
-            assert batches[-1] == b"end"
-            assert batches[:-1] == await everything(bus, COORDINATOR_STATE)
+            # Only what the last one commits may be seen a moment later.
+            expected = [*await everything(bus, COORDINATOR_STATE), b"end"]
+            assert await everything_committed(bus, expected, BATCHES) == expected
 
     asyncio.run(scenario())
 
@@ -181,7 +191,7 @@ def test_a_zombie_is_fenced(settings: KafkaSettings) -> None:
                 async with successor.transaction():
                     await successor.send_raw(BATCHES, "b", b"new")
             await zombie.stop()
-            assert await everything(bus, BATCHES, ROLLOUTS) == [b"old", b"new"]
+            assert await everything_committed(bus, [b"old", b"new"], BATCHES, ROLLOUTS) == [b"old", b"new"]
 
     asyncio.run(scenario())
 
@@ -224,7 +234,8 @@ def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None
                 assert await bus.committed_offsets("group", [EVENTS]) == {}
                 async with successor.transaction():
                     await successor.send_raw(BATCHES, "b", b"next")
-            assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed", b"next"]
+            expected = [b"committed", b"next"]
+            assert await everything_committed(bus, expected, BATCHES, COORDINATOR_STATE) == expected
 
     asyncio.run(scenario())
 
@@ -242,7 +253,8 @@ def test_positions_are_known_within_a_transaction_and_not_without_it(settings: K
                 again = [await position for position in sent]
             assert [position.offset for position in again] == [3, 4]
             assert again == [await position for position in sent], "as often as one likes"
-            assert await everything(bus, BATCHES) == [bytes([number]) for number in range(5)]
+            expected = [bytes([number]) for number in range(5)]
+            assert await everything_committed(bus, expected, BATCHES) == expected
             kept = []
             with pytest.raises(ValueError, match="no"):
                 await broken(producer, kept)
@@ -279,8 +291,12 @@ def test_many_entries_of_a_changelog_are_part_of_the_transaction(settings: Kafka
                 await producer.send_all(COORDINATOR_STATE, [], partition=0)
             with pytest.raises(RecordTooLargeError):
                 await send_too_much(producer)
+            expected = [*entries, ("gone", None)]
             async with bus.reader(COORDINATOR_STATE, start="beginning", expect=()) as reader:
-                found = [(record.key, None if record.is_null else record.raw) async for record in reader.replay()]
-            assert found == [*entries, ("gone", None)]
+                found: list[tuple[str | None, bytes | None]] = []
+                async with asyncio.timeout(SEEN_S):
+                    while len(found) < len(expected):
+                        found += [(r.key, None if r.is_null else r.raw) for r in await reader.batch(1.0)]
+            assert found == expected
 
     uvloop.run(scenario())

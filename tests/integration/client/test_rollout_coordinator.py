@@ -119,6 +119,7 @@ def test_an_aborted_batch_is_never_trained_on_and_answers_who_waits(mesh: Mesh) 
             assert sorted(entry.task_id for entry in found["1"].manifest if entry.parts) == ["1#t0", "1#t1"]
             assert (found["2"].state, found["2"].sequence) == ("finalized", 1)
             assert [batch.batch_id for batch in mesh_of.trainer.trained] == ["2"]
+            await until(lambda: bool(mesh_of.explorer.cancelled))
             assert [cancel.task_id for cancel in mesh_of.explorer.cancelled] == ["1#h0"]
 
     run(main())

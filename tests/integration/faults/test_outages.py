@@ -17,13 +17,13 @@ from trinity_bus.bus import Bus
 from trinity_bus.runtime.process import start_time, tail
 from workers.watch.follow import Follower, follow
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 OUTAGES = 2
 TASKS_IN_BATCH = 4
 BATCHES_SENT = 16
 AHEAD = 6
-LIMIT_S = 120.0
+LIMIT_S = 200.0
 
 
 def batch_of(number: int) -> list[Task]:
@@ -94,11 +94,8 @@ async def kill_broker(mesh: FaultMesh) -> None:
 
 @pytest.mark.parametrize("coordinators", [1, 2])
 def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coordinators: int
+    tmp_path: Path, coordinators: int
 ) -> None:
-    # On a busy machine Kafka may take a minute to start.
-    monkeypatch.setenv("TRINITY_BUS_KAFKA__OUTAGE_S", str(LIMIT_S))
-
     async def main() -> tuple[MeshLog, dict[str, int]]:
         mesh = FaultMesh(
             tmp_path / "mesh",
@@ -114,16 +111,16 @@ def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
             async with follow(bus, whole=True) as follower:
                 client = Client(mesh, bus, follower)
                 await client.until_all_work()
-                producing = asyncio.create_task(client.produce())
-                for outage in range(OUTAGES):
-                    await client.until((outage + 1) * BATCHES_SENT // (OUTAGES + 2))
-                    killed = time.monotonic()
-                    await kill_broker(mesh)
-                    before = client.ended
-                    await client.until(before + 2)
-                    print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after the kill")
-                await client.until(BATCHES_SENT)
-                await producing
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(client.produce())
+                    for outage in range(OUTAGES):
+                        await client.until((outage + 1) * BATCHES_SENT // (OUTAGES + 2))
+                        killed = time.monotonic()
+                        await kill_broker(mesh)
+                        before = client.ended
+                        await client.until(before + 2)
+                        print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after it")
+                    await client.until(BATCHES_SENT)
             log = await MeshLog.read(bus)
         return log, {service.name: service.lives for service in mesh.services.values()}
 

@@ -4,6 +4,7 @@ import http.client
 import os
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 
 pytestmark = pytest.mark.integration
+LIMIT_S = 120.0
 
 WEDGED = """
 import asyncio, signal, sys, time
@@ -34,12 +36,14 @@ asyncio.run(main())
 
 
 def status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("GET", path)
         return connection.getresponse().status
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0
+    finally:
+        connection.close()
 
 
 def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, **settings: str) -> Child:
@@ -52,31 +56,35 @@ def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, *
     return Child([sys.executable, *command], env=env, output=output)
 
 
+def until_answered(child: Child, port: int, path: str, answer: int, log: Path) -> None:
+    """Waits for an answer, as long as the process lives."""
+    wait_until(lambda: status(port, path) == answer or child.poll() is not None, f"{answer} on {path}", LIMIT_S)
+    assert child.poll() is None, tail(log)
+
+
 def test_a_lost_broker_fails_readiness_only(tmp_path: Path) -> None:
     settings = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=Settings().broker.cache_dir, heap_mib=256)
     [port], log = quiet_ports(1), tmp_path / "log"
     with EmbeddedBroker(settings) as broker:
         kafka = broker.kafka_settings(KafkaSettings())
-        with service(kafka, port, ["-c", WEDGED], log):
-            wait_until(lambda: status(port, "/readyz") == 200, "readiness", 60)
+        with service(kafka, port, ["-c", WEDGED], log) as child:
+            until_answered(child, port, "/readyz", 200, log)
             broker.stop()
-            wait_until(lambda: status(port, "/readyz") == 503, "loss of readiness", 60)
+            until_answered(child, port, "/readyz", 503, log)
             assert status(port, "/livez") == 200
 
 
 def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
     with service(kafka, port, ["-c", WEDGED], log, TRINITY_BUS_HEALTH__WEDGED_S="1") as child:
-        wait_until(lambda: status(port, "/readyz") == 200, "readiness", 60)
+        until_answered(child, port, "/readyz", 200, log)
         os.kill(child.pid, signal.SIGUSR1)
-        wait_until(lambda: status(port, "/livez") == 503 or child.poll() is not None, "loss of liveness", 60)
-        assert child.poll() is None, tail(log)
+        until_answered(child, port, "/livez", 503, log)
         assert status(port, "/readyz") == 503
 
 
 def test_a_coordinator_becomes_ready(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
     command = ["-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
-    with service(kafka, port, command, log, TRINITY_BUS_KAFKA__NAMESPACE=f"health-{port}") as child:
-        wait_until(lambda: status(port, "/readyz") == 200 or child.poll() is not None, "readiness", 60)
-        assert child.poll() is None, tail(log)
+    with service(kafka, port, command, log, TRINITY_BUS_KAFKA__NAMESPACE=f"health-{uuid.uuid4().hex}") as child:
+        until_answered(child, port, "/readyz", 200, log)

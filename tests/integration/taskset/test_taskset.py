@@ -14,7 +14,7 @@ import pytest
 
 from schemas import Task
 from schemas.topics import TASKS
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
+from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -48,8 +48,13 @@ class Files:
             **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in settings.items()},
         }
         command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]
-        with Child(command, env=env, output=self.folder / f"{module}.log") as child:
-            yield child
+        log = self.folder / f"{module}.log"
+        with Child(command, env=env, output=log) as child:
+            try:
+                yield child
+            except BaseException:
+                print(f"{log.name}, status {child.poll()}:\n{tail(log, 60)}")
+                raise
 
     def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Child]:
         return self.service(
@@ -84,8 +89,9 @@ def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files) -> N
                     seen: list[Task] = []
 
                     async def produced(count: int) -> None:
-                        while len(seen) < count:
-                            seen.extend(received.record for received in await reader.batch(10))
+                        async with asyncio.timeout(WAIT_S):
+                            while len(seen) < count:
+                                seen.extend(received.record for received in await reader.batch(10))
 
                     for count in (1, 21, 47):
                         with files.taskset() as child:
@@ -113,7 +119,7 @@ def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None:
             await bus.ensure_topics()
             async with bus.reader(TASKS, start="beginning") as reader:
                 with files.taskset() as first:
-                    assert await reader.batch(30)
+                    assert await reader.batch(WAIT_S)
                     with files.taskset() as second:
                         await until(lambda: files.log().count("ready") == 2)
                         async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
@@ -132,7 +138,7 @@ def test_a_dataset_that_was_changed_is_refused_with_what_to_do(files: Files) -> 
             await bus.ensure_topics()
             async with bus.reader(TASKS, start="beginning") as reader:
                 with files.taskset():
-                    assert await reader.batch(30)
+                    assert await reader.batch(WAIT_S)
             files.train.write_text(files.train.read_text().replace("1 + 1", "1 + 2"))
             with files.taskset() as child:
                 await until(lambda: child.poll() is not None)
