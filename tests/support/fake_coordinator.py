@@ -93,7 +93,7 @@ class FakeCoordinator:
 
     async def until(self, condition: Any) -> None:
         """Waits until what it has seen is so."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     async def finish(

@@ -32,9 +32,7 @@ def secure_broker(
     Yields:
         Name of a listener to its address.
     """
-    addresses = {
-        name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)
-    }
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)}
     plain_properties, plain_command = layout.server_properties, node.java.command
 
     def with_listeners(*args: Any, **kwargs: Any) -> dict[str, object]:

@@ -51,7 +51,7 @@ class Rig:
         self.publishers: dict[str, Publisher] = {
             method: make_publisher(
                 TrainerSettings(bucket_mib=1),
-                SynchronizerSettings(sync_method=method, sync_dtype="bfloat16", sync_delta=True, sync_timeout_s=5),  # type: ignore[arg-type]
+                SynchronizerSettings(sync_method=method, sync_dtype="bfloat16", sync_delta=True, sync_timeout_s=15),  # type: ignore[arg-type]
                 self.checkpoints,
                 "cpu",
             )
@@ -60,7 +60,7 @@ class Rig:
         self.engines = {
             name: InferenceEngine(
                 ExplorerSettings(name=name, model_path=str(path), dtype="float32", max_model_len=512, seed=1),
-                sync_timeout_s=5,
+                sync_timeout_s=15,
             )
             for name, path in zip((OLD, JOINER), paths, strict=True)
         }
@@ -126,22 +126,24 @@ def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_genera
                 spans.extend(completion.versions for completion in await rig.generate(OLD))
 
         generating = asyncio.create_task(generate_on())
-        await rig.engines[JOINER].start()
-        for method in METHODS:
-            announced = rig.announce(method, 1, JOINER)
-            counted = rig.engines[OLD].tokens_generated
-            outcome = await rig.transfer(method, announced, JOINER)
-            assert outcome.checksum == announced.checksum
-            assert rig.engines[JOINER].model_version == announced.version
-            # Its first rollout is drawn from it, every token of it.
-            for completion in await rig.generate(JOINER):
-                assert rig.mismatch(1, completion) < TOLERANCE
-                assert completion.versions == [(0, announced.version)]
-            assert rig.engines[OLD].tokens_generated > counted
-            # Back to other weights by another way: the next method must really bring them.
-            await rig.transfer("memory", rig.announce("memory", 0, JOINER), JOINER)
-        busy = False
-        await generating
+        try:
+            await rig.engines[JOINER].start()
+            for method in METHODS:
+                announced = rig.announce(method, 1, JOINER)
+                counted = rig.engines[OLD].tokens_generated
+                outcome = await rig.transfer(method, announced, JOINER)
+                assert outcome.checksum == announced.checksum
+                assert rig.engines[JOINER].model_version == announced.version
+                # Its first rollout is drawn from it, every token of it.
+                for completion in await rig.generate(JOINER):
+                    assert rig.mismatch(1, completion) < TOLERANCE
+                    assert completion.versions == [(0, announced.version)]
+                assert rig.engines[OLD].tokens_generated > counted
+                # Back to other weights by another way: the next method must really bring them.
+                await rig.transfer("memory", rig.announce("memory", 0, JOINER), JOINER)
+        finally:
+            busy = False
+            await generating
         # Nobody has touched the other: it has drawn from its version all the time.
         assert spans
         assert all(versions == [(0, served)] for versions in spans)

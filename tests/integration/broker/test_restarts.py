@@ -45,7 +45,7 @@ def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_it_dies
                 assert notes == ["Kafka ended with status -9 and is started again; the services wait for it"]
                 java(tmp_path).kill()
                 # The client may have been served before the start was known to be done.
-                with pytest.raises(ServiceDiedError, match="kafka (ended with status -9|cannot be started) again"):
+                with pytest.raises(ServiceDiedError, match=r"kafka (ended with status -9|cannot be started) again"):
                     await given_up(found)
 
     asyncio.run(main())

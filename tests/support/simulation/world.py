@@ -131,7 +131,8 @@ class World:
         hold(before.machine.entries() == self.log.changelog, Law.RESTORE, "changes do not add up to the state")
         self._successor()
         hold(self.process.machine.entries() == self.log.changelog, Law.RESTORE, "entries differ from the changelog")
-        self._shadow = (before, SHADOWED)
+        # It decides on the same records as its successor, once.
+        self.zombie, self._shadow = None, (before, SHADOWED)
 
     def _successor(self) -> None:
         self.zombie = self.process
@@ -156,8 +157,12 @@ class World:
             return
         zombie, self.zombie = self.zombie, None
         _, changes = zombie.decide(inputs, self.now)
+        self._is_fenced(zombie, changes)
+
+    @staticmethod
+    def _is_fenced(process: Process, changes: Changes) -> None:
         try:
-            zombie.commit(changes)
+            process.commit(changes)
         except FencedError:
             return
         raise AssertionError("the simulation lets a fenced process commit")
@@ -171,6 +176,7 @@ class World:
         if any(isinstance(given, Tick) for given in inputs):
             return
         would = shadow.decide(inputs, self.now)
+        self._is_fenced(shadow, would[1])
         expected, found = compared(*would), compared(commands, changes)
         hold(found == expected, Law.RESTORE, f"on {inputs}: {found}, the one before: {expected}")
         if left > 1:

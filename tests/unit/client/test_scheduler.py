@@ -194,6 +194,7 @@ def test_a_time_out_is_no_error_and_takes_what_is_there() -> None:
         async with Mesh().running() as mesh:
             mesh.scheduler.schedule(tasks(2), 1)
             await mesh.finish("t0")
+            await mesh.until_there(1, 1)
             statuses = await mesh.scheduler.get_statuses(1, timeout=0.05, clear_timeout_tasks=False)
             assert len(statuses) == 1
             assert mesh.scheduler.has_step(1)
@@ -310,9 +311,9 @@ def test_waiting_for_all_takes_nothing_and_says_what_is_left() -> None:
             )
             await mesh.coordinator.say(beat, "e")
             with pytest.raises(
-                TimeoutError, match=r"^Timeout after 0.2 seconds\. Still have 3 pending tasks and 1 running tasks\.$"
+                TimeoutError, match=r"^Timeout after 1.0 seconds\. Still have 3 pending tasks and 1 running tasks\.$"
             ):
-                await mesh.scheduler.wait_all(timeout=0.2, clear_timeout_tasks=False)
+                await mesh.scheduler.wait_all(timeout=1.0, clear_timeout_tasks=False)
             await mesh.finish("t0")
             with pytest.raises(TimeoutError, match="Still have"):
                 await mesh.scheduler.wait_all(timeout=0.05)
@@ -367,6 +368,7 @@ def test_start_and_stop_may_be_called_twice_and_again() -> None:
             await asyncio.gather(mesh.scheduler.start(), mesh.scheduler.start())
             mesh.scheduler.schedule(tasks(2), 1)
             await mesh.finish("t0")
+            await mesh.until_there(1, 1)
             await mesh.scheduler.get_statuses(1, timeout=0.01, min_num=0, clear_timeout_tasks=False)
             mesh.scheduler.schedule(tasks(1, first=2), 2)
             await mesh.finish("t2")

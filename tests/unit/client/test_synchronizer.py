@@ -78,7 +78,7 @@ class Rig:
         await (await self.bus.producer().send(topic, "key", record))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await self.client._until_changed()
 

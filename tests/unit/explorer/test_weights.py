@@ -69,7 +69,7 @@ async def answers_to(engine: FakeEngine, versions: list[int], served: Served) ->
         return [item.record for item in log.all(EVENTS) if isinstance(item.record, WeightsSynced)]
 
     async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10), log.grown:
+        async with asyncio.timeout(60), log.grown:
             await log.grown.wait_for(condition)
 
     def beat(state: Any) -> ExplorerHeartbeat:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import assert_all_gone, family_of
+from tests.support.waiting import wait_until
 from trinity_bus.runtime import process
 from trinity_bus.runtime.process import Child, start_time, tail
 
@@ -31,9 +32,7 @@ time.sleep(600)
 
 
 def wait_for_line(output: Path, line: str) -> None:
-    deadline = time.monotonic() + 10
-    while line not in tail(output):
-        assert time.monotonic() < deadline
+    wait_until(lambda: line in tail(output), f"line {line!r}")
 
 
 @pytest.fixture

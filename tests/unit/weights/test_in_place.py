@@ -24,7 +24,8 @@ from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
 from trinity_bus.weights.server import WeightServer
 
 # vLLM and what it imports warn of their own use of each other.
-pytestmark = pytest.mark.filterwarnings("ignore")
+# The first test waits until it is imported: half a minute, minutes on a machine at its limit.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 EXPLORER = "explorer-0"
 SIZE = 8

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -170,7 +171,9 @@ def test_a_version_that_is_gone_is_refused_with_what_there_is_and_the_base_is_ke
     assert progress.received_nbytes == 5 * 3
 
 
-def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on(server: WeightServer) -> None:
+def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() -> None:
+    # The slow one comes back to its own when all others are done.
+    server = WeightServer(bucket_bytes=BUCKET, timeout_s=60)
     weights = model(0, elements=1 << 20)
     checksum = server.stage(0, weights.items())
     slow = socket.create_connection(server.address)
@@ -191,17 +194,25 @@ def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on(se
         received += len(piece)
     assert received > weights["w"].nbytes
     slow.close()
+    server.close()
 
 
-def test_who_asks_for_nothing_or_takes_nothing_is_dropped() -> None:
-    server = WeightServer(bucket_bytes=BUCKET, timeout_s=0.3)
+def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = WeightServer(bucket_bytes=BUCKET, timeout_s=1.0)
+    leased, lease = threading.Event(), server.staging.lease
+
+    def noted(*arguments: Any) -> Any:
+        leased.set()
+        return lease(*arguments)
+
+    monkeypatch.setattr(server.staging, "lease", noted)
     checksum = server.stage(0, model(0, elements=8 << 20).items())
     mute = socket.create_connection(server.address)
     deaf = socket.create_connection(server.address)
     deaf.sendall(Request(0, checksum, None, "deaf").pack())
-    wait_until(lambda: server.staging._staged[0].leases == 1)
+    assert leased.wait(60)
     wait_until(lambda: server.staging._staged[0].leases == 0)
-    mute.settimeout(5)
+    mute.settimeout(60)
     assert mute.recv(1) == b""
     wait_until(lambda: not server._connections)
     for one in (mute, deaf):

@@ -123,10 +123,11 @@ def test_members_have_links_of_their_own(publisher: WeightPublisher) -> None:
 
 
 def test_a_member_that_never_comes_is_dropped_and_the_other_is_served(receiver: WeightReceiver) -> None:
-    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=0.5)
+    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=2)
     announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "absent", "a")
+    # Before the publisher, whose short wait is for the absent one.
+    receiver.start(source(announced, "a", 20))
     thread, result = serve(publisher, announced)
-    receiver.start(source(announced, "a", 5))
     assert settled(receiver).state == "ready"
     thread.join()
     assert result["a"] is None
@@ -173,7 +174,7 @@ def test_a_trainer_that_is_silent_fails_the_receiver_by_its_deadline(
     publisher: WeightPublisher, receiver: WeightReceiver
 ) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
-    receiver.start(source(announced, "a", 0.3))
+    receiver.start(source(announced, "a", 1))
     progress = settled(receiver)
     assert progress.state == "failed"
     assert "did not serve" in progress.error
@@ -216,7 +217,7 @@ def test_a_cancelled_transfer_leaves_the_receiver_ready_for_the_next(
 
 
 def test_a_newer_epoch_ends_an_attempt_for_the_same_member(receiver: WeightReceiver) -> None:
-    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=1)
+    publisher = WeightPublisher(bucket_bytes=BUCKET, timeout_s=3)
     checksum = publisher.stage(0, model(0).items())
     first, first_result = serve(publisher, announcement(publisher, 0, checksum, "a", epoch=1))
     wait_until(lambda: "a" in publisher._attempts)
