@@ -26,8 +26,9 @@ from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.parts import AttemptKey
 
 GONE_KEPT_S = 3600.0
-ZOMBIES_KEPT = 8
-"""Earlier lives remembered of each explorer."""
+ZOMBIES_KEPT = 32
+"""Earlier lives remembered of each explorer, and of the trainer. One that wakes up after more lives than that is taken
+for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as it starts."""
 
 
 @dataclass(slots=True)

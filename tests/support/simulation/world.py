@@ -35,6 +35,7 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.inputs import Event
 
 type Death = Literal["before", "after"] | None
@@ -46,7 +47,7 @@ SHADOWED = 4
 ROUNDS = 250
 ROUNDS_PER_BATCH = 6
 """In which all must have ended, once faults have stopped: some for time-outs, some for each batch to be trained."""
-EMPTY_HOUSE = 160
+EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
 """Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
 
 AUTOMATIC = re.compile(r"(train|eval)-\d*")

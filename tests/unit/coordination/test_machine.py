@@ -271,6 +271,19 @@ def test_a_new_life_ends_the_old_one_for_good() -> None:
     assert story.machine.fleet.find("e0", "2") is not None
 
 
+def test_the_first_of_many_lives_stays_over() -> None:
+    """A service that dies as soon as it starts, and a process of the first life that was only stopped."""
+    story = Story(batch_size=1)
+    lives = [str(number) for number in range(30)]
+    for life in lives:
+        story.beat(life=life)
+        story.trained(0, life=f"t{life}")
+    assert facts(story.beat(life=lives[0])) == [Fact.ZOMBIE_EXPLORER]
+    assert facts(story.trained(1, life=f"t{lives[0]}")) == [Fact.ZOMBIE_TRAINER]
+    assert story.machine.fleet.find("e0", lives[-1]) is not None
+    assert Fact.ZOMBIE_TRAINER not in facts(story.trained(1, life=f"t{lives[-1]}"))
+
+
 def test_one_that_left_stays_gone() -> None:
     story = Story(batch_size=1)
     story.beat()
