@@ -31,7 +31,8 @@ check (``Law``)         law
 ``MEMORY``              what a machine holds is bounded by its settings, and is next to nothing when all has ended
 ======================  ===============================================================================================
 
-``LAWS_SEED`` in the environment is where the seeds of the random histories begin.
+``LAWS_SEED`` in the environment is where the seeds of the random histories begin, ``LAWS_EXAMPLES`` how many histories
+Hypothesis makes up: a search of an hour finds what a minute's does not.
 """
 
 import os
@@ -50,6 +51,7 @@ HISTORIES = 20
 EVENTS_EACH = 5000
 EVENTS = 100_000
 """That the random histories come to, at least, before they are left to end without faults."""
+EXAMPLES = int(os.environ.get("LAWS_EXAMPLES", "60"))
 FIRST_SEED = int(os.environ.get("LAWS_SEED", "0"))
 
 
@@ -200,5 +202,5 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
