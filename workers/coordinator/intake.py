@@ -21,8 +21,9 @@ from schemas.topics import COMMANDS, EVENTS, TASKS
 from trinity_bus.bus import Bus, Reader, Received
 
 INPUTS = (TASKS, COMMANDS, EVENTS)
-MAX_SIGNALS = 1000
-"""So many commands and events make a transaction full: the next ones are read when it is under way."""
+MAX_SIGNALS = 256
+"""So many commands and events make a transaction full: the next ones are read when it is under way. With more, all that
+is under way would move in step: explorers would wait while the coordinator decides, and it while they work."""
 MAX_TASKS = 256
 """So many tasks do: taking them in keeps results waiting for as long as it lasts."""
 TASK_FETCH_BYTES = 1 << 20
