@@ -16,7 +16,6 @@ from schemas import (
     ExperienceGroup,
     ExplorerHeartbeat,
     ExplorerLeft,
-    Member,
     ModelVersion,
     RolloutFinished,
     RunnersReport,
@@ -24,6 +23,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
+from tests.support.announcements import announced
 from tests.support.fake_engine import TOKENIZER, FakeEngine
 from tests.support.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
@@ -158,19 +158,7 @@ def cancel(order: Dispatch) -> Cancel:
 
 
 def announcement(version: int, life: str, *, epoch: int = 1) -> ModelVersion:
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=epoch,
-        members=[Member(explorer=NAME, incarnation=life, rank=1)],
-        trainer="trainer-0",
-        trainer_incarnation="t",
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum=f"{version:064d}",
-    )
+    return announced(version, NAME, life=life, epoch=epoch, checksum=f"{version:064d}")
 
 
 def test_a_result_is_never_visible_before_its_experiences(settings: Settings, nursery: Nursery) -> None:

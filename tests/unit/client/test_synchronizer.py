@@ -12,27 +12,12 @@ from safetensors.torch import save_file
 
 from schemas import ExplorerHeartbeat, ModelVersion, TrainerHeartbeat, VersionWanted
 from schemas.topics import EVENTS, MODEL_VERSIONS
+from tests.support.announcements import announced
 from tests.support.fake_log import FakeBus, FakeLog
 from trinity_bus.client import Synchronizer
 from trinity_bus.client.synchronizer import NotPreparedError
 from trinity_bus.config import Settings
 from trinity_bus.weights.errors import TensorFileError
-
-
-def announced(version: int, checkpoint: Path | None = None) -> ModelVersion:
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=1,
-        trainer="trainer-0",
-        trainer_incarnation="life",
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum="",
-        checkpoint=None if checkpoint is None else str(checkpoint),
-    )
 
 
 def trainer(version: int) -> TrainerHeartbeat:
@@ -158,7 +143,7 @@ def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its
         async with rig.client as client:
             assert client.get_state_dict_meta() is None
             assert client.get_model_state_dict() == (None, -1)
-            await rig.say(announced(7, tmp_path))
+            await rig.say(announced(7, checkpoint=str(tmp_path)))
             await rig.until(lambda: client.model_version == 7)
             described = client.get_state_dict_meta()
             assert described is not None
@@ -170,7 +155,7 @@ def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its
             assert all(torch.equal(found[name], weights[name]) for name in weights)
             assert found["b"].dtype is torch.bfloat16
             # Elsewhere the folder is not there.
-            await rig.say(announced(8, tmp_path / "elsewhere"))
+            await rig.say(announced(8, checkpoint=str(tmp_path / "elsewhere")))
             await rig.until(lambda: client.model_version == 8)
             assert client.get_model_state_dict() == (None, 8)
             assert client.get_state_dict_meta() is None
@@ -186,7 +171,7 @@ def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
     async def story() -> None:
         rig = Rig()
         async with rig.client as client:
-            await rig.say(announced(1, tmp_path))
+            await rig.say(announced(1, checkpoint=str(tmp_path)))
             await rig.until(lambda: client.model_version == 1)
             with pytest.raises(TensorFileError, match="ends within w"):
                 client.get_model_state_dict()

@@ -7,12 +7,12 @@ from rich.console import Console
 from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
-    ModelVersion,
     PublishedVersion,
     TrainerHeartbeat,
     VersionWanted,
     WeightsSynced,
 )
+from tests.support.announcements import announced
 from trinity_bus.client.versions import ALIVE_S, VersionsView
 from workers.cli.versions import table
 
@@ -28,22 +28,6 @@ def published(version: int, model: str = "policy") -> PublishedVersion:
         checksum=f"{version:064d}",
         checkpoint=f"/checkpoints/step-{version:08d}",
         metrics={"loss": 0.25, "reward_mean": 0.75},
-    )
-
-
-def announced(version: int, *, pinned: bool = False) -> ModelVersion:
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=1,
-        trainer="trainer-0",
-        trainer_incarnation="life",
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum="",
-        pinned=pinned,
     )
 
 

@@ -1,21 +1,10 @@
 from schemas import Member, ModelVersion
+from tests.support.announcements import announced
 from workers.explorer.announcements import membership, newest, supersedes
 
 
 def version(number: int, *, model: str = "policy", epoch: int = 1, trainer: str = "t", life: str = "l") -> ModelVersion:
-    return ModelVersion(
-        model=model,
-        version=number,
-        step=number,
-        method="gloo",
-        epoch=epoch,
-        members=[Member(explorer="a", incarnation=life, rank=1)],
-        trainer="trainer-0",
-        trainer_incarnation=trainer,
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum="",
-    )
+    return announced(number, "a", life=life, model=model, epoch=epoch, trainer_incarnation=trainer)
 
 
 def test_the_last_record_of_the_model_is_the_present() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion, WeightsSynced
 from schemas.topics import EVENTS, MODEL_VERSIONS
+from tests.support.announcements import announced
 from tests.support.fake_log import FakeBus, FakeLog
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import conventions as names
@@ -45,19 +46,7 @@ class FakeHistogram:
 
 
 def announcement(version: int) -> ModelVersion:
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=1,
-        members=[Member(explorer="explorer-0", incarnation="life", rank=1)],
-        trainer="trainer-0",
-        trainer_incarnation="trainer-life",
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum="aa",
-    )
+    return announced(version, "explorer-0", checksum="aa")
 
 
 async def answers_to(engine: FakeEngine, versions: list[int], served: Served) -> list[WeightsSynced]:

@@ -4,27 +4,16 @@ from typing import Any
 
 import pytest
 
-from schemas import Member, ModelVersion, WeightsSynced
+from schemas import ModelVersion, WeightsSynced
 from schemas.topics import EVENTS, MODEL_VERSIONS
+from tests.support.announcements import announced
 from tests.support.waiting import until
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.publication import Publication, newest_for_each_member
 
 
 def announcement(epoch: int, *explorers: str, version: int = 1, life: str = "life") -> ModelVersion:
-    return ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method="gloo",
-        epoch=epoch,
-        members=[Member(explorer=name, incarnation="a", rank=i) for i, name in enumerate(explorers, 1)],
-        trainer="trainer-0",
-        trainer_incarnation=life,
-        master_address="127.0.0.1",
-        master_port=1,
-        checksum="aa",
-    )
+    return announced(version, *explorers, life="a", epoch=epoch, trainer_incarnation=life, checksum="aa")
 
 
 def received(record: Any, traceparent: str | None = None) -> Received[Any]:
