@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_bus.broker import EmbeddedBroker
+from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 
 
@@ -23,6 +24,12 @@ class Cluster:
     def unused(self) -> KafkaSettings:
         """The same cluster with a namespace in which there is nothing."""
         return self.kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
+
+
+async def make_topics(kafka: KafkaSettings) -> None:
+    """All that a mesh in this namespace needs."""
+    async with Bus(kafka, client_id="benchmark") as bus:
+        await bus.ensure_topics()
 
 
 @contextlib.contextmanager

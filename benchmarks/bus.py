@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from _cluster import cluster_to_measure
+from _cluster import cluster_to_measure, make_topics
 from _report import Row, report
 from msgspec.structs import replace
 
@@ -223,17 +223,11 @@ def latencies(settings: KafkaSettings) -> list[float]:
         return [1000 * seconds for seconds in receive(reader)]
 
 
-async def prepare(settings: KafkaSettings) -> None:
-    """Make the topics."""
-    async with Bus(settings, client_id="benchmark") as bus:
-        await bus.ensure_topics()
-
-
 def main() -> None:
     """Run everything and report."""
     with cluster_to_measure() as cluster:
         settings = cluster.unused()
-        uvloop.run(prepare(settings))
+        uvloop.run(make_topics(settings))
         throughput(settings, send_groups, read_groups, WARM_UP)
         rates, baselines = [], []
         for _ in range(ROUNDS):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from _cluster import cluster_to_measure
+from _cluster import cluster_to_measure, make_topics
 from _report import Row, report
 from safetensors.torch import load_file
 
@@ -225,7 +225,7 @@ def main() -> None:
         process = multiprocessing.get_context("spawn").Process(
             target=explorer_side, args=(theirs, kafka, str(model)), name="explorer"
         )
-        uvloop.run(_make_topics(kafka))
+        uvloop.run(make_topics(kafka))
         process.start()
         start_s = ours.recv()
         speeds = uvloop.run(measure(ours, kafka, model, rounds))
@@ -243,11 +243,6 @@ def main() -> None:
         ],
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
     )
-
-
-async def _make_topics(kafka: KafkaSettings) -> None:
-    async with Bus(kafka, client_id="benchmark") as bus:
-        await bus.ensure_topics()
 
 
 if __name__ == "__main__":

@@ -106,9 +106,7 @@ async def _measure_most(made: Mesh, explorers: int, tasks: int, told: Bar) -> th
     """The saturated mesh alone."""
     total = WARM_UP + tasks
     async with Bus(made.kafka, client_id="benchmark") as bus:
-        await _start(made, bus, explorers)
-        await throughput.run(made, bus, "warm-up", WARM_UP, progress=lambda done: told(done, total))
-        return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: told(WARM_UP + done, total))
+        return await _saturate(made, bus, explorers, tasks, lambda done: told(done, total))
 
 
 async def _measure(
@@ -117,11 +115,7 @@ async def _measure(
     """The saturated mesh, the mesh at a moderate rate, and bare aiokafka."""
     total = WARM_UP + tasks + OFFERED
     async with Bus(made.kafka, client_id="benchmark") as bus:
-        await _start(made, bus, explorers)
-        await throughput.run(made, bus, "warm-up", WARM_UP, progress=lambda done: told(done, total))
-        saturated = await throughput.run(
-            made, bus, "saturated", tasks, progress=lambda done: told(WARM_UP + done, total)
-        )
+        saturated = await _saturate(made, bus, explorers, tasks, lambda done: told(done, total))
         offered = await throughput.run(
             made,
             bus,
@@ -132,6 +126,15 @@ async def _measure(
         )
     bare = await throughput.baseline(made.kafka, tasks, broker_pid=made.pids.get("broker"))
     return saturated, offered, bare
+
+
+async def _saturate(
+    made: Mesh, bus: Bus, explorers: int, tasks: int, progress: throughput.Progress
+) -> throughput.Measured:
+    """Starts the mesh, warms it up, and measures it with as many tasks as it can take."""
+    await _start(made, bus, explorers)
+    await throughput.run(made, bus, "warm-up", WARM_UP, progress=progress)
+    return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(WARM_UP + done))
 
 
 async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 import uvloop
-from _cluster import cluster_to_measure
+from _cluster import cluster_to_measure, make_topics
 from _report import Row, report
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -135,7 +135,7 @@ def main() -> None:
     with cluster_to_measure() as cluster, contextlib.ExitStack() as stack:
         kafka = cluster.unused()
         model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
-        uvloop.run(_make_topics(kafka))
+        uvloop.run(make_topics(kafka))
         sink_output = cluster.folder / "sink"
         sink = stack.enter_context(Child([sys.executable, SINK], output=sink_output))
         wait_until(lambda: b"\n" in sink_output.read_bytes(), "port of the sink", LIMIT_S, 0.05)
@@ -180,11 +180,6 @@ def main() -> None:
             f"in {minutes:.1f} minutes",
         ],
     )
-
-
-async def _make_topics(kafka: KafkaSettings) -> None:
-    async with Bus(kafka, client_id="benchmark") as bus:
-        await bus.ensure_topics()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas import Task
 from schemas.topics import TASKS
+from tests.support.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
@@ -37,12 +38,9 @@ class Mesh:
             **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
             **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},
         }
-        with Child([sys.executable, "-W", "error", "-m", "workers.coordinator"], env=env, output=log) as child:
-            try:
-                yield child
-            except BaseException:
-                print(f"{log.name}, status {child.poll()}:\n{tail(log, 100)}")
-                raise
+        command = [sys.executable, "-W", "error", "-m", "workers.coordinator"]
+        with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
+            yield child
 
     def log(self, number: int = 1) -> str:
         """What a coordinator has said."""

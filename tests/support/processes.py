@@ -1,8 +1,23 @@
 """Looking at processes from outside."""
 
+import contextlib
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+
+from trinity_bus.runtime.process import Child, tail
+
+
+@contextlib.contextmanager
+def log_shown_on_failure(child: Child, log: Path) -> Iterator[None]:
+    """Prints how a child is and what it said last, where the block fails."""
+    try:
+        yield
+    except BaseException:
+        print(f"{log.name}, status {child.poll()}:\n{tail(log, 100)}")
+        raise
 
 
 def family_of(pid: int) -> list[psutil.Process]:

@@ -37,6 +37,8 @@ from trinity_bus.errors import (
     RecordTooLargeError,
 )
 
+HOW_TOPICS_COME = "a service creates it when it starts, or trinity-bus topics create"
+"""What whoever misses a topic is told."""
 _REFUSALS = (
     ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,

@@ -12,7 +12,7 @@ from typing import Literal
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 
-from trinity_bus.bus.connection import client_options
+from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
 from trinity_bus.bus.farewell import brief_farewell
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
@@ -94,7 +94,5 @@ async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
     while unknown and (unknown := unknown - await client.topics()):
         if time.monotonic() > until:
             names = ", ".join(sorted(unknown))
-            raise BusError(
-                f"there is no topic {names}: a service creates it when it starts, or trinity-bus topics create"
-            )
+            raise BusError(f"there is no topic {names}: {HOW_TOPICS_COME}")
         await asyncio.sleep(_POLL_S)

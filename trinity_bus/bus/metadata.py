@@ -13,12 +13,13 @@ latter counts as an answer, because a broker that is away is waited for like eve
 """
 
 import asyncio
+import contextlib
 import logging
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+from aiokafka.errors import UnknownTopicOrPartitionError
 
-from trinity_bus.bus.connection import translated
+from trinity_bus.bus.connection import HOW_TOPICS_COME, kafka_errors
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
 
@@ -53,20 +54,14 @@ async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaS
 
 async def _ask(client: AIOKafkaProducer, name: str, limit_s: float) -> bool:
     """Asks for the partitions of a topic; whether anybody answered within the client's limit, or this one."""
-    try:
-        # A client that is closed meanwhile never comes back by itself.
+    # A client that is closed meanwhile never comes back by itself.
+    with kafka_errors(f"send to {name}"), contextlib.suppress(TimeoutError):
         async with asyncio.timeout(2 * limit_s):
             try:
                 await client.partitions_for(name)
             except UnknownTopicOrPartitionError as error:
                 if await client.client.force_metadata_update():
-                    raise BusError(
-                        f"send to {name}: there is no such topic: a service creates it when it starts, "
-                        "or trinity-bus topics create"
-                    ) from error
-                return False
-    except TimeoutError:
-        return False
-    except KafkaError as error:
-        raise translated(error, f"send to {name}") from error
-    return True
+                    raise BusError(f"send to {name}: there is no such topic: {HOW_TOPICS_COME}") from error
+            else:
+                return True
+    return False

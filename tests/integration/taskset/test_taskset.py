@@ -15,6 +15,7 @@ import pytest
 from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.processes import log_shown_on_failure
 from tests.support.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -49,12 +50,8 @@ class Files:
         }
         command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]
         log = self.folder / f"{module}.log"
-        with Child(command, env=env, output=log) as child:
-            try:
-                yield child
-            except BaseException:
-                print(f"{log.name}, status {child.poll()}:\n{tail(log, 60)}")
-                raise
+        with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
+            yield child
 
     def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Child]:
         return self.service(
