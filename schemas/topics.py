@@ -241,9 +241,10 @@ DEAD_LETTERS = Topic(
     retention_ms=30 * _DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
-    description="Records that could not be read, byte for byte, with the reason and the origin in headers.",
+    description="Records that could not be read, byte for byte, with the reason and the origin in headers. Of what is "
+    "larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash.",
     records=(),
-    writers=("coordinator", "explorer"),
+    writers=("coordinator", "explorer", "trainer"),
     readers=("taskset", "client"),
 )
 COORDINATOR_STATE = Topic(

@@ -268,7 +268,7 @@ class Coordinator:
             self._tasks_at = now
         decided.add(self.machine.handle_all(self._inputs(received, now, decided.spans), now))
         for item in received:
-            self._positions[item.topic.name, item.partition] = item.offset + 1
+            self._positions[item.topic.name, item.partition] = item.last_offset + 1
             self._has_unmarked = True
 
     def _commit_at(self, decided: Decided) -> float:

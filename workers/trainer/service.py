@@ -55,7 +55,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
-from trinity_bus.bus import Bus, Producer, Reader, Start
+from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError
@@ -317,6 +317,9 @@ class _Trainer:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
             raise BatchError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
+        for met in self._bus.passed_over():
+            if isinstance(met.record, Undecodable):
+                await self._producer.send_dead_letter(met, met.record.reason, met.record.detail)
         return groups_of(batch, entries, fetched)
 
     async def _checkpoint(self, progress: TrainingProgress) -> None:
