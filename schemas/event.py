@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
+from schemas.skipped import SkippedBatches
 
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
@@ -189,6 +190,8 @@ class StepTrained(Record):
     checkpoint: str | None = None
     """Folder of the newest durable checkpoint."""
     seconds: float = 0.0
+    skipped: SkippedBatches = Field(default_factory=list)
+    """Batches that were passed over on the way to this version, the last ones."""
 
 
 class VersionWanted(Record):

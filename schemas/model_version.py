@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from schemas.record import Identifier, Metrics, Record
+from schemas.skipped import SkippedBatches
 
 
 class Member(Record):
@@ -69,3 +70,5 @@ class PublishedVersion(Record):
     """Of the step that made it."""
     seconds: float = 0.0
     """How long that step took."""
+    skipped: SkippedBatches = Field(default_factory=list)
+    """Batches that were passed over on the way to this version, the last ones."""

@@ -47,6 +47,7 @@ from schemas import (
     FinalizeBatch,
     PublishVersion,
     RunnersReport,
+    SkipBatch,
     SubmitBatch,
     Task,
     VersionWanted,
@@ -79,7 +80,7 @@ from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 
 log = logging.getLogger("workers.coordinator")
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
 """Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008

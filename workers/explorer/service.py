@@ -154,7 +154,15 @@ class Explorer:
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
-        attempts = Attempts(runners, producer, self._who, served=served, slots=slots, on_ended=self._orders.ended)
+        attempts = Attempts(
+            runners,
+            producer,
+            self._who,
+            bounds=self._engine.bounds,
+            served=served,
+            slots=slots,
+            on_ended=self._orders.ended,
+        )
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
             return ExplorerHeartbeat(
