@@ -3,7 +3,7 @@
 Light on purpose: msgpack, msgspec, pydantic and numpy. A program that produces tasks needs this and a Kafka client.
 """
 
-from schemas.batch import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, TaskStatus
+from schemas.batch import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry, ResultPart, TaskStatus
 from schemas.command import (
     AbortBatch,
     BatchResult,
@@ -12,6 +12,7 @@ from schemas.command import (
     CommandReply,
     FinalizeBatch,
     PublishVersion,
+    SkipBatch,
     SubmitBatch,
 )
 from schemas.event import (
@@ -34,6 +35,7 @@ from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.skipped import SkippedBatch
 from schemas.task import Message, Sampling, Task
 from schemas.taskset import TasksetPosition
 
@@ -42,6 +44,7 @@ __all__ = [
     "BatchLifecycleState",
     "BatchRecord",
     "BatchResult",
+    "BatchSkipped",
     "Cancel",
     "CancelTasks",
     "CommandError",
@@ -68,6 +71,8 @@ __all__ = [
     "Sample",
     "SampleInput",
     "Sampling",
+    "SkipBatch",
+    "SkippedBatch",
     "StepTrained",
     "SubmitBatch",
     "Task",

@@ -2,6 +2,7 @@
 
 The record of a batch is written anew after each transition, keyed by batch id on a compacted topic. The FINALIZED
 record carries the *manifest*: the experiences, by position in the log, that count. Nothing else is ever trained on.
+A ``BatchSkipped`` behind it takes the batch back: it is not trained on either, and keeps its place in the order.
 
 An *open* batch is one that was submitted without a number of tasks. Its tasks are handed out as they come, with the
 newest weights; it takes no place in the order of training and is never FINALIZED: each task's result is on ``results``,
@@ -17,8 +18,9 @@ from pydantic import BeforeValidator, Field
 from schemas.event import Position
 from schemas.free_form import MAX_ITEMS
 from schemas.items import AtLeastOne, DrawnBy, Item, Name, Number
-from schemas.numbers import Count, Version
+from schemas.numbers import Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.skipped import MAX_REASON_CHARS
 
 MAX_BATCH_TASKS = 16_384
 MAX_BATCH_PARTS = 32_768
@@ -103,3 +105,20 @@ class BatchRecord(Record):
     """Why it was aborted."""
     trace_links: Annotated[list[str], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     """W3C ``traceparent`` of the rollouts that count, so that a train step can link to them."""
+
+
+class BatchSkipped(Record):
+    """An operator has said that a FINALIZED train batch is to be passed over: its step changes no weights.
+
+    It stands beside the batch's own record, behind it, under a key of its own. A trainer obeys it unless it has trained
+    on the batch.
+    """
+
+    SCHEMA: ClassVar[str] = "batch_skipped"
+
+    batch_id: Identifier
+    sequence: Positive
+    """Of the batch."""
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+    client: Identifier
+    """Who said so."""

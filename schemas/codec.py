@@ -8,9 +8,17 @@ depends on headers. Whatever the bytes, ``decode`` returns a valid record or rai
 from collections.abc import Mapping
 from functools import lru_cache
 
-from schemas.batch import BatchRecord
+from schemas.batch import BatchRecord, BatchSkipped
 from schemas.columns import decode_group, encode_group
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas.command import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    PublishVersion,
+    SkipBatch,
+    SubmitBatch,
+)
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
 from schemas.event import (
     CoordinatorHeartbeat,
@@ -41,6 +49,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     FinalizeBatch,
     AbortBatch,
     CancelTasks,
+    SkipBatch,
     PublishVersion,
     CommandReply,
     Dispatch,
@@ -57,6 +66,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     VersionRefused,
     WeightsSynced,
     BatchRecord,
+    BatchSkipped,
     TaskResult,
     ModelVersion,
     TasksetPosition,

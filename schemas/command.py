@@ -26,8 +26,8 @@ from schemas.batch import BatchState
 from schemas.free_form import MAX_ITEMS
 from schemas.numbers import Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.skipped import MAX_REASON_CHARS
 
-MAX_REASON_CHARS = 500
 MAX_WAIT_S = 7 * 86_400.0
 
 
@@ -91,6 +91,14 @@ class CancelTasks(Command):
     """Whether runners that are at it are stopped at once, rather than given the time to let go."""
 
 
+class SkipBatch(Command):
+    """Have the trainer pass over a FINALIZED train batch that it has not trained on: one that it cannot train on."""
+
+    SCHEMA: ClassVar[str] = "command.skip_batch"
+
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+
+
 class PublishVersion(Record):
     """Make every explorer serve this version, and no newer one until I say so; or the newest again."""
 
@@ -115,12 +123,16 @@ class BatchResult(Record):
     finished_task_count: Count
     """Tasks with a result, failed ones too; not those that were cut off."""
     metrics: Metrics = Field(default_factory=dict)
+    sequence: Count = 0
+    """Its place in the order of training; 0 where it has none."""
 
 
 type CommandError = Literal[
     "unknown_batch",
     "already_active",
     "batch_closed",
+    "not_finalized",
+    "already_trained",
     "batch_too_large",
     "wrong_type",
     "open_batch",

@@ -14,6 +14,7 @@ from schemas.free_form import MAX_ITEMS
 from schemas.items import AtLeastOne, Item, Name, Number
 from schemas.numbers import MAX_COUNT, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
+from schemas.skipped import SkippedBatches
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_RUNNING = 16_384
@@ -198,6 +199,8 @@ class StepTrained(Record):
     checkpoint: str | None = None
     """Folder of the newest durable checkpoint."""
     seconds: Seconds = 0.0
+    skipped: SkippedBatches = Field(default_factory=list)
+    """Batches that were passed over on the way to this version, the last ones."""
 
 
 class VersionWanted(Record):

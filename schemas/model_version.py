@@ -14,6 +14,7 @@ from pydantic import Field
 
 from schemas.numbers import Count, Port, Seconds, Version
 from schemas.record import Identifier, Metrics, Record
+from schemas.skipped import SkippedBatches
 
 MAX_MEMBERS = 1024
 """Explorers of one round: more take the version in the next one."""
@@ -73,3 +74,5 @@ class PublishedVersion(Record):
     """Of the step that made it."""
     seconds: Seconds = 0.0
     """How long that step took."""
+    skipped: SkippedBatches = Field(default_factory=list)
+    """Batches that were passed over on the way to this version, the last ones."""

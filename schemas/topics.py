@@ -11,8 +11,16 @@ and tombstones outlast any restart.
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.batch import BatchRecord
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas.batch import BatchRecord, BatchSkipped
+from schemas.command import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    PublishVersion,
+    SkipBatch,
+    SubmitBatch,
+)
 from schemas.event import (
     CoordinatorHeartbeat,
     ExplorerHeartbeat,
@@ -106,9 +114,9 @@ COMMANDS = Topic(
     partitions=1,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What clients ask of the coordinator: submit, finalize or abort a batch, publish a version. Anyone "
-    "may write here, msgpack or JSON. One partition, so that commands are carried out in the order of their sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion),
+    description="What clients ask of the coordinator: submit, finalize, abort or skip a batch, publish a version. "
+    "Anyone may write here, msgpack or JSON. One partition: commands are carried out in the order of their sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion),
     writers=("client",),
     readers=("coordinator",),
 )
@@ -172,7 +180,7 @@ EVENTS = Topic(
 )
 BATCHES = Topic(
     name="batches",
-    key="batch id",
+    key="batch id, or skip and batch id",
     partitions=1,
     cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + _ROOM,
@@ -181,7 +189,7 @@ BATCHES = Topic(
     segment_bytes=64 * _MIB,
     description="A batch after each transition; a finalized one names the experiences that count. Their order is the "
     "order of training, hence the one partition.",
-    records=(BatchRecord,),
+    records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
     readers=("trainer", "client"),
 )
@@ -241,9 +249,10 @@ DEAD_LETTERS = Topic(
     retention_ms=30 * _DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
-    description="Records that could not be read, byte for byte, with the reason and the origin in headers.",
+    description="Records that could not be read, byte for byte, with the reason and the origin in headers. Of what is "
+    "larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash.",
     records=(),
-    writers=("coordinator", "explorer"),
+    writers=("coordinator", "explorer", "trainer"),
     readers=("taskset", "client"),
 )
 COORDINATOR_STATE = Topic(

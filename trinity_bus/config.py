@@ -94,6 +94,8 @@ class KafkaSettings(Section):
     """The private key of ``ssl_certfile``, PEM."""
     ssl_password: SecretStr | None = None
     """The password of ``ssl_keyfile``, where it is encrypted."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How records are packed before they are sent. Readers understand all of them, whatever is set here."""
     replication_factor: Count = 1
     """Copies of each partition, for topics that are created. A production cluster wants 3."""
     request_timeout_s: Seconds = 30.0
@@ -436,6 +438,8 @@ class HealthSettings(Section):
     """A process whose event loop does not turn for this long is not alive."""
     start_s: Seconds = 900.0
     """How long a process may take to start."""
+    unread_s: Seconds = 60.0
+    """A service that has read nothing for this long, while there is something for it to read, is not ready."""
 
 
 class TelemetrySettings(Section):

@@ -152,7 +152,7 @@ class Bus:
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
-        """The records at these positions, in their order.
+        """The records at these positions, in their order; undecodable where they cannot be read.
 
         Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory.
 
@@ -160,6 +160,10 @@ class Bus:
             RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.
         """
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
+
+    def passed_over(self) -> list[Received[Any]]:
+        """What :meth:`fetch` has met between the positions and could not read, for dead letters; each place once."""
+        return [] if self._positions is None else self._positions.passed_over()
 
     async def _administrator(self) -> AIOKafkaAdminClient:
         async with self._connecting:

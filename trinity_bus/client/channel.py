@@ -35,7 +35,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SkipBatch, SubmitBatch
 from schemas.topics import COMMANDS, REPLIES
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
@@ -45,7 +45,7 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion
+type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion
 
 _NAME_CHARS: Final = 64
 
@@ -122,6 +122,10 @@ class CommandChannel:
         return await self._ask(
             CancelTasks(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
         )
+
+    async def skip(self, batch_id: str, **fields: Any) -> CommandReply:
+        """Ask that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
+        return await self._ask(SkipBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields))
 
     async def publish_version(self, model: str, version: int | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""

@@ -188,6 +188,21 @@ class RolloutCoordinator:
         if reply.error is not None:
             raise_refusal(reply, batch_id)
 
+    async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
+        """Have the trainer pass over a FINALIZED train batch that it has not trained on.
+
+        Args:
+            batch_id: As it was submitted.
+            reason: Stands in the lineage of every version that follows.
+
+        Raises:
+            ValueError: It cannot be passed over; the message says why.
+            NoCoordinatorError: None answers.
+        """
+        reply = await self._connected().channel.skip(batch_name(batch_id), reason=reason)
+        if reply.error is not None:
+            raise ValueError(reply.detail)
+
     async def process_experiences(self, payloads: list[bytes]) -> Metrics:
         """Check experiences and publish them.
 

@@ -16,6 +16,7 @@ from trinity_bus.coordination.commands import (
     Refuse,
     Remember,
     Reply,
+    Skip,
 )
 from trinity_bus.coordination.figures import Figures
 from trinity_bus.coordination.inputs import (
@@ -62,6 +63,7 @@ __all__ = [
     "Reply",
     "Request",
     "Role",
+    "Skip",
     "StateError",
     "SyncPolicy",
     "TaskArrived",

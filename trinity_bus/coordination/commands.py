@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from schemas import (
     BatchRecord,
+    BatchSkipped,
     Cancel,
     CommandReply,
     Dispatch,
@@ -35,6 +36,13 @@ class BatchMoved:
     """To ``batches``: a batch after a transition."""
 
     record: BatchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """To ``batches``: the trainer is to pass over a batch."""
+
+    record: BatchSkipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,7 @@ class Observe:
     detail: str = ""
 
 
-type Command = Order | BatchMoved | Answered | Reply | Announce | Ask | Remember | Refuse | Observe
+type Command = Order | BatchMoved | Skip | Answered | Reply | Announce | Ask | Remember | Refuse | Observe
 
 
 class Outbox:

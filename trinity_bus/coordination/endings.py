@@ -225,6 +225,7 @@ class Endings:
             state=batch.state,
             finished_task_count=batch.finished,
             metrics=record.metrics,
+            sequence=record.sequence,
         )
         self._outcomes.add(batch.batch_id, codec.outcome_bytes(result))
         for finalizer in self._finalizers.take(batch.batch_id):

@@ -10,6 +10,7 @@ from schemas import (
     FinalizeBatch,
     PublishVersion,
     RolloutFinished,
+    SkipBatch,
     StepTrained,
     SubmitBatch,
     Task,
@@ -54,7 +55,7 @@ class Tick:
     """Nothing came for a while; time-outs are due."""
 
 
-type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
+type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch
 type Request = BatchRequest | PublishVersion
 
 

@@ -14,6 +14,10 @@ command            answer
                    waits its turn in training
 ``AbortBatch``     ok, also where the batch has ended or was never known
 ``CancelTasks``    ok, also where the batch has ended or was never known; its unfinished tasks have results now
+``SkipBatch``      ok, and the trainer is told on ``batches`` to pass over it; ``unknown_batch``; ``not_finalized``
+                   where it goes on, or was aborted; ``wrong_type`` where it is never trained on;
+                   ``already_trained``, as far as published versions tell; ``batch_closed`` where it ended so long ago
+                   that it is forgotten
 =================  ===================================================================================================
 
 A batch without tasks stays PENDING until it is finalized, which takes no time and no place in training, or aborted.
@@ -21,13 +25,13 @@ A batch without tasks stays PENDING until it is finalized, which takes no time a
 
 from typing import assert_never
 
-from schemas import AbortBatch, CancelTasks, FinalizeBatch, SubmitBatch
+from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBatch, SubmitBatch
 from schemas import BatchLifecycleState as State
 from schemas.batch import MAX_BATCH_TASKS
-from schemas.command import CommandError
+from schemas.command import BatchResult, CommandError
 from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.batches import Batch
-from trinity_bus.coordination.commands import BatchMoved
+from trinity_bus.coordination.commands import BatchMoved, Skip
 from trinity_bus.coordination.endings import Endings
 from trinity_bus.coordination.finalizers import Finalizer, ended_reply
 from trinity_bus.coordination.inputs import BatchRequest
@@ -52,6 +56,7 @@ class Requests:
         self._finalizers = kept.finalizers
         self._outcomes = kept.outcomes
         self._replies = kept.replies
+        self._sync = kept.sync
         self._endings = endings
         self._hasty = False
         """Whether somebody came who does not want to wait at all."""
@@ -82,6 +87,8 @@ class Requests:
                         restart_runners=command.restart_runners,
                     )
                 self._answer(command, traceparent)
+            case SkipBatch():
+                self._skip(command, traceparent)
             case _:
                 assert_never(command)
 
@@ -173,6 +180,42 @@ class Requests:
             self._answer(command, traceparent, "batch_closed", detail)
         else:
             self._answer(command, traceparent, "unknown_batch", f"Batch {batch_id} is not registered.")
+
+    # -- skip --------------------------------------------------------------------------------------------------------
+
+    def _skip(self, command: SkipBatch, traceparent: str | None) -> None:
+        batch_id, kept = command.batch_id, self._outcomes.get(command.batch_id)
+        if kept is None:
+            self._answer(command, traceparent, *self._no_outcome(batch_id))
+            return
+        result = codec.outcome_of(kept)
+        refused = self._cannot_skip(batch_id, result)
+        if refused is not None:
+            self._answer(command, traceparent, *refused)
+            return
+        skipped = BatchSkipped(
+            batch_id=batch_id, sequence=result.sequence, reason=command.reason, client=command.client
+        )
+        self._out.add(Skip(skipped))
+        self._answer(command, traceparent)
+
+    def _no_outcome(self, batch_id: str) -> tuple[CommandError, str]:
+        if batch_id in self._ledger.batches:
+            return "not_finalized", f"Batch {batch_id} has not ended; abort it, and nothing of it is trained on."
+        if batch_id in self._ledger.closed:
+            return "batch_closed", f"Batch {batch_id} ended too long ago to be passed over."
+        return "unknown_batch", f"Batch {batch_id} is not registered."
+
+    def _cannot_skip(self, batch_id: str, result: BatchResult) -> tuple[CommandError, str] | None:
+        if result.state is not State.FINALIZED:
+            return "not_finalized", f"Batch {batch_id} is {result.state.value}: nothing of it is ever trained on."
+        if result.batch_type != "train" or result.sequence == 0:
+            return "wrong_type", f"Batch {batch_id} has no place in the order of training."
+        if self._sync.trained >= result.sequence:
+            return "already_trained", (
+                f"Batch {batch_id} is number {result.sequence}, and version {self._sync.trained} was trained on it."
+            )
+        return None
 
     def _wrong_type(self, command: FinalizeBatch, found: str, traceparent: str | None) -> None:
         detail = f"Batch {command.batch_id} is {found}, expected {command.batch_type}."

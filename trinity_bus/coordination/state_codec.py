@@ -271,16 +271,29 @@ def finalizers_of(body: list[Any], now: float) -> list[Finalizer]:
 def outcome_bytes(result: BatchResult) -> bytes:
     """The value of an item of ``outcomes/<n>``: what became of a batch."""
     item: bytes = msgpack.packb(
-        (result.batch_id, result.batch_type, result.state.value, result.finished_task_count, result.metrics)
+        (
+            result.batch_id,
+            result.batch_type,
+            result.state.value,
+            result.finished_task_count,
+            result.metrics,
+            result.sequence,
+        )
     )
     return item
 
 
 def outcome_of(item: bytes) -> BatchResult:
     """The inverse of :func:`outcome_bytes`."""
-    batch_id, batch_type, state, count, metrics = msgpack.unpackb(item)
+    # The sequence was not kept in the first releases of this state.
+    batch_id, batch_type, state, count, metrics, *sequence = msgpack.unpackb(item)
     return BatchResult(
-        batch_id=batch_id, batch_type=batch_type, state=State(state), finished_task_count=count, metrics=metrics
+        batch_id=batch_id,
+        batch_type=batch_type,
+        state=State(state),
+        finished_task_count=count,
+        metrics=metrics,
+        sequence=sequence[0] if sequence else 0,
     )
 
 

@@ -137,6 +137,13 @@ class WeightSync:
         return self.version if self.state.held is None else max(self.version, self.state.held.version)
 
     @property
+    def trained(self) -> int:
+        """The newest version of the trainer's present life that was published, or -1."""
+        state = self.state
+        newest = state.release if state.held is None else state.held
+        return -1 if newest is None else newest.version
+
+    @property
     def for_evaluation(self) -> int:
         """The version that an evaluation is of that begins now; -1 before there is any."""
         return self.version if self.state.pinned else self.newest

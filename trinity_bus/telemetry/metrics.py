@@ -81,10 +81,14 @@ TRAIN = {
         ("reward_mean", "", "Over the samples of the last step."),
         ("reward_std", "", "Over the samples of the last step."),
         ("groups_skipped", "{group}", "Groups of the last step that teach nothing, all their rewards being equal."),
+        ("samples_left_out", "{sample}", "Samples of the last step that no model could be trained on."),
         ("trained_tokens", "{token}", "Tokens of the last step that gradients came from."),
     )
 }
 """What a train step reports, by the name that it has there."""
+SAMPLES_LEFT_OUT = _METER.create_counter(
+    "rl.trainer.samples_left_out", unit="{sample}", description="Samples that no model could be trained on, by flaw."
+)
 STALENESS = _METER.create_histogram(
     "rl.staleness",
     unit="{version}",

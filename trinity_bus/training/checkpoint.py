@@ -4,6 +4,7 @@
 
     checkpoint_dir/
         .lock                       held by the one trainer that writes here
+        .told                       steps that were told of after the newest checkpoint: see ``note_told``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
             progress.json           steps, version, the offset of the next batch; and the size of every other file
@@ -38,6 +39,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.skipped import MAX_SKIPPED, SkippedBatch
 from trinity_bus.training.errors import CheckpointError
 
 PROGRESS: Final = "progress.json"
@@ -45,6 +47,7 @@ FORMAT: Final = 1
 _STEP: Final = re.compile(r"step-(\d{8,})")
 PARTIAL: Final = ".partial-"
 _LOCK: Final = ".lock"
+_TOLD: Final = ".told"
 
 
 class TrainingProgress(BaseModel):
@@ -62,6 +65,26 @@ class TrainingProgress(BaseModel):
     """Sequence of the last batch trained on."""
     trained_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that the loss was over, since the start."""
+    skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
+    """Batches that were passed over because an operator said so, the last ones; in the order of their steps."""
+
+    def passed_over(self, batch_id: str, reason: str) -> "TrainingProgress":
+        """The same after a step that passed over a batch. To be called when the step is counted."""
+        skipped = SkippedBatch(batch_id=batch_id, step=self.step, reason=reason)
+        return self.model_copy(update={"skipped": (*self.skipped, skipped)[-MAX_SKIPPED:]})
+
+
+class Told(BaseModel):
+    """``.told``: what others have heard of steps that are in no checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    after: int = 0
+    """Step of the checkpoint that was the newest then; 0 without one."""
+    sequence: int = 0
+    """Of the last batch that was told of."""
+    skipped: frozenset[str] = frozenset()
+    """Ids of the batches after that checkpoint that were passed over."""
 
 
 class _Manifest(BaseModel):
@@ -105,7 +128,7 @@ def exclusive(directory: Path) -> Iterator[None]:
                 f"{directory} is in use by another trainer: stop it, or give this one its own checkpoint_dir"
             ) from error
         for leftover in directory.glob(f"{PARTIAL}*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         yield
 
 
@@ -170,10 +193,45 @@ def commit(
         _flush(path)
     _flush(partial)
     partial.rename(folder)
+    (directory / _TOLD).unlink(missing_ok=True)
     _flush(directory)
     for old in _newest_first(directory)[keep:]:
         _remove(old)
     return folder
+
+
+def note_told(directory: Path, progress: TrainingProgress) -> None:
+    """Notes, durably, that others are about to hear of a step which has no checkpoint.
+
+    Args:
+        directory: Of the checkpoints.
+        progress: After the step.
+    """
+    after = max(steps(directory), default=0)
+    skipped = frozenset(batch.batch_id for batch in progress.skipped if batch.step > after)
+    note = Told(after=after, sequence=progress.sequence, skipped=skipped)
+    partial = directory / f"{PARTIAL}{_TOLD}"
+    partial.write_text(note.model_dump_json())
+    _flush(partial)
+    partial.rename(directory / _TOLD)
+    _flush(directory)
+
+
+def read_told(directory: Path) -> Told:
+    """What others have heard of the steps after the newest checkpoint.
+
+    Raises:
+        CheckpointError: The note is damaged.
+    """
+    path = directory / _TOLD
+    try:
+        note = Told.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Told()
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the newest checkpoint") from error
+    # One of an older checkpoint says nothing: what came after it is in the newest.
+    return note if note.after == max(steps(directory), default=0) else Told()
 
 
 def _remove(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgpack
 
-from trinity_bus.bus import Received
+from trinity_bus.bus import Received, Undecodable
 from trinity_bus.coordination import Leader, StateError
 
 INPUTS_KEY = "inputs"
@@ -46,6 +46,11 @@ class Changelog:
         Raises:
             StateError: It cannot be read by this program.
         """
+        if isinstance(received.record, Undecodable):
+            raise StateError(
+                f"{received.place} cannot be read ({received.record.reason}: {received.record.detail}): what the "
+                "coordinator knew is not whole any more"
+            )
         self.records += 1
         key = received.key or ""
         if received.is_null:

@@ -1,5 +1,6 @@
 """The machine's commands as records of the open transaction."""
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,12 +35,15 @@ from trinity_bus.coordination import (
     Refuse,
     Remember,
     Reply,
+    Skip,
     history,
 )
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
 from workers.coordinator.spans import Spans
+
+log = logging.getLogger("workers.coordinator")
 
 type Originals = Mapping[Origin, Received[Any]]
 """Tasks as they came, of those that were read just now."""
@@ -67,6 +71,10 @@ class Outputs:
                 case BatchMoved(record=moved):
                     await self._producer.send(BATCHES, moved.batch_id, moved)
                     observations.batch_moved(moved)
+                case Skip(record=skipped):
+                    # Beside the batch's own record, which compaction must not take: no identifier has a blank.
+                    await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
+                    log.warning("batch %s is to be passed over: %s", skipped.batch_id, skipped.reason)
                 case Answered(record=result, traceparent=parent):
                     await self._producer.send(RESULTS, result.task_id, result, traceparent=parent)
                     observations.answered(result)

@@ -47,6 +47,7 @@ from schemas import (
     FinalizeBatch,
     PublishVersion,
     RunnersReport,
+    SkipBatch,
     SubmitBatch,
     Task,
     VersionWanted,
@@ -79,7 +80,7 @@ from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 
 log = logging.getLogger("workers.coordinator")
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
 """Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008
@@ -268,7 +269,7 @@ class Coordinator:
             self._tasks_at = now
         decided.add(self.machine.handle_all(self._inputs(received, now, decided.spans), now))
         for item in received:
-            self._positions[item.topic.name, item.partition] = item.offset + 1
+            self._positions[item.topic.name, item.partition] = item.last_offset + 1
             self._has_unmarked = True
 
     def _commit_at(self, decided: Decided) -> float:

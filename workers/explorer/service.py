@@ -40,7 +40,7 @@ from schemas.event import ExplorerState
 from schemas.topics import EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
-from trinity_bus.health.process import mark_ready
+from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry
@@ -139,6 +139,7 @@ class Explorer:
                 )
             )
             versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
+            stack.enter_context(watching("the orders", lane.keeps_up))
             runners = Runners(self._nursery, self._engine, self._settings)
             runners.start()
             try:
@@ -153,7 +154,15 @@ class Explorer:
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
-        attempts = Attempts(runners, producer, self._who, served=served, slots=slots, on_ended=self._orders.ended)
+        attempts = Attempts(
+            runners,
+            producer,
+            self._who,
+            bounds=self._engine.bounds,
+            served=served,
+            slots=slots,
+            on_ended=self._orders.ended,
+        )
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
             return ExplorerHeartbeat(

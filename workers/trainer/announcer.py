@@ -185,6 +185,7 @@ class Announcer:
             master_port=port,
             checkpoint=None if folder is None else str(folder.resolve()),
             seconds=last.seconds,
+            skipped=[batch for batch in progress.skipped if again is None or batch.step <= again],
         )
         await (await self._producer.send(EVENTS, self._who.trainer, step))
 

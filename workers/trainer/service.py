@@ -6,7 +6,8 @@
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
                (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last always)
 
-    batches ---- FINALIZED train batch ----> fetch the experiences that its manifest names, check them
+    batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:
+                                             fetch the experiences that its manifest names, check them
                                              train           (a thread; the event loop stays free)
                                              checkpoint      (weights, optimizer, generators, offset: one rename)
                                              stage weights   (copies them; the next step may change them)
@@ -28,7 +29,9 @@ another rank, at any time    this process ends with an error that names it, and 
 ===========================  =========================================================================================
 
 A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
-back. A batch that cannot be trained on as its manifest says stops the trainer with the reason; none is skipped.
+back. A sample that no model could be trained on is left out (``trinity_bus/training/samples.py``). A batch that cannot
+be trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
+step that changes no weights.
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
 With one rank this is one process. With more (``tensor_parallel`` times ``pipeline_parallel``) this process is rank 0,
@@ -54,8 +57,9 @@ from schemas import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.record import Metrics
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
-from trinity_bus.bus import Bus, Producer, Reader, Start
+from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError
@@ -66,12 +70,14 @@ from trinity_bus.telemetry.metrics import TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
 from trinity_bus.training.ranks import followers_of
+from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, Who
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import load
-from workers.trainer.errors import BatchError
-from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
+from workers.trainer.errors import BatchError, way_out
+from workers.trainer.manifest import entries_to_train, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
 
@@ -235,12 +241,22 @@ class _Trainer:
         )
 
     async def _train(self, batches: Reader) -> None:
-        while not self._finished():
-            for received in await batches.batch(_POLL_S):
-                batch = batch_to_train(received, trained_sequence=self._progress.sequence)
-                if batch is not None and not self._finished():
-                    async with self._stepping:
-                        await self._step(batch, received.offset + 1)
+        agenda = Agenda(await asyncio.to_thread(checkpoint.read_told, self._directory))
+        # To the end first: what the log says of a batch may stand behind it.
+        async for received in batches.replay():
+            agenda.take(received)
+        news = asyncio.Event()
+        async with asyncio.TaskGroup() as reading:
+            ahead = reading.create_task(_read_ahead(batches, agenda, news), name="read ahead")
+            while not self._finished():
+                news.clear()
+                due = agenda.next(self._progress.sequence)
+                if due is None:
+                    await news.wait()
+                    continue
+                async with self._stepping:
+                    await self._step(due)
+            ahead.cancel()
         log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
         if self._settings.export_dir is not None:
             target = self._settings.export_dir
@@ -250,9 +266,10 @@ class _Trainer:
     def _finished(self) -> bool:
         return self._settings.total_steps is not None and self._progress.step >= self._settings.total_steps
 
-    async def _step(self, batch: BatchRecord, next_offset: int) -> None:
-        """Fetch, train, checkpoint, publish."""
+    async def _step(self, due: Due) -> None:
+        """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""
         began = time.perf_counter()
+        batch = due.batch
         with (
             self._time.unit("fetching") as now,
             _tracer.start_as_current_span(
@@ -268,25 +285,30 @@ class _Trainer:
                 },
             ) as span,
         ):
-            groups = await self._fetch(batch)
-            self._training = True
+            if due.skip is None:
+                groups = await self._fetch(batch)
+            else:
+                groups = []
+                span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
+                log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
             now.move("training")
-            try:
-                metrics = await self._thread.call(lambda: self._engine.train_step(groups))
-            finally:
-                self._training = False
+            metrics = await self._update(batch, groups)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
             # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
             progress = self._engine.progress.model_copy(
-                update={"batches_offset": next_offset, "sequence": batch.sequence}
+                update={"batches_offset": due.next_offset, "sequence": batch.sequence}
             )
+            if due.skip is not None:
+                progress = progress.passed_over(batch.batch_id, due.skip)
             self._engine.progress = progress
             publish = self._due()
             now.move("checkpointing")
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
+            else:
+                await asyncio.to_thread(checkpoint.note_told, self._directory, progress)
             seconds = time.perf_counter() - began
             self._last = Trained(batch.batch_id, metrics, seconds)
             step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
@@ -302,6 +324,24 @@ class _Trainer:
             now.move("publishing")
             await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
+    async def _update(self, batch: BatchRecord, groups: list[ExperienceGroup]) -> Metrics:
+        """A step of the engine; without groups it changes no weights.
+
+        Raises:
+            BatchError: The weights do not survive it.
+        """
+        self._training = True
+        try:
+            return await self._thread.call(lambda: self._engine.train_step(groups))
+        except TrainingInterruptedError:
+            raise
+        except TrainingError as error:
+            if type(error) is not TrainingError:
+                raise
+            raise BatchError(f"batch {batch.batch_id}: {error}; {way_out(batch.batch_id)}") from error
+        finally:
+            self._training = False
+
     async def _fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
         """The experiences of a batch, in the order of its manifest.
 
@@ -316,7 +356,12 @@ class _Trainer:
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
-            raise BatchError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
+            raise BatchError(
+                f"batch {batch.batch_id} cannot be trained on: {error}; {way_out(batch.batch_id)}"
+            ) from error
+        for met in self._bus.passed_over():
+            if isinstance(met.record, Undecodable):
+                await self._producer.send_dead_letter(met, met.record.reason, met.record.detail)
         return groups_of(batch, entries, fetched)
 
     async def _checkpoint(self, progress: TrainingProgress) -> None:
@@ -343,3 +388,10 @@ class _Trainer:
             )
             await durable
             await asyncio.sleep(self._settings.heartbeat_s)
+
+
+async def _read_ahead(batches: Reader, agenda: Agenda, news: asyncio.Event) -> None:
+    while True:
+        for received in await batches.batch(_POLL_S):
+            agenda.take(received)
+            news.set()

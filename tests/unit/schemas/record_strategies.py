@@ -10,6 +10,7 @@ from schemas import (
     BatchLifecycleState,
     BatchRecord,
     BatchResult,
+    BatchSkipped,
     Cancel,
     CancelTasks,
     CommandReply,
@@ -33,6 +34,8 @@ from schemas import (
     RunningAttempt,
     SampleInput,
     Sampling,
+    SkipBatch,
+    SkippedBatch,
     StepTrained,
     SubmitBatch,
     Task,
@@ -91,11 +94,13 @@ senders: dict[str, Any] = {"explorer": identifiers, "incarnation": identifiers}
 trainers: dict[str, Any] = {"trainer": identifiers, "incarnation": identifiers, "model": identifiers}
 commands: dict[str, Any] = {"client": identifiers, "command_id": identifiers, "batch_id": identifiers}
 reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+skipped = st.lists(st.builds(SkippedBatch, batch_id=identifiers, step=positive, reason=text), max_size=2)
 records = st.one_of(
     st.builds(SubmitBatch, **commands, batch_type=batch_types, expected_task_count=st.none() | st.integers(0, 65_536)),
     st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
     st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
     st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
+    st.builds(SkipBatch, **commands, reason=reasons),
     st.builds(
         PublishVersion,
         client=identifiers,
@@ -228,6 +233,7 @@ records = st.one_of(
         master_address=text,
         master_port=ports,
         checkpoint=st.none() | text,
+        skipped=skipped,
     ),
     st.builds(VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, sent_at=times),
     st.builds(VersionRefused, **trainers, version=counts, reason=text, available=st.lists(counts, max_size=3)),
@@ -257,6 +263,7 @@ records = st.one_of(
         reason=st.none() | text,
         trace_links=st.lists(text, max_size=2),
     ),
+    st.builds(BatchSkipped, batch_id=identifiers, sequence=positive, reason=text, client=identifiers),
     st.builds(
         ModelVersion,
         model=identifiers,
@@ -288,6 +295,7 @@ records = st.one_of(
         checkpoint=st.none() | text,
         metrics=metrics,
         seconds=seconds,
+        skipped=skipped,
     ),
 )
 
