@@ -24,6 +24,7 @@ from pydantic import Field
 
 from schemas.batch import BatchState
 from schemas.free_form import MAX_ITEMS
+from schemas.numbers import Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
@@ -34,6 +35,7 @@ class Command(Record):
     """What every command has."""
 
     SCHEMA: ClassVar[str] = "command"
+    SENT_ON: ClassVar[bool] = True
     JSON: ClassVar[bool] = True
 
     client: Identifier
@@ -51,7 +53,7 @@ class SubmitBatch(Command):
     batch_type: BatchType = "train"
     expected_task_count: Annotated[int, Field(ge=0, le=MAX_ITEMS)] | None = None
     """How many tasks it will have. Absent: it is *open*, see ``schemas.batch``."""
-    min_wait_num: Annotated[int, Field(ge=1)] | None = None
+    min_wait_num: Positive | None = None
     """Finished tasks with which it may end, once the configured time for the others has passed too. Absent: the
     configured over-rollout decides for train batches; eval batches wait for all."""
 
@@ -62,7 +64,7 @@ class FinalizeBatch(Command):
     SCHEMA: ClassVar[str] = "command.finalize_batch"
 
     batch_type: BatchType = "train"
-    timeout_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = None
+    timeout_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] | None = None
     """How long to wait. Absent: what all attempts at one task may take together."""
 
 
@@ -106,7 +108,7 @@ class PublishVersion(Record):
     client: Identifier
     command_id: Identifier
     model: Identifier
-    version: Annotated[int, Field(ge=0)] | None = None
+    version: Version | None = None
     """Absent: the newest, and from now on each that is published."""
 
 
@@ -118,10 +120,10 @@ class BatchResult(Record):
     batch_id: Identifier
     batch_type: BatchType
     state: BatchState
-    finished_task_count: int
+    finished_task_count: Count
     """Tasks with a result, failed ones too; not those that were cut off."""
     metrics: Metrics = Field(default_factory=dict)
-    sequence: Annotated[int, Field(ge=0)] = 0
+    sequence: Count = 0
     """Its place in the order of training; 0 where it has none."""
 
 

@@ -11,15 +11,15 @@ Nothing here knows how a record becomes bytes; that is ``schemas.codec``.
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.free_form import check_plain
 
 MAX_ID_LENGTH = 200
+IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$"
 
-type Identifier = Annotated[
-    str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$")
-]
+type Identifier = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=IDENTIFIER_PATTERN)]
 """A name that travels in keys, headers and file names: printable, no blanks, at most 200 characters."""
 
 type Metrics = dict[str, float]
@@ -41,11 +41,19 @@ class Record(BaseModel):
     VERSION: ClassVar[int] = 1
     MAX_BYTES: ClassVar[int] = 1 << 20
     """Size limit of one encoded record."""
+    CARRIES: ClassVar[bool] = False
+    """Whether it holds another record that is a large one by itself; see ``schemas.weight``."""
+    SENT_ON: ClassVar[bool] = False
+    """Whether who reads it writes it again, inside another record or a state."""
     JSON: ClassVar[bool] = False
     """Whether it is accepted as a JSON object too, because people and simple programs write it."""
 
     def to_wire(self) -> dict[str, Any]:
         """The record as a plain map, schema and version first, absent (``None``) fields left out."""
+        return msgspec.to_builtins(self.fields_to_wire())  # type: ignore[no-any-return]  # of a dict, it makes one
+
+    def fields_to_wire(self) -> dict[str, Any]:
+        """The same, in which items are still items."""
         return {
             "schema": self.SCHEMA,
             "schema_version": self.VERSION,

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from schemas.numbers import MAX_VERSION
 from schemas.record import Identifier, Record
 
 MAX_REASON_CHARS = 500
@@ -17,7 +18,7 @@ class SkippedBatch(Record):
     SCHEMA: ClassVar[str] = "skipped_batch"
 
     batch_id: Identifier
-    step: Annotated[int, Field(ge=1)]
+    step: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     """The step that it took; its sequence."""
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 

@@ -15,17 +15,13 @@ import numpy as np
 import pytest
 
 from schemas import BatchSkipped, ExperienceGroup, RolloutFinished, StepTrained, Task
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES
+from schemas.topics import BATCHES, EXPERIENCES
 from tests.integration.explorer.test_explorer import Mesh, dispatch, nursery, run, settings
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,
-    deterministic,
     produce,
-    step_is,
     train_to_the_end,
-    trained,
-    until,
 )
 from tests.support.experiences import make_group
 from tests.support.fake_engine import FakeEngine

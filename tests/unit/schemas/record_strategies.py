@@ -53,6 +53,10 @@ identifiers = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/@#-]{0,20}", fullmatch=Tr
 counts = st.integers(0, 2**31 - 1)
 positive = st.integers(1, 2**31 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+seconds = st.floats(0, 1e9)
+times = st.floats(0, 253_402_300_799)
+ports = st.integers(0, 65_535)
+runs = st.integers(0, 1024)
 metrics = st.dictionaries(text, st.floats(allow_nan=False), max_size=3)
 batch_types = st.sampled_from(["train", "eval"])
 plain_data = st.recursive(
@@ -163,10 +167,10 @@ records = st.one_of(
         open_batches=counts,
         open_tasks=counts,
         running_attempts=counts,
-        max_timeout_s=finite,
+        max_timeout_s=seconds,
         attempts_per_task=counts,
-        dynamic_timeout_s=finite,
-        sent_at=finite,
+        dynamic_timeout_s=seconds,
+        sent_at=times,
     ),
     tasks,
     st.builds(
@@ -191,7 +195,7 @@ records = st.one_of(
         model_version=st.integers(-1, 100),
         workflows=st.lists(identifiers, max_size=3),
         tokens_generated=counts,
-        sent_at=finite,
+        sent_at=times,
     ),
     st.builds(ExplorerLeft, **senders, reason=text),
     st.builds(
@@ -202,8 +206,8 @@ records = st.one_of(
         batch_id=identifiers,
         batch_type=batch_types,
         status=st.sampled_from(["completed", "partial", "failed"]),
-        completed_runs=counts,
-        total_runs=counts,
+        completed_runs=runs,
+        total_runs=runs,
         metrics=st.lists(metrics, max_size=2),
         experience=st.none() | positions,
         error=st.none() | text,
@@ -215,7 +219,7 @@ records = st.one_of(
         step=counts,
         version=counts,
         master_address=text,
-        master_port=counts,
+        master_port=ports,
     ),
     st.builds(
         StepTrained,
@@ -227,11 +231,11 @@ records = st.one_of(
         metrics=metrics,
         checksum=text,
         master_address=text,
-        master_port=counts,
+        master_port=ports,
         checkpoint=st.none() | text,
         skipped=skipped,
     ),
-    st.builds(VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, sent_at=finite),
+    st.builds(VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, sent_at=times),
     st.builds(VersionRefused, **trainers, version=counts, reason=text, available=st.lists(counts, max_size=3)),
     st.builds(
         WeightsSynced,
@@ -241,8 +245,8 @@ records = st.one_of(
         epoch=counts,
         ok=st.booleans(),
         error=st.none() | text,
-        prepare_s=finite,
-        pause_s=finite,
+        prepare_s=seconds,
+        pause_s=seconds,
     ),
     st.builds(
         BatchRecord,
@@ -273,7 +277,7 @@ records = st.one_of(
         trainer=identifiers,
         trainer_incarnation=identifiers,
         master_address=text,
-        master_port=counts,
+        master_port=ports,
         checksum=text,
         metrics=metrics,
         pinned=st.booleans(),
@@ -290,7 +294,7 @@ records = st.one_of(
         checksum=text,
         checkpoint=st.none() | text,
         metrics=metrics,
-        seconds=finite,
+        seconds=seconds,
         skipped=skipped,
     ),
 )
