@@ -1,8 +1,8 @@
 """Attack 5: samples that are well formed, and that no model can be trained on.
 
-Before: explorer and coordinator took them, and each start of the trainer ended at them. Now the explorer refuses them as
-failed attempts with a reason; the trainer leaves out what reaches it all the same; and what it cannot train on at all is
-passed over when an operator says so, the same after any crash.
+Before: explorer and coordinator took them, and each start of the trainer ended at them. Now the explorer refuses them
+as failed attempts with a reason; the trainer leaves out what reaches it all the same; and what it cannot train on at
+all is passed over when an operator says so, the same after any crash.
 """
 
 import asyncio
@@ -134,9 +134,7 @@ async def lose_experiences_of(bus: Bus, kafka: KafkaSettings, batches: list[list
     await produce(bus, wrong[bad:], first=bad + 1)
 
 
-async def _produce_lying(
-    bus: Bus, lied: list[ExperienceGroup], named: list[ExperienceGroup], sequence: int
-) -> None:
+async def _produce_lying(bus: Bus, lied: list[ExperienceGroup], named: list[ExperienceGroup], sequence: int) -> None:
     from schemas import BatchLifecycleState, BatchRecord
     from tests.integration.training.trainers import entry_of
 

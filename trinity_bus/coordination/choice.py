@@ -92,7 +92,7 @@ class VersionChoice:
         """The trainer has an older version at hand again."""
         state = self._sync.state
         if state.choice is not None and state.choice.version == step.version:
-            self._sync.choose(state.choice.with_step(step, traceparent))
+            self._sync.choose(state.choice.but(step=step, step_traceparent=traceparent))
         elif state.pinned and self._sync.version == step.version:
             self._sync.pin(step, traceparent)
         else:
@@ -113,7 +113,7 @@ class VersionChoice:
         """A new life of the trainer: it has not heard what was asked of the former one."""
         state = self._sync.state
         if state.choice is not None:
-            self._sync.choose(state.choice.with_step(None, None))
+            self._sync.choose(state.choice.but(step=None, step_traceparent=None))
             self._out.add(Ask(VersionWanted(model=self._model, version=state.choice.version)))
         elif state.pinned:
             self._out.add(Ask(VersionWanted(model=self._model, version=self._sync.version)))

@@ -108,12 +108,12 @@ class CoordinatorMachine:
         self.kept = Kept(settings, synchronizer, self._policy, self._journal)
         self.ledger, self.fleet, self.sync = self.kept.ledger, self.kept.fleet, self.kept.sync
         context = Context(settings, synchronizer, self._clock, self._journal, self._out)
-        self._pace = Pace(settings, self.ledger.counters, self._journal)
+        self._pace = Pace(settings, self.ledger.counters)
         self._attempts = Attempts(self.ledger, self.fleet, self._pace, self._out)
         self._endings = Endings(context, self.kept, self._attempts, self._pace)
         self._requests = Requests(context, self.kept, self._endings)
         self._choice = VersionChoice(context, self.kept)
-        self._store = StateStore(self.kept)
+        self._store = StateStore(self._journal)
         self._judged: tuple[int, int, bool] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
@@ -158,11 +158,11 @@ class CoordinatorMachine:
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries of the state that changed since the last call, with their present values; None: no longer there."""
         self.ledger.pages.turn()
-        return [(key, self._store.entry(key)) for key in self._journal.take()]
+        return self._store.changes()
 
     def entries(self) -> dict[str, bytes]:
         """The whole state: what all changes since the beginning add up to."""
-        return {key: value for key in self._store if (value := self._store.entry(key)) is not None}
+        return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
         """Becomes the machine that wrote these changes. To be called on a new machine.
@@ -170,7 +170,7 @@ class CoordinatorMachine:
         Raises:
             StateError: They cannot be read.
         """
-        self._store.load(entries, self._clock.now)
+        self._store.load(entries, lambda: self.kept.rebuild(self._clock.now))
         self._endings.restored()
 
     def figures(self) -> Figures:
