@@ -134,9 +134,7 @@ async def lose_experiences_of(bus: Bus, kafka: KafkaSettings, batches: list[list
     await produce(bus, wrong[bad:], first=bad + 1)
 
 
-async def _produce_lying(
-    bus: Bus, lied: list[ExperienceGroup], named: list[ExperienceGroup], sequence: int
-) -> None:
+async def _produce_lying(bus: Bus, lied: list[ExperienceGroup], named: list[ExperienceGroup], sequence: int) -> None:
     from schemas import BatchLifecycleState, BatchRecord
     from tests.integration.training.trainers import entry_of
 

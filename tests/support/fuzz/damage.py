@@ -119,7 +119,7 @@ def _restructured(rng: random.Random, value: bytes) -> bytes | None:
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             data = altered(rng, data)
         if is_json:
-            return json.dumps(data, default=lambda other: repr(other)).encode("utf-8", "surrogatepass")
+            return json.dumps(data, default=repr).encode("utf-8", "surrogatepass")
         packed: bytes = msgpack.packb(data)
     # Not readable, or not writable any more: then its bytes are damaged instead.
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):

@@ -54,6 +54,8 @@ def targets(folder: Path) -> list[Target]:
     large = _large_records()
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     commands = [_json(value) for value in records if value[:1] != b"\x92" and _is_command(value)]
+    request, answer = (one.pack()[4:] for one in (Request(3, "0" * 64, None, "e"), Answer(manifest=_weight_manifest())))
+    positions = pack_positions({("tasks", 0): 7, ("events", 3): 1})
     return [
         Target("records", _record, (DecodeError,), records, 6),
         Target("large records", _record, (DecodeError,), large, 0.15),
@@ -65,18 +67,14 @@ def targets(folder: Path) -> list[Target]:
         Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
         Target("datagrams of a nursery", control.from_nursery, (ProtocolError,), _datagrams_of_nursery(), 1),
         Target("datagrams for a nursery", control.to_nursery, (ProtocolError,), _datagrams_for_nursery(), 1),
-        Target("tensor files", lambda value: _tensor_file(folder, value), (TensorFileError,), [_safetensors()], 0.7),
+        Target(
+            "tensor files", lambda value: _tensor_file(folder, value), (TensorFileError, OSError), [_safetensors()], 0.7
+        ),
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
-        Target("requests for weights", Request.unpack, (WireError,), [Request(3, "0" * 64, None, "e").pack()[4:]], 0.7),
-        Target(
-            "answers about weights", Answer.unpack, (WireError,), [Answer(manifest=_weight_manifest()).pack()[4:]], 0.7
-        ),
-        Target(
-            "lengths", lambda value: body_length(value[:4].ljust(4), MAX_ANSWER_BYTES), (WireError,), [b"\0\0\0\1"], 0.1
-        ),
-        Target(
-            "positions", unpack_positions, (StateError,), [pack_positions({("tasks", 0): 7, ("events", 3): 1})], 0.4
-        ),
+        Target("requests for weights", Request.unpack, (WireError,), [request], 0.7),
+        Target("answers about weights", Answer.unpack, (WireError,), [answer], 0.7),
+        Target("lengths", _length, (WireError,), [b"\0\0\0\1"], 0.1),
+        Target("positions", unpack_positions, (StateError,), [positions], 0.4),
         Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
     ]
 
@@ -126,7 +124,9 @@ def _large_records() -> list[bytes]:
         msgpack.packb({**task, "data": {"a": [[i, str(i), -i, i / 7] for i in range(2000)]}}),
         msgpack.packb({**task, "messages": [{"role": "user", "content": "word " * 30}] * 300}),
         json.dumps({**task, "data": {"a": [{"x": i, "y": [i, "é", None]} for i in range(1500)]}}).encode(),
-        msgpack.packb({**batch, "manifest": [entry] * 700, "metrics": {f"m/{i}": i / 3 for i in range(200)}}),
+        msgpack.packb(
+            {**batch, "sequence": 3, "manifest": [entry] * 700, "metrics": {f"m/{i}": i / 3 for i in range(200)}}
+        ),
         b"\x92" + msgpack.packb({**header, "future": ["x" * 40] * 1000}) + msgpack.packb(binary),
     ]
 
@@ -222,6 +222,10 @@ def _tensor_file(folder: Path, value: bytes) -> None:
     with TensorFile(path) as file:
         for meta in file.metas:
             file.read_into(meta.name, memoryview(bytearray(meta.nbytes)))
+
+
+def _length(value: bytes) -> int:
+    return body_length(value[:4].ljust(4), MAX_ANSWER_BYTES)
 
 
 def _weight_manifest() -> bytes:

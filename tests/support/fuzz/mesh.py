@@ -61,6 +61,7 @@ HANDLED = tuple(
     cls for cls in EVENTS.records if cls.__name__ not in ("RunnersReport", "CoordinatorHeartbeat", "VersionWanted")
 )
 RESTORE_EVERY = 60
+REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from typing import Any
 from tests.support.fuzz.damage import damaged
 from tests.support.fuzz.decoders import Target, scratch, targets
 from tests.support.fuzz.mesh import Machine, Mesh, Step, settings_of
+from trinity_bus.coordination import Answered
 
 LIMIT_S = 0.1
 GROWTH_BYTES = 64 << 20
@@ -63,6 +64,8 @@ class Report:
 
     inputs: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    answered: int = 0
+    """Damaged and honest answers to orders that count, as the machine saw it."""
     slowest: dict[str, float] = field(default_factory=dict)
     warm_bytes: int = 0
     end_bytes: int = 0
@@ -144,7 +147,9 @@ def _history(report: Report, seed: int) -> int:
         report.inputs["machine"] += 1
         began = time.thread_time()
         try:
-            mesh.hear(machine.take(step))
+            decided = machine.take(step)
+            mesh.hear(decided)
+            report.answered += any(isinstance(command, Answered) for command in decided)
         except Exception:  # noqa: BLE001 - this is what is looked for
             report.failures.append(_failure(traceback.format_exc(limit=-8), steps, seed))
             break
@@ -210,16 +215,16 @@ def _with_bar(count: int, seed: int) -> Report:
     columns = (TextColumn("fuzzing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]} found"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
         bar = progress.add_task("", total=count, found=0)
-        saved: set[str] = set()
+        saved = 0
 
         def told(report: Report, done: int) -> None:
-            for failure in report.failures[len(saved) :]:
-                path = failure.save(FOLDER)
-                saved.add(str(path))
-                progress.console.print(
-                    f"[red]{failure.target}[/]: {failure.problem.strip().splitlines()[-1]}", highlight=False
-                )
-                progress.console.print(f"  again: python -m tests.support.fuzz.run --replay {path}", highlight=False)
+            nonlocal saved
+            for failure in report.failures[saved:]:
+                saved += 1
+                last = failure.problem.strip().splitlines()[-1]
+                progress.console.print(f"{failure.target}: {last}", style="red", markup=False)
+                again = f"  again: python -m tests.support.fuzz.run --replay {failure.save(FOLDER)}"
+                progress.console.print(again, highlight=False, soft_wrap=True)
             progress.update(bar, completed=min(done, count), found=len(report.failures))
 
         return fuzz(count, seed, told)
@@ -230,6 +235,7 @@ def lines(report: Report, seconds: float) -> Iterator[str]:
     yield f"{report.inputs.total():,} inputs in {seconds:.0f} s, {len(report.failures)} failures"
     for name, count in report.inputs.most_common():
         yield f"  {name:28} {count:>9,} inputs, slowest {1000 * report.slowest.get(name, 0.0):6.1f} ms"
+    yield f"  {'tasks answered':28} {report.answered:>9,}"
     yield f"memory: {report.warm_bytes >> 20} MiB after the first {_WARM:.0%}, {report.end_bytes >> 20} MiB at the end"
 
 
