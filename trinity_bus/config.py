@@ -95,7 +95,10 @@ class KafkaSettings(Section):
     ssl_password: SecretStr | None = None
     """The password of ``ssl_keyfile``, where it is encrypted."""
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    """How records are packed before they are sent. Readers understand all of them, whatever is set here."""
+    """How records are packed before they are sent; readers understand all of them, whatever is set here. Worth it where
+    the network or the disk is narrow: zstd makes experiences 63 % and tasks 28 % of their size and takes 4 to 5 ms of a
+    core for each MiB, snappy 77 % and 46 % at 2 to 3 ms, lz4 70 % and 35 % at 23 to 55 ms, gzip 62 % and 27 % at 53 to
+    411 ms; unpacking takes 0.5 to 1.5 ms, of gzip 3 to 6 (``make bench NAME=compression``)."""
     replication_factor: Count = 1
     """Copies of each partition, for topics that are created. A production cluster wants 3."""
     request_timeout_s: Seconds = 30.0

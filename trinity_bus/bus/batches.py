@@ -280,6 +280,7 @@ class FetchedRecords:
         try:
             for piece in _pieces(body, header[12], taken):
                 _check_faults(faults)
+                _check_order(expected, expected, last)
                 try:
                     item = _parse(self._tp, piece, base, times)
                 except (_BadHeaderError, CorruptRecordException) as error:

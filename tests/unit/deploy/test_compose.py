@@ -108,6 +108,22 @@ def test_kafkas_heap_leaves_room_in_its_memory() -> None:
     assert 2 * int(heap) < int(limit)
 
 
+def test_kafka_can_run_what_it_unpacks() -> None:
+    """Else it fails at the first record that is packed with zstd or snappy: a tmpfs is noexec unless told otherwise."""
+    kafka = parsed(FOLDER / "compose.yaml")["services"]["kafka"]
+    folders = set(
+        re.findall(r"-D(?:org\.xerial\.snappy\.tempdir|ZstdTempFolder)=(\S+)", kafka["environment"]["KAFKA_OPTS"])
+    )
+    assert len(re.findall("-D", kafka["environment"]["KAFKA_OPTS"])) == 2
+    (mount,) = [entry.split(":") for entry in kafka["tmpfs"] if entry.split(":")[0] in folders]
+    assert folders == {mount[0]}
+    assert "exec" in mount[1].split(",")
+    for path in FILES:
+        assert "KAFKA_OPTS" not in parsed(path).get("services", {}).get("kafka", {}).get("environment", {}) or (
+            path.name == "compose.yaml"
+        ), f"{path.name} would take them away"
+
+
 @SERVICES
 def test_every_service_says_whether_it_is_healthy(name: str, service: dict[str, Any]) -> None:
     check = service.get("healthcheck")
