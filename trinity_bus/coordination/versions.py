@@ -42,6 +42,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from schemas import Member, ModelVersion, StepTrained, VersionWanted
+from schemas.model_version import MAX_MEMBERS
 from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import bounded
@@ -296,14 +297,15 @@ class WeightSync:
 
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state
-        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members))
+        # Those that are too many for one record make the next round.
+        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members)[:MAX_MEMBERS])
         if group != state.group or not state.intact or state.pending:
             state.epoch += 1
         state.group, state.intact, state.pending = group, True, dict(group)
         self._deadline = now + self._timeout_s
         for life in group:
             state.rounds[life] = state.rounds.get(life, 0) + 1
-            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** (state.rounds[life] - 1), LONGEST_RETRY_S)
+            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** min(state.rounds[life] - 1, 16), LONGEST_RETRY_S)
         self._journal.touch(SYNC_KEY)
         return ModelVersion(
             model=release.model,

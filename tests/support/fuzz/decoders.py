@@ -5,6 +5,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,7 @@ def targets(folder: Path) -> list[Target]:
         Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
         Target("datagrams of a nursery", control.from_nursery, (ProtocolError,), _datagrams_of_nursery(), 1),
         Target("datagrams for a nursery", control.to_nursery, (ProtocolError,), _datagrams_for_nursery(), 1),
-        Target(
-            "tensor files", lambda value: _tensor_file(folder, value), (TensorFileError, OSError), [_safetensors()], 0.7
-        ),
+        Target("tensor files", partial(_tensor_file, folder), (TensorFileError, OSError), [_safetensors()], 0.7),
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
         Target("requests for weights", Request.unpack, (WireError,), [request], 0.7),
         Target("answers about weights", Answer.unpack, (WireError,), [answer], 0.7),
@@ -120,13 +119,12 @@ def _large_records() -> list[bytes]:
     }
     group = (GOLDEN / "experience.v1.msgpack").read_bytes()
     header, binary = msgpack.unpackb(group)
+    metrics = {f"m/{i}": 0.5 for i in range(99)}
     return [
         msgpack.packb({**task, "data": {"a": [[i, str(i), -i, i / 7] for i in range(2000)]}}),
         msgpack.packb({**task, "messages": [{"role": "user", "content": "word " * 30}] * 300}),
         json.dumps({**task, "data": {"a": [{"x": i, "y": [i, "é", None]} for i in range(1500)]}}).encode(),
-        msgpack.packb(
-            {**batch, "sequence": 3, "manifest": [entry] * 700, "metrics": {f"m/{i}": i / 3 for i in range(200)}}
-        ),
+        msgpack.packb({**batch, "sequence": 3, "manifest": [entry] * 700, "metrics": metrics}),
         b"\x92" + msgpack.packb({**header, "future": ["x" * 40] * 1000}) + msgpack.packb(binary),
     ]
 
