@@ -207,9 +207,16 @@ class Careless:
         self.stumbled = 0
         self._place = place
         self._decide, self._write = CoordinatorMachine.handle_all, outputs.Outputs.carry_out
-        # Functions, and no methods of this class: what they replace are methods of others.
-        monkeypatch.setattr(CoordinatorMachine, "handle_all", lambda machine, *given: self._decided(machine, *given))
-        monkeypatch.setattr(outputs.Outputs, "carry_out", lambda to, *given: self._written(to, *given))
+
+        # Bound methods would not be given the machine, or the outputs, that they are called on.
+        def decided(machine: CoordinatorMachine, given: Any, now: float) -> Any:
+            return self._decided(machine, given, now)
+
+        async def written(to: outputs.Outputs, *given: Any) -> None:
+            await self._written(to, *given)
+
+        monkeypatch.setattr(CoordinatorMachine, "handle_all", decided)
+        monkeypatch.setattr(outputs.Outputs, "carry_out", written)
 
     def _decided(self, machine: CoordinatorMachine, given: Any, now: float) -> Any:
         inputs = list(given)

@@ -158,11 +158,17 @@ class Mesh:
     """Those around the machine, and what they know. Plays on for ever."""
 
     rng: random.Random
+    damage: float = 0.3
+    """Share of the records that are damaged."""
     now: float = 0.0
     tasks: int = 0
-    version: int = -1
+    trained: int = -1
+    """The newest version."""
+    served: dict[str, int] = field(default_factory=dict)
     lives: dict[str, int] = field(default_factory=lambda: {"e0": 0, "e1": 0})
     trainer_life: int = 0
+    finalized: int = 0
+    """Train batches."""
     orders: deque[Dispatch] = field(default_factory=lambda: deque(maxlen=200))
     rounds: deque[Any] = field(default_factory=lambda: deque(maxlen=50))
     batches: deque[str] = field(default_factory=lambda: deque(["b0"], maxlen=20))
@@ -171,8 +177,10 @@ class Mesh:
     def next(self) -> Step:
         """The next thing that the machine is given."""
         rng = self.rng
-        self.now += rng.choice([0.0, 0.01, 0.1, 1.0, 1.0, 12.0, -5.0, 1e7])
-        if rng.random() < 0.15:
+        self.now += (
+            rng.choice([0.0, 0.01, 0.01, 0.1, 0.1, 1.0]) if rng.random() < 0.98 else rng.choice([12.0, -5.0, 1e7])
+        )
+        if rng.random() < 0.1:
             return Step(self.now)
         if self.sent and rng.random() < 0.03:
             return Step(self.now, rng.choice(self.sent))
@@ -181,7 +189,7 @@ class Mesh:
         if isinstance(record, Task) and rng.random() < 0.2:
             value = json.dumps(msgpack.unpackb(value)).encode()
         self.sent.append(value)
-        if rng.random() < 0.55:
+        if rng.random() < self.damage:
             value = damaged(rng, value, list(self.sent))
         return Step(self.now, value)
 
@@ -197,13 +205,13 @@ class Mesh:
                     self.rounds.append(announced)
                 case BatchMoved(record=batch):
                     self.batches.append(batch.batch_id)
-                    if batch.state is BatchLifecycleState.FINALIZED and batch.sequence:
-                        self.version = max(self.version, batch.sequence)
+                    if batch.state is BatchLifecycleState.FINALIZED:
+                        self.finalized = max(self.finalized, batch.sequence)
 
     def _record(self) -> Record:
         rng = self.rng
         makers = (self._task, self._beat, self._finished, self._trained, self._synced, self._asked, self._other)
-        (make,) = rng.choices(makers, (22, 10, 40, 8, 10, 6, 4))
+        (make,) = rng.choices(makers, (22, 10, 40, 8, 14, 5, 1))
         return make()
 
     def _task(self) -> Record:
@@ -228,9 +236,9 @@ class Mesh:
         return ExplorerHeartbeat(
             explorer=name,
             incarnation=f"life-{self.lives[name]}",
-            state=self.rng.choice(["ready", "ready", "ready", "syncing", "starting", "draining"]),
-            slots=self.rng.choice([1, 4, 16]),
-            model_version=max(-1, self.version),
+            state=self.rng.choices(["ready", "syncing", "starting", "draining"], (20, 2, 1, 1))[0],
+            slots=self.rng.choice([2, 4, 16]),
+            model_version=self.served.get(name, -1),
             workflows=["math"],
         )
 
@@ -238,7 +246,7 @@ class Mesh:
         rng = self.rng
         if not self.orders:
             return self._beat()
-        order = rng.choice(self.orders)
+        order = self.orders.popleft() if rng.random() < 0.8 else rng.choice(self.orders)
         done = order.repeat_times
         return RolloutFinished(
             explorer=order.explorer,
@@ -247,7 +255,7 @@ class Mesh:
             attempt=order.attempt,
             batch_id=order.batch_id,
             batch_type=order.batch_type,
-            status=rng.choice(["completed", "completed", "completed", "partial", "failed"]),
+            status=rng.choices(["completed", "partial", "failed"], (8, 1, 1))[0],
             completed_runs=done,
             total_runs=done,
             metrics=[{"reward": rng.choice([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308])}]
@@ -255,22 +263,24 @@ class Mesh:
             experience=Position(partition=0, offset=self.tasks),
             samples=done,
             version_min=order.min_version,
-            version_max=max(order.min_version, self.version),
+            version_max=order.min_version,
             seconds=1.0,
             error=rng.choice([None, "ValueError: é"]),
         )
 
     def _trained(self) -> Record:
         rng = self.rng
-        if rng.random() < 0.1:
+        if rng.random() < 0.05:
             self.trainer_life += 1
+        else:
+            self.trained = min(self.trained + 1, self.finalized)
         return StepTrained(
             trainer="t",
             incarnation=f"life-{self.trainer_life}",
             model="policy",
-            step=max(0, self.version),
-            version=max(0, self.version + rng.choice([0, 0, 0, 1, -1])),
-            publish=rng.random() < 0.8,
+            step=max(0, self.trained),
+            version=max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
+            publish=rng.random() < 0.9,
             again=rng.random() < 0.1,
             batch_id=rng.choice([None, "b0"]),
             metrics={"loss": 0.5},
@@ -284,17 +294,20 @@ class Mesh:
         rng = self.rng
         if not self.rounds:
             return self._trained()
-        announced = rng.choice(self.rounds)
+        announced = self.rounds[-1] if rng.random() < 0.9 else rng.choice(self.rounds)
         member = rng.choice(announced.members or [None])
         name = "e0" if member is None else member.explorer
+        ok = rng.random() < 0.85
+        if ok:
+            self.served[name] = announced.version
         return WeightsSynced(
             explorer=name,
             incarnation=f"life-{self.lives.get(name, 0)}" if member is None else member.incarnation,
             model=announced.model,
             version=announced.version,
             epoch=announced.epoch,
-            ok=rng.random() < 0.7,
-            checksum=rng.choice(["", "00", "ff"]),
+            ok=ok,
+            checksum=rng.choice(["", announced.checksum, announced.checksum, announced.checksum, "ff"]),
         )
 
     def _asked(self) -> Record:
@@ -307,7 +320,7 @@ class Mesh:
                 FinalizeBatch(**who, batch_id=batch, timeout_s=rng.choice([None, 0.0, 5.0])),
                 AbortBatch(**who, batch_id=batch, reason="no", keep_partial_results=rng.random() < 0.5),
                 CancelTasks(**who, batch_id=batch, reason="no", return_partial_tasks=rng.random() < 0.5),
-                PublishVersion(**who, model="policy", version=rng.choice([None, 0, self.version + 1])),
+                PublishVersion(**who, model="policy", version=rng.choice([None, 0, max(0, self.trained)])),
             ]
         )
 
@@ -319,8 +332,8 @@ class Mesh:
             [
                 ExplorerLeft(explorer=name, incarnation=f"life-{self.lives[name]}", reason="stop"),
                 TrainerHeartbeat(
-                    **trainer, state="ready", step=1, version=max(self.version, 0), master_address="a", master_port=1
+                    **trainer, state="ready", step=1, version=max(self.trained, 0), master_address="a", master_port=1
                 ),
-                VersionRefused(**trainer, version=max(self.version, 0), reason="gone", available=[0]),
+                VersionRefused(**trainer, version=max(self.trained, 0), reason="gone", available=[0]),
             ]
         )
