@@ -21,7 +21,7 @@ ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
-.PHONY: help setup demo test stack-test check docs bench clean
+.PHONY: help setup demo test stack-test fuzz check docs bench clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: check ## Lint and types, then unit, integration and e2e tests. Options: AR
 
 stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'
 	@$(BIN)/pytest tests/stack $(ARGS)
+
+fuzz: setup ## Damaged inputs for every decoder and the coordinator: a million. Options: ARGS='--inputs 5000 --seed 7'
+	@$(BIN)/python -W ignore -m tests.support.fuzz.run $(ARGS)
 
 check: setup ## Lint, formatting, types, generated documents.
 	@$(BIN)/ruff check

@@ -43,6 +43,7 @@ from collections.abc import Iterable
 from msgspec import field
 
 from schemas import Member, ModelVersion, StepTrained, VersionWanted
+from schemas.model_version import MAX_MEMBERS
 from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import bounded
@@ -294,7 +295,8 @@ class WeightSync:
 
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state
-        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members))
+        # Those that are too many for one record make the next round.
+        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members)[:MAX_MEMBERS])
         if group != state.group or not state.intact or state.pending:
             state.epoch += 1
         state.group, state.intact, state.pending = group, True, dict(group)
@@ -303,7 +305,7 @@ class WeightSync:
         counts = before | {life: before.get(life, 0) + 1 for life in group}
         state.rounds = [Rounds(*life, count) for life, count in counts.items()]
         for life in group:
-            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** (counts[life] - 1), LONGEST_RETRY_S)
+            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** min(counts[life] - 1, 16), LONGEST_RETRY_S)
         return ModelVersion(
             model=release.model,
             version=release.version,

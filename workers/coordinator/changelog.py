@@ -14,7 +14,7 @@ was idle for a week, and committing them each time would take two more round tri
 A value that cannot be read raises :class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgpack
@@ -61,6 +61,15 @@ class Changelog:
             self.leader = unpack_leader(received.raw)
         else:
             self.entries[key] = received.raw
+
+    def committed(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
+        """Takes in what this process has written itself."""
+        for key, value in changes:
+            if value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = value
+        self.positions = positions
 
 
 def pack_positions(positions: Mapping[tuple[str, int], int]) -> bytes:

@@ -19,8 +19,12 @@ class Decided:
     commands: list[Command] = field(default_factory=list)
     """In the order of the decisions."""
     unreadable: list[Received[Any]] = field(default_factory=list)
+    upsetting: list[tuple[Received[Any], str]] = field(default_factory=list)
+    """What the machine could not decide upon, and why."""
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)
     """Tasks as they came."""
+    received: list[Received[Any]] = field(default_factory=list)
+    """All that it is made of, in the order of the decisions."""
     signals: int = 0
     """Commands and events that it is made of."""
     since: float | None = None
@@ -39,6 +43,7 @@ class Decided:
         for item in received:
             if self.since is None:
                 self.since = now
+            self.received.append(item)
             if isinstance(item.record, Undecodable):
                 self.unreadable.append(item)
             if item.topic is TASKS:

@@ -42,6 +42,7 @@ from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
 from workers.coordinator.spans import Spans
+from workers.coordinator.upset import REASON
 
 log = logging.getLogger("workers.coordinator")
 
@@ -100,8 +101,10 @@ class Outputs:
             case Remember(record=published):
                 await self._producer.send(VERSION_HISTORY, history.key(published), published)
 
-    async def refuse(self, unreadable: Iterable[Received[Any]]) -> None:
-        """Writes a dead letter for each record that its codec refuses."""
+    async def refuse(self, unreadable: Iterable[Received[Any]], upsetting: Iterable[tuple[Received[Any], str]]) -> None:
+        """Writes a dead letter for each record that its codec refuses, and for what has upset the machine."""
+        for received, detail in upsetting:
+            await self._producer.send_dead_letter(received, REASON, detail)
         for received in unreadable:
             if isinstance(received.record, Undecodable):
                 await self._producer.send_dead_letter(received, received.record.reason, received.record.detail)

@@ -20,6 +20,7 @@ That only one works at a time is kept by the broker: whoever takes over fences t
 what fails                      what happens
 ==============================  =======================================================================================
 a record cannot be decoded      a dead letter, in the same transaction
+a record upsets the machine     a dead letter, and all is as it was: see :mod:`workers.coordinator.upset`
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
@@ -77,6 +78,7 @@ from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
+from workers.coordinator.upset import is_upset, told
 
 log = logging.getLogger("workers.coordinator")
 
@@ -143,6 +145,8 @@ class Coordinator:
         self._standby = Standby(
             bus, self._leadership, clock, probe_s=self._settings.takeover_s, outage_s=settings.kafka.outage_s
         )
+        self._changelog = Changelog()
+        """As it was committed last."""
         self._positions: changelog.Positions = {}
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
@@ -185,10 +189,10 @@ class Coordinator:
     async def _lead(self, producer: Producer, state: Changelog) -> None:
         """Works until cancelled, fenced, or failed by the log."""
         began = self._clock()
-        self.machine = CoordinatorMachine(self._settings, self._synchronizer)
-        self.machine.restore(state.entries.items())
-        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
+        self._changelog = state
+        self._restore()
         self._positions, lost = await readable(self._bus, INPUTS, state.positions)
+        state.positions = dict(self._positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         self._has_unmarked = False
@@ -203,6 +207,12 @@ class Coordinator:
         except asyncio.CancelledError:
             await self._say_left(producer)
             raise
+
+    def _restore(self) -> None:
+        """Makes a machine of what was committed last."""
+        self.machine = CoordinatorMachine(self._settings, self._synchronizer)
+        self.machine.restore(self._changelog.entries.items())
+        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
 
     async def _beat(self, outputs: Outputs) -> None:
         """Says that it works, and how much."""
@@ -227,15 +237,27 @@ class Coordinator:
     async def _work(self, producer: Producer, intake: Intake) -> None:
         """Reads and decides; commits what was decided, one transaction after the other, meanwhile."""
         decided = Decided(Spans(self._namespace))
+        under_way: Decided | None = None
         committing: asyncio.Task[None] | None = None
         try:
             while True:
-                await self._read(intake, decided, committing)
-                if committing is not None and committing.done():
-                    committing.result()
-                    committing = None
-                if committing is None and self._clock() >= self._commit_at(decided):
-                    committing = self._begin_commit(producer, decided)
+                try:
+                    await self._read(intake, decided, committing)
+                    if committing is not None and committing.done():
+                        committing.result()
+                        committing = under_way = None
+                    if committing is None and self._clock() >= self._commit_at(decided):
+                        committing = self._begin_commit(producer, decided)
+                        under_way, decided = decided, Decided(Spans(self._namespace))
+                except Exception as error:
+                    if not is_upset(error):
+                        raise
+                    log.exception("what was decided upon %d records has to be taken back", len(decided.received))
+                    again = decided.received
+                    if committing is not None and under_way is not None and not await _is_committed(committing):
+                        again = under_way.received + again
+                    committing = under_way = None
+                    await self._go_on_with_care(producer, again)
                     decided = Decided(Spans(self._namespace))
         finally:
             if committing is not None:
@@ -244,6 +266,37 @@ class Coordinator:
                 if not committing.cancelled():
                     # It has been raised above, or this is the end for another reason.
                     committing.exception()
+
+    async def _go_on_with_care(self, producer: Producer, received: list[Received[Any]]) -> None:
+        """Decides anew, one by one, upon all that is not committed; refuses what cannot be decided upon."""
+        self._restore()
+        self._positions = dict(self._changelog.positions)
+        # What follows from the state alone is not to be put down to the next input.
+        await self._decide_alone(producer, [])
+        for item in received:
+            try:
+                await self._decide_alone(producer, [item])
+            except Exception as error:
+                if not is_upset(error):
+                    raise
+                self._restore()
+                refused = Decided(Spans(self._namespace), upsetting=[(item, told(error))])
+                await self._commit_now(producer, refused)
+
+    async def _decide_alone(self, producer: Producer, received: list[Received[Any]]) -> None:
+        decided = Decided(Spans(self._namespace))
+        self._decide(decided, received, self._clock())
+        await self._commit_now(producer, decided)
+
+    async def _commit_now(self, producer: Producer, decided: Decided) -> None:
+        """Commits what was decided, and waits for it."""
+        now = self._clock()
+        beats = now >= self._beat_at + self._settings.heartbeat_s
+        if beats:
+            self._beat_at = now
+        self._committing_at = now
+        changes, positions = self.machine.changes(), dict(self._positions)
+        await self._commit(producer, decided, changes, positions, beats=beats, due=False)
 
     async def _read(self, intake: Intake, decided: Decided, committing: asyncio.Task[None] | None) -> None:
         """Waits for records, until the next tick or until the commit is done at most, and decides."""
@@ -264,13 +317,23 @@ class Coordinator:
             max(0.0, next_at - now), signals=decided.signals < MAX_SIGNALS, tasks=tasks, until=committing
         )
         now, before = self._clock(), decided.tasks
-        decided.take(received, now)
+        ticks = now >= self._ticked_at + self._settings.tick_s
+        if ticks:
+            self._ticked_at = now
+        self._decide(decided, received, now, ticks=ticks)
         if decided.tasks > before:
             self._tasks_at = now
-        decided.add(self.machine.handle_all(self._inputs(received, now, decided.spans), now))
+
+    def _decide(self, decided: Decided, received: list[Received[Any]], now: float, *, ticks: bool = False) -> None:
+        """Has the machine decide upon records that came together."""
+        decided.take(received, now)
         for item in received:
             self._positions[item.topic.name, item.partition] = item.last_offset + 1
             self._has_unmarked = True
+        inputs = self._inputs(received, decided.spans)
+        if ticks:
+            inputs.append(Tick())
+        decided.add(self.machine.handle_all(inputs, now))
 
     def _commit_at(self, decided: Decided) -> float:
         """When the next transaction begins, as far as it is decided."""
@@ -286,6 +349,8 @@ class Coordinator:
         due = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
         beats = now >= self._beat_at + self._settings.heartbeat_s
         if not (decided.commands or changes or decided.unreadable or due or beats):
+            # Nothing of it outlives a restart.
+            self._changelog.positions = dict(self._positions)
             return None
         if due:
             self._has_unmarked, self._marked_at = False, now
@@ -309,20 +374,21 @@ class Coordinator:
         with decided.spans:
             async with producer.transaction():
                 outputs = Outputs(producer)
-                await outputs.refuse(decided.unreadable)
+                await outputs.refuse(decided.unreadable, decided.upsetting)
                 await outputs.carry_out(decided.commands, decided.originals, decided.spans)
                 await outputs.record_changes(changes, positions)
                 if beats:
                     await self._beat(outputs)
                 if due:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+        self._changelog.committed(changes, positions)
         now = self._clock()
         if beats:
             self._leadership.committed(now)
         if decided.since is not None:
             observations.LATENCY.record(now - decided.since)
 
-    def _inputs(self, received: list[Received[Any]], now: float, spans: Spans) -> list[Input]:
+    def _inputs(self, received: list[Received[Any]], spans: Spans) -> list[Input]:
         inputs: list[Input] = []
         for item in received:
             if isinstance(item.record, Undecodable):
@@ -335,7 +401,15 @@ class Coordinator:
                 inputs.append(CommandArrived(item.record, sound(item.traceparent)))
             elif not isinstance(item.record, FOR_OTHERS):
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
-        if now >= self._ticked_at + self._settings.tick_s:
-            self._ticked_at = now
-            inputs.append(Tick())
         return inputs
+
+
+async def _is_committed(committing: asyncio.Task[None]) -> bool:
+    """Waits for a transaction; False where what was decided upon could not be written."""
+    try:
+        await committing
+    except Exception as error:
+        if not is_upset(error):
+            raise
+        return False
+    return True
