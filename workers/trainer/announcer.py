@@ -151,6 +151,7 @@ class Announcer:
             raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
         with contextlib.ExitStack() as held:
             held.enter_context(checkpoint.held(folder))
+            await asyncio.to_thread(checkpoint.verify, folder, lambda name: name == WEIGHTS)
             tensors = read_tensors(folder, tuple(self._names))
             async with self._staging:
                 checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)

@@ -2,7 +2,7 @@
 
 ::
 
-    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint -> stage its weights
+    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
                (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last always)
 
@@ -124,7 +124,8 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
         EngineThread() as thread,
     ):
         await bus.ensure_topics()
-        engine, publisher = await thread.call(lambda: load(settings, directory, followers))
+        batches = await bus.identity(BATCHES)
+        engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:
                 trainer = _Trainer(
