@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
-from schemas.skipped import SkippedBatches
+from schemas.skipped import Rollback, SkippedBatches
 
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
@@ -192,6 +192,8 @@ class StepTrained(Record):
     seconds: float = 0.0
     skipped: SkippedBatches = Field(default_factory=list)
     """Batches that were passed over on the way to this version, the last ones."""
+    rollback: Rollback | None = None
+    """The last one in its lineage."""
 
 
 class VersionWanted(Record):
@@ -204,6 +206,8 @@ class VersionWanted(Record):
     """This version or a newer one will do, as soon as it is trained."""
     version: Annotated[int, Field(ge=0)] | None = None
     """This very version, from the checkpoint that was kept of it. Then ``at_least`` says nothing."""
+    rollback: Rollback | None = None
+    """Training is to go on from this version, and what is newer is discarded. Then the others say nothing."""
     sent_at: float = 0.0
 
 
@@ -219,6 +223,22 @@ class VersionRefused(Record):
     reason: str
     available: list[int] = Field(default_factory=list)
     """Versions that it can publish."""
+
+
+class Superseded(Record):
+    """Another life of this service has begun, and this one counts no more: it is to end. Written by the coordinator.
+
+    That of an explorer lies in its lane on ``rollouts``, that of a trainer on ``events``.
+    """
+
+    SCHEMA: ClassVar[str] = "event.superseded"
+
+    service: Literal["explorer", "trainer"]
+    name: Identifier
+    incarnation: Identifier
+    """The life that is over."""
+    by: Identifier
+    """The one that counts."""
 
 
 class WeightsSynced(Record):

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from schemas.record import Identifier, Metrics, Record
-from schemas.skipped import SkippedBatches
+from schemas.skipped import Rollback, SkippedBatches
 
 
 class Member(Record):
@@ -72,3 +72,5 @@ class PublishedVersion(Record):
     """How long that step took."""
     skipped: SkippedBatches = Field(default_factory=list)
     """Batches that were passed over on the way to this version, the last ones."""
+    rollback: Rollback | None = None
+    """The last one in its lineage."""

@@ -6,7 +6,7 @@ it asks for it anew when it is sent again, and gets the same.
 
 import msgpack
 
-from schemas import CommandReply, PublishVersion
+from schemas import CommandReply, PublishVersion, RollBack
 from trinity_bus.coordination.commands import Reply
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.journal import Journal
@@ -49,7 +49,7 @@ def _reply(command: Request, error: str | None, detail: str, traceparent: str | 
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
-        batch_id=command.model if isinstance(command, PublishVersion) else command.batch_id,
+        batch_id=command.model if isinstance(command, PublishVersion | RollBack) else command.batch_id,
         error=error,
         detail=detail,
     )

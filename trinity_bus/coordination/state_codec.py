@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from schemas import BatchLifecycleState as State
-from schemas import FinalizeBatch, ManifestEntry, Position, ResultPart, StepTrained, Task
+from schemas import FinalizeBatch, ManifestEntry, Position, ResultPart, Rollback, StepTrained, Task
 from schemas.codec import decode, encode
 from schemas.command import BatchResult
 from trinity_bus.coordination.batches import Batch
@@ -356,9 +356,11 @@ def _choice_body(choice: Choice) -> dict[str, Any]:
         "traceparent": choice.traceparent,
         "step": None if choice.step is None else encode(choice.step),
         "step_traceparent": choice.step_traceparent,
+        "rollback": None if choice.rollback is None else choice.rollback.model_dump(),
     }
 
 
 def _choice_of(body: dict[str, Any]) -> Choice:
     step = None if body["step"] is None else decode(body["step"], StepTrained)
-    return Choice(**{**body, "step": step})
+    rollback = body.get("rollback")
+    return Choice(**{**body, "step": step, "rollback": None if rollback is None else Rollback(**rollback)})

@@ -4,6 +4,8 @@
 
     checkpoint_dir/
         .lock                       held by the one trainer that writes here
+        .rollback                   the last rollback: see ``begin_rollback``
+        discarded-step-00000012/    what it has discarded; to be looked at, and removed by hand
         .told                       steps that were told of after the newest checkpoint: see ``note_told``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
@@ -45,7 +47,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.skipped import MAX_SKIPPED, SkippedBatch
+from schemas.skipped import MAX_SKIPPED, Rollback, SkippedBatch
 from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
 
@@ -55,6 +57,7 @@ _STEP: Final = re.compile(r"step-(\d{8,})")
 PARTIAL: Final = ".partial-"
 _LOCK: Final = ".lock"
 _TOLD: Final = ".told"
+_ROLLBACK: Final = ".rollback"
 
 
 class RunIdentity(BaseModel):
@@ -107,6 +110,15 @@ class Told(BaseModel):
     """Of the last batch that was told of."""
     skipped: frozenset[str] = frozenset()
     """Ids of the batches after that checkpoint that were passed over."""
+
+
+class _RollbackNote(BaseModel):
+    """``.rollback``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rollback: Rollback
+    done: bool
 
 
 class _Manifest(BaseModel):
@@ -236,6 +248,64 @@ def commit(
     return folder
 
 
+def begin_rollback(directory: Path, rollback: Rollback) -> None:
+    """Writes, durably, that what came after a version is discarded. A new life of the trainer sees to it.
+
+    ::
+
+        (none) --begin_rollback--> BEGUN --finish_rollback--> DONE --begin_rollback--> BEGUN
+
+    Killed in BEGUN, the next life finishes it: it is the first thing that one does.
+
+    Raises:
+        CheckpointError: The version has no checkpoint.
+    """
+    if of_step(directory, rollback.to) is None:
+        raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
+    _write_rollback(directory, _RollbackNote(rollback=rollback, done=False))
+
+
+def finish_rollback(directory: Path) -> Rollback | None:
+    """Discards what a rollback that was begun says. To be called before the newest checkpoint is looked for.
+
+    Returns:
+        The last rollback of this lineage; None where there was none.
+
+    Raises:
+        CheckpointError: What is written of it is damaged.
+    """
+    path = directory / _ROLLBACK
+    try:
+        note = _RollbackNote.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not note.done:
+        for folder in _newest_first(directory):
+            if int(folder.name.removeprefix("step-")) > note.rollback.to:
+                discarded = folder.with_name(f"discarded-{folder.name}")
+                shutil.rmtree(discarded, ignore_errors=True)
+                folder.rename(discarded)
+        (directory / _TOLD).unlink(missing_ok=True)
+        _flush(directory)
+        _write_rollback(directory, note.model_copy(update={"done": True}))
+    return note.rollback
+
+
+def _write_rollback(directory: Path, note: _RollbackNote) -> None:
+    _replace(directory / _ROLLBACK, note.model_dump_json())
+
+
+def _replace(path: Path, content: str) -> None:
+    """Writes a small file, durably: it has the old content or the new one."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    partial.write_text(content)
+    _flush(partial)
+    partial.rename(path)
+    _flush(path.parent)
+
+
 def note_told(directory: Path, progress: TrainingProgress) -> None:
     """Notes, durably, that others are about to hear of a step which has no checkpoint.
 
@@ -246,11 +316,7 @@ def note_told(directory: Path, progress: TrainingProgress) -> None:
     after = max(steps(directory), default=0)
     skipped = frozenset(batch.batch_id for batch in progress.skipped if batch.step > after)
     note = Told(after=after, sequence=progress.sequence, skipped=skipped)
-    partial = directory / f"{PARTIAL}{_TOLD}"
-    partial.write_text(note.model_dump_json())
-    _flush(partial)
-    partial.rename(directory / _TOLD)
-    _flush(directory)
+    _replace(directory / _TOLD, note.model_dump_json())
 
 
 def read_told(directory: Path) -> Told:
