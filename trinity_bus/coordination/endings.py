@@ -119,6 +119,17 @@ class Endings:
             if attempt.key in explorer.assigned:
                 self.failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
 
+    def hand_out_again(self, reason: str) -> None:
+        """Stops all that runs; it waits to be handed out anew, and no try is lost."""
+        for attempt in sorted(
+            self._ledger.running.values(), key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)
+        ):
+            task, part = self._attempts.stop(attempt)
+            self._attempts.recall(attempt, task, reason)
+            self._ledger.progressed(task)
+            if not part.running:
+                self._ledger.line.enqueue(self._ledger.batches[task.batch_id], task, part)
+
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def give_up(self, task: OpenTask, error: str) -> None:

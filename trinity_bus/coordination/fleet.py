@@ -143,6 +143,12 @@ class Fleet:
         """It took wrong bytes for ``version``: nothing may be drawn with them, whatever its heartbeats say."""
         explorer.version, explorer.distrusted = -1, version
 
+    def discard_after(self, version: int) -> None:
+        """What explorers serve of versions after this one is void: nothing may be drawn with it any more."""
+        for explorer in self.explorers.values():
+            if explorer.version > version:
+                self.distrust(explorer, explorer.version)
+
     def silent(self, now: float) -> list[Explorer]:
         """Live explorers that were not heard of for too long; also forgets those that are gone for an hour."""
         forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]

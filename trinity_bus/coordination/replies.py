@@ -4,15 +4,19 @@ What a batch came to is not kept here but with the batch's outcome, once for all
 it asks for it anew when it is sent again, and gets the same.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from msgspec import Struct
 
-from schemas import BatchLifecycleState, CommandReply, PublishVersion
+from schemas import BatchLifecycleState, CommandReply, PublishVersion, RollBack
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.commands import Reply
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.memory import Memory
+from trinity_bus.coordination.state_codec import Value
 
 REPLIES_KEPT = 4096
 REPLIES_BYTES = 8 << 20
@@ -28,7 +32,7 @@ class _Given(Struct, array_like=True, frozen=True):
     detail: str
 
 
-class _Outcome(Struct, array_like=True, frozen=True):
+class _Outcome(Value, array_like=True):
     """What a batch came to: the value of an item of ``outcomes/<n>``."""
 
     batch_id: str
@@ -37,6 +41,8 @@ class _Outcome(Struct, array_like=True, frozen=True):
     finished_task_count: int
     metrics: Metrics
     sequence: int = 0
+
+    SINCE: ClassVar[Mapping[str, int]] = {"sequence": 3}
 
 
 class Outcomes:
@@ -98,7 +104,7 @@ def _reply(command: Request, error: CommandError | None, detail: str, traceparen
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
-        batch_id=command.model if isinstance(command, PublishVersion) else command.batch_id,
+        batch_id=command.model if isinstance(command, PublishVersion | RollBack) else command.batch_id,
         error=error,
         detail=detail,
     )

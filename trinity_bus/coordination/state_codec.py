@@ -28,7 +28,8 @@ from msgspec import UNSET, Struct
 from msgspec.msgpack import Encoder
 
 from schemas import Record
-from schemas.codec import decode, encode
+from schemas.codec import encode
+from schemas.plain import decode_plain
 from trinity_bus.errors import TrinityError
 
 FRAMING = 2
@@ -200,8 +201,9 @@ def _plain(record: Any) -> Any:
     raise TypeError(f"{type(record)} is nothing that the coordinator's state may hold")
 
 
-def _record_of(kind: type, plain: Any) -> Any:
-    return decode(plain, kind)
+def _record_of(kind: type[Record], plain: Any) -> Any:
+    # Also of records that only ever travel inside others.
+    return decode_plain(plain, {kind.SCHEMA: kind}, known={})
 
 
 _ENCODER = Encoder(enc_hook=_plain)

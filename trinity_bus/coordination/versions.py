@@ -27,6 +27,8 @@ a member does not answer for too long       it is out of the round, as failed
 the round is empty                          explorers that do not serve the version (joiners, the failed) make
                                             the next round, with the same version
 the same explorer needs round after round   it waits longer each time, up to half a minute
+what the trainer said of a version is lost  its heartbeats tell of the version: it is asked to say it again
+a former life of the trainer still speaks   it is told that it is superseded, and ends
 a trainer starts anew                       its former life is ignored, and what is held of it can no longer be had;
                                             its version is served at once if nobody serves a newer one; else that
                                             one stays until the trainer has caught up: it trains the same batches
@@ -38,11 +40,12 @@ a round has other members than the one before, or the one before did not end wel
 the same members it stays, so that connections can be used again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from msgspec import field
 
-from schemas import Member, ModelVersion, StepTrained, VersionWanted
+from schemas import Member, ModelVersion, Rollback, StepTrained, VersionWanted
 from schemas.model_version import MAX_MEMBERS
 from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
 from trinity_bus.coordination.journal import Journal
@@ -70,6 +73,10 @@ class Choice(Value):
     step: StepTrained | None = None
     """The trainer's word that it has the version at hand."""
     step_traceparent: str | None = None
+    rollback: Rollback | None = None
+    """What is newer is to be discarded."""
+
+    SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3}
 
 
 class Rounds(Value, array_like=True):
@@ -160,6 +167,13 @@ class WeightSync:
     def is_zombie(self, trainer_incarnation: str) -> bool:
         """Whether this life of the trainer is over."""
         return trainer_incarnation in self.state.zombies
+
+    def has_not_heard_of(self, incarnation: str, version: int) -> bool:
+        """Whether this life of the trainer has published a version whose announcement never came."""
+        newest = self.state.held or self.state.release
+        if version < 0 or self.is_zombie(incarnation):
+            return False
+        return newest is None or newest.incarnation != incarnation or newest.version < version
 
     def trainer_beat(self, now: float) -> None:
         """The trainer lives."""
