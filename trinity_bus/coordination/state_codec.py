@@ -195,13 +195,11 @@ def _subclasses(kind: type[Value]) -> Iterator[type[Value]]:
 
 
 def _plain(record: Any) -> Any:
-    match record:
-        case ResultPart(position=None):
-            return record.attempt, record.samples, None
-        case ResultPart(position=Position() as position):
-            return record.attempt, record.samples, (position.partition, position.offset)
-        case Record():
-            return encode(record)
+    if isinstance(record, ResultPart):
+        place = record.position
+        return record.attempt, record.samples, None if place is None else (place.partition, place.offset)
+    if isinstance(record, Record):
+        return encode(record)
     raise TypeError(f"{type(record)} is nothing that the coordinator's state may hold")
 
 

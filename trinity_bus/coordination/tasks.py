@@ -172,7 +172,8 @@ class Result(Struct, array_like=True, frozen=True):
     @property
     def entry(self) -> ManifestEntry:
         """The line of the manifest."""
-        return ManifestEntry(
+        # Of values that were checked when they came.
+        return ManifestEntry.model_construct(
             task_id=self.task_id,
             status=self.status,
             parts=self.parts,

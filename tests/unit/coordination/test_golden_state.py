@@ -42,9 +42,8 @@ def test_a_coordinator_goes_on_from_an_earlier_version_as_that_would_have(path: 
     finalized: list[BatchRecord] = []
     for now, kind, value in golden["told"]:
         given = Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS))
-        for command in machine.handle(given, now):
-            if isinstance(command, BatchMoved) and command.record.state is BatchLifecycleState.FINALIZED:
-                finalized.append(command.record)
+        moved = [command.record for command in machine.handle(given, now) if isinstance(command, BatchMoved)]
+        finalized += [batch for batch in moved if batch.state is BatchLifecycleState.FINALIZED]
     expected = [decode(value, BatchRecord) for value in golden["finalized"]]
     assert len(expected) > 5
     assert [essence(batch) for batch in finalized] == [essence(batch) for batch in expected]
