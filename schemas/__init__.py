@@ -11,6 +11,7 @@ from schemas.command import (
     CommandError,
     CommandReply,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     SubmitBatch,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "ExplorerHeartbeat",
     "ExplorerLeft",
     "FinalizeBatch",
+    "FinalizeUpgrade",
     "ManifestEntry",
     "Member",
     "Message",

@@ -10,7 +10,15 @@ from functools import lru_cache
 
 from schemas.batch import BatchRecord
 from schemas.columns import decode_group, encode_group
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas.command import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    FinalizeUpgrade,
+    PublishVersion,
+    SubmitBatch,
+)
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
 from schemas.event import (
     CoordinatorHeartbeat,
@@ -42,6 +50,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     AbortBatch,
     CancelTasks,
     PublishVersion,
+    FinalizeUpgrade,
     CommandReply,
     Dispatch,
     Cancel,

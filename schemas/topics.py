@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.batch import BatchRecord
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas.command import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    FinalizeUpgrade,
+    PublishVersion,
+    SubmitBatch,
+)
 from schemas.event import (
     CoordinatorHeartbeat,
     ExplorerHeartbeat,
@@ -102,13 +110,14 @@ TASKS = Topic(
 )
 COMMANDS = Topic(
     name="commands",
-    key="batch id, or model name",
+    key="batch id, model name, or coordinator-state",
     partitions=1,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What clients ask of the coordinator: submit, finalize or abort a batch, publish a version. Anyone "
-    "may write here, msgpack or JSON. One partition, so that commands are carried out in the order of their sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion),
+    description="What clients ask of the coordinator: submit, finalize or abort a batch, publish a version, finalize "
+    "an upgrade. Anyone may write here, msgpack or JSON. One partition, so that commands are carried out in the order "
+    "of their sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion, FinalizeUpgrade),
     writers=("client",),
     readers=("coordinator",),
 )

@@ -35,8 +35,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
-from schemas.topics import COMMANDS, REPLIES
+from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, FinalizeUpgrade, PublishVersion, SubmitBatch
+from schemas.topics import COMMANDS, COORDINATOR_STATE, REPLIES
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.follower import Follower
@@ -45,7 +45,7 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion
+type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion | FinalizeUpgrade
 
 _NAME_CHARS: Final = 64
 
@@ -128,6 +128,10 @@ class CommandChannel:
         return await self._ask(
             PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
         )
+
+    async def finalize_upgrade(self, level: int) -> CommandReply:
+        """Ask that the coordinator's state be written at this level from now on."""
+        return await self._ask(FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level))
 
     async def _ask(self, command: AnyCommand) -> CommandReply:
         """Send a command and wait for its reply, which may say that it was refused.
@@ -222,4 +226,10 @@ class CommandChannel:
 
 def _subject(command: AnyCommand) -> str:
     """What a command is about, and its key on the topic."""
-    return command.model if isinstance(command, PublishVersion) else command.batch_id
+    match command:
+        case PublishVersion():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id

@@ -8,6 +8,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     RolloutFinished,
     StepTrained,
@@ -55,7 +56,7 @@ class Tick:
 
 
 type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
-type Request = BatchRequest | PublishVersion
+type Request = BatchRequest | PublishVersion | FinalizeUpgrade
 
 
 @dataclass(frozen=True, slots=True)

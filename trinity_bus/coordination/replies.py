@@ -6,9 +6,10 @@ it asks for it anew when it is sent again, and gets the same.
 
 from msgspec import Struct
 
-from schemas import BatchLifecycleState, CommandReply, PublishVersion
+from schemas import BatchLifecycleState, CommandReply, FinalizeUpgrade, PublishVersion
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
+from schemas.topics import COORDINATOR_STATE
 from trinity_bus.coordination.commands import Reply
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.journal import Journal
@@ -88,6 +89,16 @@ class Replies:
         return _reply(command, error, detail, traceparent)
 
 
+def _subject(command: Request) -> str:
+    match command:
+        case PublishVersion():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id
+
+
 def _name(command: Request) -> str:
     # A blank is in no identifier.
     return f"{command.client} {command.command_id}"
@@ -97,7 +108,7 @@ def _reply(command: Request, error: CommandError | None, detail: str, traceparen
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
-        batch_id=command.model if isinstance(command, PublishVersion) else command.batch_id,
+        batch_id=_subject(command),
         error=error,
         detail=detail,
     )

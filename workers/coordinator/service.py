@@ -45,6 +45,7 @@ from schemas import (
     CancelTasks,
     CoordinatorHeartbeat,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     RunnersReport,
     SubmitBatch,
@@ -65,6 +66,7 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.state_codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
@@ -79,7 +81,7 @@ from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 
 log = logging.getLogger("workers.coordinator")
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion, FinalizeUpgrade)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
 """Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008
@@ -186,6 +188,13 @@ class Coordinator:
         began = self._clock()
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(state.entries.items())
+        if self.machine.level < NEWEST_LEVEL:
+            log.info(
+                "the state has level %d, and may have %d: run `trinity-bus upgrade finalize` once nothing of the "
+                "version before runs or may have to come back",
+                self.machine.level,
+                NEWEST_LEVEL,
+            )
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
         self._positions, lost = await readable(self._bus, INPUTS, state.positions)
         if lost:

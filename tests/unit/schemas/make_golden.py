@@ -21,6 +21,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     ManifestEntry,
     Member,
     Message,
@@ -275,6 +276,7 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         seconds=1.5,
     ),
     PublishVersion(client="cli-1", command_id="1", model="policy", version=2),
+    FinalizeUpgrade(client="cli-1", command_id="2", level=3),
     VersionWanted(model="policy", at_least=3, sent_at=1.5),
     VersionRefused(
         trainer="trainer-0",

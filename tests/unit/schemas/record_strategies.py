@@ -19,6 +19,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     ManifestEntry,
     Member,
     Message,
@@ -99,6 +100,7 @@ records = st.one_of(
         model=identifiers,
         version=st.none() | counts,
     ),
+    st.builds(FinalizeUpgrade, client=identifiers, command_id=identifiers, level=positive),
     st.builds(
         CommandReply,
         **commands,
