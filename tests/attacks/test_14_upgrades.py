@@ -146,8 +146,9 @@ def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
         framing, body = msgpack.unpackb(value)
         if kind in ("books", "explorer", "batch", "progress", "sync"):
             body["of_tomorrow"] = {"x": [1]}
-            if kind == "sync" and body["choice"] is not None:
-                body["choice"]["why"] = "because"
+            if kind == "sync":
+                body["rounds"] = [[*rounds, "more"] for rounds in body["rounds"]]
+                body["choice"] = body["choice"] and {**body["choice"], "why": "because"}
             if kind == "progress":
                 body["parts"] = [[*part, "more"] for part in body["parts"]]
         elif kind in ("assigned", "finalizers"):
@@ -183,7 +184,7 @@ def test_what_a_newer_version_has_written_survives_this_one(path: Path) -> None:
     changed = 0
     for key, value in store.items():
         kind, body = key.partition("/")[0], msgpack.unpackb(value)[1]
-        if kind in ("books", "explorer", "sync") or (kind == "batch" and key in entries):
+        if kind in ("books", "explorer", "sync") or (kind in ("batch", "progress") and key in entries):
             assert body["of_tomorrow"] == {"x": [1]}, key
             changed += value != kept.get(key)
     assert changed > 3, "nothing was read, modified and written"
