@@ -1,6 +1,7 @@
 """Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
 
-``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name.
+``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name; ``FinalizeUpgrade`` by
+``coordinator-state``.
 
 Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
 by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
@@ -128,6 +129,18 @@ class RollBack(Record):
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
 
 
+class FinalizeUpgrade(Record):
+    """Write the coordinator's state as the present version does: no program of the version before reads it any more."""
+
+    SCHEMA: ClassVar[str] = "command.finalize_upgrade"
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    command_id: Identifier
+    level: Annotated[int, Field(ge=1)]
+    """Of the state. A coordinator that does not know it refuses; nothing happens where the state has it, or a newer."""
+
+
 class BatchResult(Record):
     """What a finished batch came to."""
 
@@ -167,7 +180,8 @@ class CommandReply(Record):
     client: Identifier
     command_id: Identifier
     batch_id: Identifier
-    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model."""
+    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model; to
+    ``FinalizeUpgrade``, ``coordinator-state``."""
     error: CommandError | None = None
     """Absent: it was carried out."""
     detail: str = ""

@@ -17,6 +17,7 @@ from schemas.command import (
     CancelTasks,
     CommandReply,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     RollBack,
     SkipBatch,
@@ -112,13 +113,14 @@ TASKS = Topic(
 )
 COMMANDS = Topic(
     name="commands",
-    key="batch id, or model name",
+    key="batch id, model name, or coordinator-state",
     partitions=1,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What clients ask of the coordinator: submit, finalize, abort or skip a batch, publish a version. "
-    "Anyone may write here, msgpack or JSON. One partition: commands are carried out in the order of their sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack),
+    description="What clients ask of the coordinator: submit, finalize, abort or skip a batch, publish a version, end "
+    "an upgrade. Anyone may write here, msgpack or JSON. One partition: commands are carried out in the order of their "
+    "sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
     writers=("client",),
     readers=("coordinator",),
 )

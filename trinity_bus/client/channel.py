@@ -40,12 +40,13 @@ from schemas import (
     CancelTasks,
     CommandReply,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     RollBack,
     SkipBatch,
     SubmitBatch,
 )
-from schemas.topics import COMMANDS, REPLIES
+from schemas.topics import COMMANDS, COORDINATOR_STATE, REPLIES
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.follower import Follower
@@ -54,7 +55,9 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion | RollBack
+type AnyCommand = (
+    SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion | RollBack | FinalizeUpgrade
+)
 
 _NAME_CHARS: Final = 64
 
@@ -147,6 +150,10 @@ class CommandChannel:
         return await self._ask(
             RollBack(client=self.client, command_id=self.command_id(), model=model, version=version, reason=reason)
         )
+
+    async def finalize_upgrade(self, level: int) -> CommandReply:
+        """Ask that the coordinator's state be written at this level from now on."""
+        return await self._ask(FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level))
 
     async def _ask(self, command: AnyCommand) -> CommandReply:
         """Send a command and wait for its reply, which may say that it was refused.
@@ -241,4 +248,10 @@ class CommandChannel:
 
 def _subject(command: AnyCommand) -> str:
     """What a command is about, and its key on the topic."""
-    return command.model if isinstance(command, PublishVersion | RollBack) else command.batch_id
+    match command:
+        case PublishVersion() | RollBack():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id

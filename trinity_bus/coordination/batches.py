@@ -101,7 +101,8 @@ class Batch(Row):
             self.aborted += 1
         else:
             self.finished += 1
-            self.failed += result.status == "failed"
+            if result.status == "failed":
+                self.failed += 1
         if self.is_open:
             self.counts = (self.finished, self.failed, self.aborted)
 

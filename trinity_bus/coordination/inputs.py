@@ -8,6 +8,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     RollBack,
     RolloutFinished,
@@ -57,7 +58,7 @@ class Tick:
 
 
 type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch
-type Request = BatchRequest | PublishVersion | RollBack
+type Request = BatchRequest | PublishVersion | RollBack | FinalizeUpgrade
 
 
 @dataclass(frozen=True, slots=True)

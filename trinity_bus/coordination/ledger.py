@@ -14,7 +14,9 @@ batch likewise, and for a shorter time what became of it. Nothing else is kept o
 Entries of the changelog. A task that is accepted, handed out once and answered shares all of its entries with others:
 
 ====================================  ==================================================================================
-``books``                             the counters
+``level``                             what the state may hold; see ``coordination.state_codec``
+``books``, ``sync``                   the counters, and which weights are served
+``explorer/<name>``                   an explorer that is, or was lately, in the mesh
 ``batch/<id>``                        a batch that has not ended
 ``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.pages``
 ``assigned/<explorer>``               its running attempts
@@ -200,7 +202,8 @@ class Ledger:
 
     def progressed(self, task: OpenTask) -> None:
         """An attempt at the task has ended, and the task has not."""
-        self._progress[task.task.task_id] = task.progress()
+        task_id = task.task.task_id
+        self._progress[task_id] = task.progress(self._progress.get(task_id))
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer) -> None:
         """A part of the task is answered, and the task has not ended."""

@@ -40,6 +40,7 @@ from typing import Literal, assert_never
 from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
+    FinalizeUpgrade,
     ModelVersion,
     PublishVersion,
     RollBack,
@@ -176,6 +177,11 @@ class CoordinatorMachine:
         self._store.load(entries, lambda: self.kept.rebuild(self._clock.now))
         self._endings.restored()
 
+    @property
+    def level(self) -> int:
+        """What the state may hold; see :mod:`trinity_bus.coordination.state_codec`."""
+        return self._store.level
+
     def figures(self) -> Figures:
         """How much there is to do, and how long it may take."""
         return Figures(
@@ -204,13 +210,23 @@ class CoordinatorMachine:
         self._endings.give_up_unfilled()
 
     def _command(self, command: Request, traceparent: str | None) -> None:
-        if isinstance(command, PublishVersion):
-            self._choice.asked(command, traceparent)
-        elif isinstance(command, RollBack):
-            if self._choice.roll_back(command, traceparent):
-                self._endings.hand_out_again(f"the lineage after version {command.version} is ended")
-        else:
-            self._requests.handle(command, traceparent)
+        match command:
+            case PublishVersion():
+                self._choice.asked(command, traceparent)
+            case RollBack():
+                if self._choice.roll_back(command, traceparent):
+                    self._endings.hand_out_again(f"the lineage after version {command.version} is ended")
+            case FinalizeUpgrade():
+                self._finalize_upgrade(command, traceparent)
+            case _:
+                self._requests.handle(command, traceparent)
+
+    def _finalize_upgrade(self, command: FinalizeUpgrade, traceparent: str | None) -> None:
+        reply = self.kept.replies.again(command, traceparent)
+        if reply is None:
+            error, detail = self._store.raise_level(command.level)
+            reply = self.kept.replies.give(command, error, detail, traceparent)
+        self._out.add(reply)
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:

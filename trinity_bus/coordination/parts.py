@@ -94,9 +94,9 @@ class LostPart(Value, array_like=True):
     """What attempts without an answer have left behind at a part."""
 
     index: int
-    lost: int
-    failed: bool
-    failed_on: str | None
+    lost: int = 0
+    failed: bool = False
+    failed_on: str | None = None
 
 
 @dataclass(slots=True)

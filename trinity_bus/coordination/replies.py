@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from schemas import BatchLifecycleState, CommandReply, PublishVersion, RollBack
+from schemas import BatchLifecycleState, CommandReply, FinalizeUpgrade, PublishVersion, RollBack
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
+from schemas.topics import COORDINATOR_STATE
 from trinity_bus.coordination.commands import Reply
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.journal import Journal
@@ -95,6 +96,16 @@ class Replies:
         return _reply(command, error, detail, traceparent)
 
 
+def _subject(command: Request) -> str:
+    match command:
+        case PublishVersion() | RollBack():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id
+
+
 def _name(command: Request) -> str:
     # A blank is in no identifier.
     return f"{command.client} {command.command_id}"
@@ -104,7 +115,7 @@ def _reply(command: Request, error: CommandError | None, detail: str, traceparen
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
-        batch_id=command.model if isinstance(command, PublishVersion | RollBack) else command.batch_id,
+        batch_id=_subject(command),
         error=error,
         detail=detail,
     )

@@ -68,8 +68,8 @@ class StateCodec:
 
     def __init__(self) -> None:
         self.level = NEWEST_LEVEL
-        self._is_plain = True
-        """Whether each value is all of its fields, no more and no less, so that msgspec can write it by itself."""
+        self._has_unknown = self._leaves_out = False
+        """Whether some value is not just its fields, so that msgspec cannot write it by itself."""
 
     def set_level(self, level: int) -> None:
         """From now on values are written at this level.
@@ -83,9 +83,7 @@ class StateCodec:
                 "run the coordinator of the release that wrote it, or start in a new namespace"
             )
         self.level = level
-        self._is_plain = self._is_plain and not any(
-            since > level for kind in _subclasses(Value) for since in kind.SINCE.values()
-        )
+        self._leaves_out = any(since > level for kind in _subclasses(Value) for since in kind.SINCE.values())
 
     def pack(self, body: Any, framing: int = FRAMING) -> bytes:
         """An entry's value."""
@@ -93,7 +91,7 @@ class StateCodec:
 
     def encode(self, value: Any) -> bytes:
         """A value that is an item of an entry, whose bytes never change."""
-        return _ENCODER.encode(value if self._is_plain else self._written(value))
+        return _ENCODER.encode(self._written(value) if self._has_unknown or self._leaves_out else value)
 
     def build[T](self, of: type[T], plain: Any) -> T:
         """The value in a body that was unpacked, with what this program does not know of it.
@@ -105,8 +103,7 @@ class StateCodec:
             value = msgspec.convert(plain, of, dec_hook=_record_of, builtin_types=(bytes,))
         except ValueError as error:
             raise StateError(f"the coordinator's state has something that is no {of}: {error}") from error
-        if _keep_unknown(value, plain):
-            self._is_plain = False
+        self._has_unknown = _keep_unknown(value, plain) or self._has_unknown
         return value
 
     def decode[T](self, of: type[T], item: bytes) -> T:

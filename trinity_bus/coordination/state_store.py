@@ -10,6 +10,7 @@ nothing is of the newest: there is no program of the version before that could h
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from schemas.command import CommandError
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.state_codec import LEVEL_KEY, NEWEST_LEVEL, OLDEST_LEVEL, StateError, unpack
 
@@ -45,6 +46,25 @@ class StateStore:
             body = self._journal.body(key)
             changed.append((key, None if body is None else self._codec.pack(body)))
         return changed
+
+    def raise_level(self, level: int) -> tuple[CommandError | None, str]:
+        """From now on the state may hold what a newer level allows; what is written otherwise now is written anew.
+
+        To be called in the course of a change, which the level is written with. Returns an error, and what to say.
+        """
+        before = self.level
+        if level > NEWEST_LEVEL:
+            detail = f"the coordinator at work knows levels up to {NEWEST_LEVEL}, not {level}: upgrade it first"
+            return "invalid", detail
+        if level <= before:
+            return None, f"the state has level {before} already"
+        entries = dict(self.entries())
+        self._codec.set_level(level)
+        self._says_level = False
+        for key, value in self.entries():
+            if entries[key] != value:
+                self._journal.touch(key)
+        return None, f"the state has level {level} now, {before} before"
 
     def entries(self) -> Iterator[tuple[str, bytes]]:
         """All of them: what all changes add up to."""

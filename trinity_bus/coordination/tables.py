@@ -19,16 +19,20 @@ from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.state_codec import Value
 
 _MARK = "_mark"
+_set = Value.__setattr__
 
 
 class Row(Value, dict=True):
     """A value that is one entry of a table. An assignment to a field that changes it marks the entry as changed."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        mark = self.__dict__.get(_MARK)
-        if mark is not None and name in self.__struct_fields__ and getattr(self, name) != value:
-            mark()
-        super().__setattr__(name, value)
+        if name in self.__struct_fields__:
+            if getattr(self, name) == value:
+                return
+            mark = self.__dict__.get(_MARK)
+            if mark is not None:
+                mark()
+        _set(self, name, value)
 
 
 class Table[V](dict[str, V]):
@@ -51,8 +55,10 @@ class Table[V](dict[str, V]):
 
     def __setitem__(self, name: str, value: V) -> None:
         super().__setitem__(name, value)
-        self._attach(name, value)
-        self._journal.touch(f"{self._kind}/{name}")
+        key = f"{self._kind}/{name}"
+        if isinstance(value, Row):
+            value.__dict__[_MARK] = partial(self._journal.touch, key)
+        self._journal.touch(key)
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
@@ -85,17 +91,14 @@ class Table[V](dict[str, V]):
             given = plain if self._named is None else {self._named: name, **plain}
             value = self._journal.codec.build(self._of, given)
             super().__setitem__(name, value)
-            self._attach(name, value)
+            if isinstance(value, Row):
+                value.__dict__[_MARK] = partial(self._journal.touch, f"{self._kind}/{name}")
 
     def sort(self, key: Callable[[str], Any] = int) -> None:
         """Puts the entries into the order of their names, which are numbers unless ``key`` says otherwise."""
         ordered = {name: self[name] for name in sorted(self, key=key)}
         super().clear()
         super().update(ordered)
-
-    def _attach(self, name: str, value: V) -> None:
-        if isinstance(value, Row):
-            value.__dict__[_MARK] = partial(self._journal.touch, f"{self._kind}/{name}")
 
 
 class Keyed[K](Protocol):

@@ -14,9 +14,10 @@
 The result of a failed task is its *first* error: later ones are often its consequences.
 """
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from schemas import ManifestEntry, Task
 from schemas.batch import TaskStatus
@@ -50,9 +51,9 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
 class Progress(Row):
     """What attempts at a task that have ended left behind: ``progress/<task id>``."""
 
-    last_ended: int
-    first_error: str | None
-    parts: list[LostPart]
+    last_ended: int = 0
+    first_error: str | None = None
+    parts: list[LostPart] = field(default_factory=list)
     """Those that have lost attempts."""
 
 
@@ -74,10 +75,10 @@ class OpenTask:
     last_ended: int = 0
     """The highest number of an attempt that has ended."""
     first_error: str | None = None
-    homes: dict[str, int] = field(default_factory=dict, compare=False)
+    homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
     """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
     This and the next follow from the parts."""
-    parts_left: int = field(init=False, compare=False)
+    parts_left: int = dataclasses.field(init=False, compare=False)
     """Parts that have not ended."""
 
     def __post_init__(self) -> None:
@@ -135,10 +136,17 @@ class OpenTask:
         part.failed = True
         self.parts_left -= 1
 
-    def progress(self) -> Progress:
-        """What is kept of its attempts that have ended."""
-        lost = [LostPart(part.index, part.lost, part.failed, part.failed_on) for part in self.parts if part.lost]
-        return Progress(last_ended=self.last_ended, first_error=self.first_error, parts=lost)
+    def progress(self, before: Progress | None) -> Progress:
+        """What is kept of its attempts that have ended, and was kept of them before."""
+        known = {} if before is None else {kept.index: kept for kept in before.parts}
+        lost = [
+            known.get(part.index, LostPart(part.index)).but(
+                lost=part.lost, failed=part.failed, failed_on=part.failed_on
+            )
+            for part in self.parts
+            if part.lost
+        ]
+        return (before or Progress()).but(last_ended=self.last_ended, first_error=self.first_error, parts=lost)
 
     def take_progress(self, progress: Progress) -> None:
         """Becomes what it was when this was kept."""

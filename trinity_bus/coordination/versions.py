@@ -84,7 +84,7 @@ class Rounds(Value, array_like=True):
 
     explorer: str
     incarnation: str
-    count: int
+    count: int = 0
 
     @property
     def life(self) -> Life:
@@ -315,11 +315,12 @@ class WeightSync:
             state.epoch += 1
         state.group, state.intact, state.pending = group, True, dict(group)
         self._deadline = now + self._timeout_s
-        before = {rounds.life: rounds.count for rounds in state.rounds}
-        counts = before | {life: before.get(life, 0) + 1 for life in group}
-        state.rounds = [Rounds(*life, count) for life, count in counts.items()]
+        rounds = {of.life: of for of in state.rounds}
         for life in group:
-            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** min(counts[life] - 1, 16), LONGEST_RETRY_S)
+            before = rounds.get(life, Rounds(*life))
+            rounds[life] = before.but(count=before.count + 1)
+            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** min(before.count, 16), LONGEST_RETRY_S)
+        state.rounds = list(rounds.values())
         return ModelVersion(
             model=release.model,
             version=release.version,

@@ -11,7 +11,8 @@ About once a second the input positions are committed under the consumer group `
 transaction like the others, for the eyes of monitoring. Nothing depends on them: a broker forgets those of a group that
 was idle for a week, and committing them each time would take two more round trips in every transaction.
 
-A value that cannot be read raises :class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
+Rows of a newer program may be longer. A value that cannot be read raises
+:class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -85,7 +86,7 @@ def unpack_positions(value: bytes) -> Positions:
         StateError: It is not such a value.
     """
     try:
-        return {(topic, partition): offset for topic, partition, offset in msgpack.unpackb(value)}
+        return {(topic, partition): offset for topic, partition, offset, *_ in msgpack.unpackb(value)}
     except (ValueError, TypeError) as error:
         raise StateError(f"entry {INPUTS_KEY!r} of the coordinator's state cannot be read: {error}") from error
 
@@ -105,7 +106,7 @@ def unpack_leader(value: bytes) -> Leader:
     problem: object
     try:
         match msgpack.unpackb(value):
-            case [str(name), str(incarnation), ("taking_over" | "active" | "left") as state]:
+            case [str(name), str(incarnation), ("taking_over" | "active" | "left") as state, *_]:
                 return Leader(name, incarnation, state)
             case other:
                 problem = other

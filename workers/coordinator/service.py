@@ -46,6 +46,7 @@ from schemas import (
     CancelTasks,
     CoordinatorHeartbeat,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
     RollBack,
     RunnersReport,
@@ -69,6 +70,7 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.state_codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
@@ -84,7 +86,7 @@ from workers.coordinator.upset import is_upset, told
 
 log = logging.getLogger("workers.coordinator")
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade)
 FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted, Superseded)
 """Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008
@@ -193,6 +195,13 @@ class Coordinator:
         began = self._clock()
         self._changelog = state
         self._restore()
+        if self.machine.level < NEWEST_LEVEL:
+            log.info(
+                "the state has level %d, and may have %d: run `trinity-bus upgrade finalize` once nothing of the "
+                "version before runs or may have to come back",
+                self.machine.level,
+                NEWEST_LEVEL,
+            )
         self._positions, lost = await readable(self._bus, INPUTS, state.positions)
         state.positions = dict(self._positions)
         if lost:

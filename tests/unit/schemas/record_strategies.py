@@ -20,6 +20,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     ManifestEntry,
     Member,
     Message,
@@ -113,6 +114,7 @@ records = st.one_of(
         model=identifiers,
         version=st.none() | counts,
     ),
+    st.builds(FinalizeUpgrade, client=identifiers, command_id=identifiers, level=positive),
     st.builds(
         CommandReply,
         **commands,
