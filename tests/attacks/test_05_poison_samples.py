@@ -6,9 +6,14 @@ all is passed over when an operator says so, the same after any crash.
 """
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,6 +43,9 @@ from tests.integration.training.trainers import (
 )
 from tests.support.experiences import make_group
 from tests.support.fake_engine import FakeEngine
+from tests.support.fake_workers import FakeExplorer
+from tests.support.mesh import Mesh as CoordinatorMesh
+from tests.support.mesh import send_tasks
 from tests.support.rogue_workflows import POISON
 from tests.support.training import write_model
 from trinity_bus.bus import Bus
@@ -209,3 +217,53 @@ def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is
     assert [(step.step, lineage(step), deterministic(step)) for step in after[1:3]] == told
     assert lineage(after[-1]) == [("batch-1", 1, "poison"), ("batch-3", 3, "poison")]
     assert before[-1].metrics["samples_trained"] > 0
+
+
+def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_works(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    mesh = CoordinatorMesh(kafka, tmp_path)
+
+    def command(batch: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "workers.cli.app", "batches", "skip", batch, "--reason", "poison", "--timeout", "1"],
+            env={
+                **os.environ,
+                "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": mesh.kafka.bootstrap_servers or "",
+                "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+                "COLUMNS": "160",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    async def scenario() -> None:
+        async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
+
+            async def until_seen(wanted: Callable[[object], bool]) -> Any:
+                async with asyncio.timeout(120):
+                    while True:
+                        for received in await batches.batch(1.0):
+                            if wanted(received.record):
+                                return received.record
+
+            with mesh.coordinator() as child:
+                explorer = FakeExplorer(bus)
+                explorer.version = 0
+                async with explorer.alive():
+                    await send_tasks(producer, 4)
+                    done = await until_seen(
+                        lambda record: isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED
+                    )
+                os.kill(child.pid, signal.SIGKILL)
+            with mesh.coordinator():
+                said = await asyncio.to_thread(command, done.batch_id)
+                assert (said.returncode, "is to be passed over; no trainer has reached it" in said.stderr) == (0, True)
+                skipped = await until_seen(lambda record: isinstance(record, BatchSkipped))
+                assert (skipped.batch_id, skipped.sequence, skipped.reason) == (done.batch_id, 1, "poison")
+                unknown = await asyncio.to_thread(command, "never-was")
+                assert (unknown.returncode, unknown.stderr.strip()) == (1, "Batch never-was is not registered.")
+
+    asyncio.run(scenario())

@@ -134,6 +134,24 @@ def test_a_trainer_that_is_slow_is_waited_for() -> None:
     assert [version.version for version in announced(story.trained(1, life="t2", rollback=TO_ONE))] == [1]
 
 
+def test_one_that_is_taken_back_and_done_all_the_same_leaves_no_discarded_weights_in_use() -> None:
+    """The trainer had begun it already."""
+    story = diverged()
+    roll_back(story, 1)
+    latest = PublishVersion(client="operator", command_id="2", model="policy")
+    commands = story.command(latest)
+    assert [(reply.command_id, reply.error) for reply in replies(commands)] == [("1", "invalid"), ("2", None)]
+    assert [dispatch.task.task_id for dispatch in dispatches(commands)] == ["t2"]
+    commands = story.trained(1, life="t2", rollback=TO_ONE)
+    assert [version.version for version in announced(commands)] == [1]
+    assert [cancel.task_id for cancel in cancels(commands)] == ["t2"]
+    assert story.machine.fleet.explorers["e0"].version == -1
+    # The next life of the same lineage discards nothing.
+    story.synced(1, announced(commands)[0].epoch)
+    story.trained(1, life="t3", rollback=TO_ONE)
+    assert story.machine.fleet.explorers["e0"].version == 1
+
+
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 

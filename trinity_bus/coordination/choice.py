@@ -44,7 +44,8 @@ the trainer does not have the version       the reply is ``unknown_version``, an
 the trainer dies before or amid it          its next life is asked again
 the trainer does not answer in time         the reply is ``timeout``; it is done when a trainer answers all the same,
                                             because nobody knows how far the trainer came
-another choice or rollback comes meanwhile  a rollback takes the place of the first; a choice is ``invalid``
+another choice or rollback comes meanwhile  a rollback takes the place of the first, and the newest version that of any;
+                                            the choice of another version is ``invalid``
 it is done                                  what explorers serve of later versions is void at once, a pin is undone
 a result drawn with discarded weights       its attempt was stopped: it does not count. What was answered before stays
 ==========================================  ===========================================================================
@@ -107,7 +108,7 @@ class VersionChoice:
             return
         if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
             return
-        if earlier is not None and earlier.rollback is not None:
+        if earlier is not None and earlier.rollback is not None and command.version is not None:
             self._reply(choice, "invalid", f"a rollback to version {earlier.version} is under way")
             return
         if earlier is not None:
@@ -151,19 +152,23 @@ class VersionChoice:
         self._out.add(self._question(choice))
         return True
 
-    def rolled_back(self, step: StepTrained) -> bool:
-        """A version was published. Returns whether that is the end of a rollback, which is done with it."""
-        choice = self._sync.state.choice
-        if choice is None or choice.rollback is None or step.rollback is None:
+    def rolled_back(self, step: StepTrained, former: StepTrained | None) -> bool:
+        """A version was published. Returns whether its lineage is rolled back, and nobody has heard of that before.
+
+        Args:
+            step: By which the trainer tells of it.
+            former: By which a trainer told of the newest before.
+        """
+        rollback, choice = step.rollback, self._sync.state.choice
+        if rollback is None or (former is not None and former.rollback == rollback):
             return False
-        if (step.rollback.to, step.rollback.through) != (choice.rollback.to, choice.rollback.through):
-            return False
-        self._fleet.discard_after(choice.version)
+        self._fleet.discard_after(rollback.to)
         self._sync.unpin()
-        self._sync.choose(None)
-        self._out.observe(Fact.ROLLED_BACK, step.trainer, f"to version {choice.version}: {choice.rollback.reason}")
-        first, last = choice.rollback.to + 1, choice.rollback.through
-        self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
+        self._out.observe(Fact.ROLLED_BACK, step.trainer, f"to version {rollback.to}: {rollback.reason}")
+        if choice is not None and choice.rollback == rollback:
+            self._sync.choose(None)
+            first, last = rollback.to + 1, rollback.through
+            self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
         return True
 
     def _question(self, choice: Choice) -> Ask:

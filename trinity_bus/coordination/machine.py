@@ -312,6 +312,7 @@ class CoordinatorMachine:
 
     def _published(self, step: StepTrained, traceparent: str | None) -> None:
         before, former = self.sync.newest, self.sync.state.release
+        told_last = self.sync.state.held or former
         if not self.sync.publish(step, traceparent):
             detail = f"version {step.version}, not newer than {before}"
             self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
@@ -320,7 +321,9 @@ class CoordinatorMachine:
         if step.batch_id is not None or step.version > before:
             self._out.add(Remember(history.entry(step)))
         self._ask(self.sync.reminder())
-        if not self._choice.rolled_back(step) and former is not None and former.incarnation != step.incarnation:
+        if self._choice.rolled_back(step, told_last):
+            self._endings.hand_out_again(f"the trainer has rolled back to version {step.version}")
+        if former is not None and former.incarnation != step.incarnation:
             self._choice.trainer_began()
 
     def _synced(self, event: WeightsSynced) -> None:

@@ -85,7 +85,8 @@ class InferenceEngine:
             EngineError: It is not started, or was stopped.
         """
         model = self.llm.model_config
-        return Bounds(model.get_vocab_size(), model.hf_text_config.max_position_embeddings)
+        positions = getattr(model.hf_text_config, "max_position_embeddings", model.max_model_len)
+        return Bounds(model.get_vocab_size(), positions)
 
     @property
     def model_version(self) -> int:

@@ -49,7 +49,7 @@ COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
     "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
     "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
-    "batches": Lazy("workers.cli.batches", "List the batches: their states, tasks and rewards.", _SEE),
+    "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),

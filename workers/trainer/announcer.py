@@ -121,8 +121,9 @@ class Announcer:
             async with self._staging:
                 checksum = await self._thread.call(lambda: self._publisher.stage(version, self._tensors()))
             self._publication.published(version, checksum)
-            self.published_version = version
+            # Heartbeats tell of it only behind this: the coordinator asks for what it has not heard of.
             await self._tell(last, publish=True, checksum=checksum)
+            self.published_version = version
 
     async def repeat(self) -> None:
         """Tells again of the newest version: somebody who should have heard has not."""
