@@ -14,6 +14,8 @@ MAX_VERSION = 2**31 - 1
 """Of a model version: 32 bits are what experiences have for it."""
 MAX_SECONDS = 1e9
 """Of a duration: 31 years."""
+MAX_MIB = 1e9
+"""Of memory."""
 MAX_TIME_S = 253_402_300_799
 """Of a time since the Unix epoch: the end of the year 9999, which is where dates end."""
 
