@@ -12,6 +12,7 @@ from schemas.command import (
     CommandReply,
     FinalizeBatch,
     PublishVersion,
+    RollBack,
     SkipBatch,
     SubmitBatch,
 )
@@ -25,6 +26,7 @@ from schemas.event import (
     RunnerState,
     RunningAttempt,
     StepTrained,
+    Superseded,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -35,7 +37,7 @@ from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
-from schemas.skipped import SkippedBatch
+from schemas.skipped import Rollback, SkippedBatch
 from schemas.task import Message, Sampling, Task
 from schemas.taskset import TasksetPosition
 
@@ -64,6 +66,8 @@ __all__ = [
     "PublishedVersion",
     "Record",
     "ResultPart",
+    "RollBack",
+    "Rollback",
     "RolloutFinished",
     "RunnerState",
     "RunnersReport",
@@ -75,6 +79,7 @@ __all__ = [
     "SkippedBatch",
     "StepTrained",
     "SubmitBatch",
+    "Superseded",
     "Task",
     "TaskResult",
     "TaskStatus",

@@ -1,6 +1,6 @@
 """Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
 
-``PublishVersion`` alone is about no batch, and keyed by the model's name.
+``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name.
 
 Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
 by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
@@ -112,6 +112,22 @@ class PublishVersion(Record):
     """Absent: the newest, and from now on each that is published."""
 
 
+class RollBack(Record):
+    """End a lineage that went wrong: train on from this version, serve it at once, discard what is newer.
+
+    Batches that are FINALIZED by now, and that this version was not trained on, are passed over.
+    """
+
+    SCHEMA: ClassVar[str] = "command.roll_back"
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    command_id: Identifier
+    model: Identifier
+    version: Annotated[int, Field(ge=0)]
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+
+
 class BatchResult(Record):
     """What a finished batch came to."""
 
@@ -151,7 +167,7 @@ class CommandReply(Record):
     client: Identifier
     command_id: Identifier
     batch_id: Identifier
-    """The batch that was named; in the answer to ``PublishVersion``, the model."""
+    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model."""
     error: CommandError | None = None
     """Absent: it was carried out."""
     detail: str = ""

@@ -14,7 +14,7 @@ from schemas.free_form import MAX_ITEMS
 from schemas.items import AtLeastOne, Item, Name, Number
 from schemas.numbers import MAX_MIB, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
-from schemas.skipped import SkippedBatches
+from schemas.skipped import Rollback, SkippedBatches
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_RUNNING = 16_384
@@ -201,6 +201,8 @@ class StepTrained(Record):
     seconds: Seconds = 0.0
     skipped: SkippedBatches = Field(default_factory=list)
     """Batches that were passed over on the way to this version, the last ones."""
+    rollback: Rollback | None = None
+    """The last one in its lineage."""
 
 
 class VersionWanted(Record):
@@ -213,6 +215,8 @@ class VersionWanted(Record):
     """This version or a newer one will do, as soon as it is trained."""
     version: Version | None = None
     """This very version, from the checkpoint that was kept of it. Then ``at_least`` says nothing."""
+    rollback: Rollback | None = None
+    """Training is to go on from this version, and what is newer is discarded. Then the others say nothing."""
     sent_at: Time = 0.0
 
 
@@ -228,6 +232,22 @@ class VersionRefused(Record):
     reason: str
     available: Annotated[list[Version], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     """Versions that it can publish."""
+
+
+class Superseded(Record):
+    """Another life of this service has begun, and this one counts no more: it is to end. Written by the coordinator.
+
+    That of an explorer lies in its lane on ``rollouts``, that of a trainer on ``events``.
+    """
+
+    SCHEMA: ClassVar[str] = "event.superseded"
+
+    service: Literal["explorer", "trainer"]
+    name: Identifier
+    incarnation: Identifier
+    """The life that is over."""
+    by: Identifier
+    """The one that counts."""
 
 
 class WeightsSynced(Record):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from schemas.numbers import Count, Port, Seconds, Version
 from schemas.record import Identifier, Metrics, Record
-from schemas.skipped import SkippedBatches
+from schemas.skipped import Rollback, SkippedBatches
 
 MAX_MEMBERS = 1024
 """Explorers of one round: more take the version in the next one."""
@@ -76,3 +76,5 @@ class PublishedVersion(Record):
     """How long that step took."""
     skipped: SkippedBatches = Field(default_factory=list)
     """Batches that were passed over on the way to this version, the last ones."""
+    rollback: Rollback | None = None
+    """The last one in its lineage."""

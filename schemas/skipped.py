@@ -1,10 +1,10 @@
-"""Batches that a trainer has passed over because an operator said so, as they stand in a model's lineage."""
+"""What an operator has done to a model's lineage: batches that were passed over, versions that were discarded."""
 
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from schemas.numbers import MAX_VERSION
+from schemas.numbers import MAX_VERSION, Count, Version
 from schemas.record import Identifier, Record
 
 MAX_REASON_CHARS = 500
@@ -21,6 +21,18 @@ class SkippedBatch(Record):
     step: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     """The step that it took; its sequence."""
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+
+
+class Rollback(Record):
+    """The versions after one were discarded: training went on from it, without the batches that the others had."""
+
+    SCHEMA: ClassVar[str] = "rollback"
+
+    to: Version
+    """The version that training went back to."""
+    through: Count
+    """Sequence of the last batch that is passed over, which is the newest that was FINALIZED then."""
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""
 
 
 type SkippedBatches = Annotated[list[SkippedBatch], Field(max_length=MAX_SKIPPED)]

@@ -18,6 +18,7 @@ from schemas.command import (
     CommandReply,
     FinalizeBatch,
     PublishVersion,
+    RollBack,
     SkipBatch,
     SubmitBatch,
 )
@@ -28,6 +29,7 @@ from schemas.event import (
     RolloutFinished,
     RunnersReport,
     StepTrained,
+    Superseded,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -116,7 +118,7 @@ COMMANDS = Topic(
     retention_ms=_DAY_MS,
     description="What clients ask of the coordinator: submit, finalize, abort or skip a batch, publish a version. "
     "Anyone may write here, msgpack or JSON. One partition: commands are carried out in the order of their sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion),
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack),
     writers=("client",),
     readers=("coordinator",),
 )
@@ -138,8 +140,8 @@ ROLLOUTS = Topic(
     cleanup="delete",
     retention_ms=_DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + _ROOM,
-    description="Orders to one explorer: run this task now, or stop it.",
-    records=(Dispatch, Cancel),
+    description="Orders to one explorer: run this task now, stop it, or end because another has your name.",
+    records=(Dispatch, Cancel, Superseded),
     writers=("coordinator",),
     readers=("explorer",),
 )
@@ -173,6 +175,7 @@ EVENTS = Topic(
         StepTrained,
         VersionWanted,
         VersionRefused,
+        Superseded,
         WeightsSynced,
     ),
     writers=("explorer", "trainer", "coordinator"),

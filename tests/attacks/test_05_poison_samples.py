@@ -1,27 +1,40 @@
 """Attack 5: samples that are well formed, and that no model can be trained on.
 
-Before: explorer and coordinator took them, and each start of the trainer ended at them. Now the explorer refuses them as
-failed attempts with a reason; the trainer leaves out what reaches it all the same; and what it cannot train on at all is
-passed over when an operator says so, the same after any crash.
+Before: explorer and coordinator took them, and each start of the trainer ended at them. Now the explorer refuses them
+as failed attempts with a reason; the trainer leaves out what reaches it all the same; and what it cannot train on at
+all is passed over when an operator says so, the same after any crash.
 """
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from schemas import BatchSkipped, ExperienceGroup, RolloutFinished, StepTrained, Task
-from schemas.topics import BATCHES, EXPERIENCES
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    BatchSkipped,
+    ExperienceGroup,
+    RolloutFinished,
+    StepTrained,
+    Task,
+)
+from schemas.topics import BATCHES, EVENTS, EXPERIENCES
 from tests.integration.explorer.test_explorer import Mesh, dispatch, nursery, run, settings
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,
+    deterministic,
+    entry_of,
     produce,
+    step_is,
     train_to_the_end,
+    trained,
+    until,
 )
 from tests.support.experiences import make_group
 from tests.support.fake_engine import FakeEngine
@@ -90,34 +103,6 @@ def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
     return lambda: kafka.model_copy(update={"namespace": f"poison-{uuid.uuid4().hex[:8]}"})
 
 
-def test_a_trainer_leaves_out_what_reaches_it_all_the_same(
-    namespaced: Callable[[], KafkaSettings], tmp_path: Path
-) -> None:
-    """What a forged record, or an older explorer, brings."""
-    kafka = namespaced()
-    batches = [batches_of(1)[0] + poisoned(0), [poisoned(1)[4]], batches_of(3)[2]]
-
-    async def scenario() -> list[StepTrained]:
-        async with Bus(kafka, client_id="test") as bus:
-            await produce(bus, batches)
-            trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), total_steps=3)
-            said = await train_to_the_end(bus, trainer, 3)
-            assert "leaves out 8 samples: task poison-0-0, attempt 1, sample 0: reward inf" in trainer.log.read_text()
-            return said
-
-    start, first, nothing, third = asyncio.run(scenario())
-    assert first.metrics["samples_left_out"] == 8
-    assert first.metrics["samples_left_out/bad_reward"] == 1
-    assert first.metrics["samples_left_out/bad_token"] == 2
-    assert first.metrics["samples_left_out/bad_logprob"] == 5
-    assert first.metrics["samples_trained"] >= 8
-    assert np.isfinite([value for step in (first, nothing, third) for value in step.metrics.values()]).all()
-    assert len({start.checksum, first.checksum, third.checksum}) == 3
-    # Where nothing is left, the step changes nothing.
-    assert (nothing.metrics["samples_left_out"], nothing.metrics["samples_trained"]) == (4, 0)
-    assert nothing.checksum == first.checksum
-
-
 async def skip(bus: Bus, sequence: int) -> None:
     """As the coordinator writes it."""
     record = BatchSkipped(batch_id=f"batch-{sequence}", sequence=sequence, reason="poison", client="operator")
@@ -125,31 +110,102 @@ async def skip(bus: Bus, sequence: int) -> None:
         await (await producer.send(BATCHES, f"skip {record.batch_id}", record))
 
 
-async def lose_experiences_of(bus: Bus, kafka: KafkaSettings, batches: list[list[ExperienceGroup]], bad: int) -> None:
-    """Writes the batches; what the manifest of one says of its experiences is not so: nobody can train on it."""
-    wrong = [list(groups) for groups in batches]
-    await produce(bus, wrong[: bad - 1])
-    lied = [changed(wrong[bad - 1][0], task_id="another-task"), *wrong[bad - 1][1:]]
-    await _produce_lying(bus, lied, wrong[bad - 1], bad)
-    await produce(bus, wrong[bad:], first=bad + 1)
-
-
-async def _produce_lying(bus: Bus, lied: list[ExperienceGroup], named: list[ExperienceGroup], sequence: int) -> None:
-    from schemas import BatchLifecycleState, BatchRecord
-    from tests.integration.training.trainers import entry_of
-
+async def produce_bad(bus: Bus, groups: Sequence[ExperienceGroup], sequence: int) -> None:
+    """A batch whose manifest names another attempt than lies there: nobody can train on it."""
     async with bus.producer() as producer:
-        positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in lied]
-        manifest = [
-            entry_of(group.task_id, group.attempt, len(group), position)
-            for group, position in zip(named, positions, strict=True)
-        ]
+        positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
+        manifest = [entry_of(g.task_id, 2, len(g), at) for g, at in zip(groups, positions, strict=True)]
         batch = BatchRecord(
             batch_id=f"batch-{sequence}",
             batch_type="train",
             state=BatchLifecycleState.FINALIZED,
             sequence=sequence,
-            expected_task_count=len(manifest),
             manifest=manifest,
         )
         await (await producer.send(BATCHES, batch.batch_id, batch))
+
+
+def lineage(step: StepTrained) -> list[tuple[str, int, str]]:
+    return [(batch.batch_id, batch.step, batch.reason) for batch in step.skipped]
+
+
+def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_read_the_same_whatever_is_killed(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    """What a forged record, or an older explorer, brings."""
+    model, batches = write_model(tmp_path / "model"), batches_of(4)
+
+    async def scenario(folder: Path, *deaths: tuple[str, int]) -> list[StepTrained]:
+        kafka = namespaced()
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, [batches[0] + poisoned(0)])
+            await produce_bad(bus, batches[1], 2)
+            await produce(bus, [[poisoned(1)[4]], batches[3]], first=3)
+            await skip(bus, 2)
+            trainer = Trainer(kafka, folder, model, total_steps=4)
+            for point, step in deaths:
+                await asyncio.to_thread(trainer.dies, point, step)
+            said = await train_to_the_end(bus, trainer, 4)
+            assert "leaves out 8 samples: task poison-0-0, attempt 1, sample 0: reward inf" in trainer.log.read_text()
+            return said
+
+    start, first, passed, nothing, last = asyncio.run(scenario(tmp_path / "undisturbed"))
+    assert first.metrics["samples_left_out"] == 8
+    assert first.metrics["samples_left_out/bad_reward"] == 1
+    assert first.metrics["samples_left_out/bad_token"] == 2
+    assert first.metrics["samples_left_out/bad_logprob"] == 5
+    assert first.metrics["samples_trained"] >= 8
+    assert np.isfinite([value for step in (first, nothing, last) for value in step.metrics.values()]).all()
+    # A step that is passed over, or that nothing is left for, changes nothing.
+    assert (nothing.metrics["samples_left_out"], nothing.metrics["samples_trained"]) == (4, 0)
+    assert first.checksum == passed.checksum == nothing.checksum
+    assert len({start.checksum, first.checksum, last.checksum}) == 3
+    skipped = [("batch-2", 2, "poison")]
+    assert [lineage(step) for step in (start, first, passed, last)] == [[], [], skipped, skipped]
+
+    expected = {step.step: step for step in (start, first, passed, nothing, last)}
+    for step in asyncio.run(scenario(tmp_path / "disturbed", ("trained", 2))):
+        assert step.checksum == expected[step.step].checksum
+        assert lineage(step) == lineage(expected[step.step])
+        if step.batch_id is not None:
+            assert deterministic(step) == deterministic(expected[step.step])
+
+
+def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is_taken_again(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    """Steps 1 to 3 have no checkpoint: after a kill they are taken again, as everybody was told that they were."""
+    kafka, batches = namespaced(), batches_of(4)
+    trainer = Trainer(
+        kafka,
+        tmp_path / "trainer",
+        write_model(tmp_path / "model"),
+        **{
+            "trainer.total_steps": 4,
+            "trainer.checkpoint_interval": 100,
+            "synchronizer.trainer_sync_interval": 4,
+            "coordinator.max_staleness": 3,
+        },
+    )
+
+    async def scenario() -> tuple[list[StepTrained], list[StepTrained]]:
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, batches[:2])
+            await skip(bus, 1)
+            async with bus.reader(EVENTS, start="beginning") as events:
+                with trainer.running() as process:
+                    before = trained(await until(events, step_is(2), process))
+            # Killed. It has told of both.
+            await skip(bus, 2)
+            await produce(bus, batches[2:], first=3)
+            await skip(bus, 3)
+            everything = await train_to_the_end(bus, trainer, 4)
+            return before, everything[len(before) :]
+
+    before, after = asyncio.run(scenario())
+    assert [step.step for step in before] == [0, 1, 2]
+    assert [step.step for step in after] == [0, 1, 2, 3, 4]
+    told = [(step.step, lineage(step), deterministic(step)) for step in before[1:]]
+    assert [(step.step, lineage(step), deterministic(step)) for step in after[1:3]] == told
+    assert lineage(after[-1]) == [("batch-1", 1, "poison"), ("batch-3", 3, "poison")]
+    assert before[-1].metrics["samples_trained"] > 0

@@ -52,6 +52,7 @@ HEAD_BYTES: Final = 1024
 UNPACKED_BYTES: Final = 8 << 20
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_LENGTH: Final = struct.Struct(">i")
 _OVERHEAD: Final = 12
 """Bytes of the offset and the length, in front of what the length counts."""
 _MAGIC_AT, _CRC_FROM, _ATTRIBUTES_LOW_AT = 16, 21, 22
@@ -89,7 +90,6 @@ class Frames:
     def __init__(self, data: bytes | None) -> None:
         self._data = memoryview(data or b"")
         self._at = 0
-        self._found = False
 
     def size_in_bytes(self) -> int:
         """Of the whole."""
@@ -98,23 +98,18 @@ class Frames:
     def has_next(self) -> bool:
         """Whether there is another batch. The last one may be cut off, and comes whole with the next fetch."""
         left = len(self._data) - self._at
-        if left <= 0:
-            return False
         # Where not even the first is whole its length lies: a broker always sends one that is.
-        return not self._found or left >= _OVERHEAD + max(self._length(), 0)
+        return left > 0 and (not self._at or left >= _OVERHEAD + max(self._length(), 0))
 
     def next_frame(self) -> memoryview | None:
-        """The bytes of the next batch; ``None`` where its length is nonsense, and nothing follows."""
-        self._found = True
-        begin, left = self._at, len(self._data) - self._at
-        size = _OVERHEAD + self._length()
+        """The bytes of the next batch; ``None`` where its length is nonsense, and nothing can follow."""
+        data, begin = self._data, self._at
+        left, size = len(data) - begin, _OVERHEAD + self._length()
         # Batches of old formats may be smaller than the header of today's, and are told apart by their magic.
-        is_old = _MAGIC_AT < size <= left and self._data[begin + _MAGIC_AT] < 2
-        if not is_old and not _HEADER.size <= size <= left:
-            self._at = len(self._data)
+        if not _HEADER.size <= size <= left and not (_MAGIC_AT < size <= left and data[begin + _MAGIC_AT] < 2):
             return None
-        self._at += size
-        return self._data[begin : self._at]
+        self._at = end = begin + size
+        return data[begin:end]
 
     def base_of_next(self) -> int | None:
         """The first offset of the batch that follows, if it has come and looks like one."""
@@ -123,13 +118,16 @@ class Frames:
         return int(struct.unpack_from(">q", self._data, self._at)[0])
 
     def rest(self) -> memoryview:
-        """What has not been taken yet."""
-        return self._data[self._at :]
+        """What has not been taken yet; it is now."""
+        rest = self._data[self._at :]
+        self._at = len(self._data)
+        return rest
 
     def _length(self) -> int:
         if len(self._data) - self._at < _OVERHEAD:
             return 0
-        return int(struct.unpack_from(">i", self._data, self._at + 8)[0])
+        length: int = _LENGTH.unpack_from(self._data, self._at + 8)[0]
+        return length
 
 
 class FetchedRecords:
@@ -177,47 +175,50 @@ class FetchedRecords:
         return next(self._items)
 
     def _all(self) -> Iterator[ConsumerRecord | Unreadable]:
-        while self._frames.has_next() and self._unpacked <= UNPACKED_BYTES:
-            rest = self._frames.rest()
-            frame = self._frames.next_frame()
+        frames = self._frames
+        while frames.has_next() and self._unpacked <= UNPACKED_BYTES:
+            frame = frames.next_frame()
             if frame is None:
-                yield self._lost(self.next_fetch_offset, "bad_frame", "the length of a batch is nonsense", rest)
-            else:
-                yield from self._batch(frame)
+                yield self._lost(
+                    self.next_fetch_offset, "bad_frame", "the length of a batch is nonsense", frames.rest()
+                )
+                return
+            opened = self._open(frame)
+            if isinstance(opened, Unreadable):
+                yield opened
+            elif opened is not None:
+                body, base, last = opened
+                yield from self._records(frame, body, base, last)
+                self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
 
-    def _batch(self, frame: memoryview) -> Iterator[ConsumerRecord | Unreadable]:
-        if frame[_MAGIC_AT] != 2:
+    def _open(self, frame: memoryview) -> tuple[bytes | memoryview, int, int] | Unreadable | None:
+        """The records of a batch as bytes, with its first offset and its last; ``None`` where none are wanted."""
+        header = _HEADER.unpack_from(frame) if frame[_MAGIC_AT] == 2 else None
+        if header is None:
             (offset,) = struct.unpack_from(">q", frame)
             detail = f"a batch of format {frame[_MAGIC_AT]}, where all are of format 2"
-            yield self._lost(self._last_of_broken(offset, 0, 1), "unknown_format", detail, frame)
-            return
-        (base, _, _, _, crc, attributes, last_delta, *_, producer, _, _, count) = _HEADER.unpack_from(frame)
-        if calc_crc32c(frame[_CRC_FROM:]) != crc:
-            yield self._lost(self._last_of_broken(base, last_delta, count), "corrupt", "its checksum is wrong", frame)
-            return
+            return self._lost(self._last_of_broken(offset, 0, 1), "unknown_format", detail, frame)
+        base, attributes, last_delta, producer, count = header[0], header[5], header[6], header[9], header[12]
+        if calc_crc32c(frame[_CRC_FROM:]) != header[4]:
+            return self._lost(self._last_of_broken(base, last_delta, count), "corrupt", "its checksum is wrong", frame)
         last = base + last_delta
         if base < 0 or last_delta < 0 or count < 0:
             detail = f"a batch of {count} records from offset {base} to {last}"
-            yield self._lost(self._last_of_broken(base, last_delta, count), "corrupt", detail, frame)
-            return
+            return self._lost(self._last_of_broken(base, last_delta, count), "corrupt", detail, frame)
         is_aborted = self._is_aborted(base, attributes, producer)
         if attributes & _CONTROL:
             # Any marker ends the transaction that its producer had open.
             self._aborting.discard(producer)
-        elif not is_aborted and last >= self.next_fetch_offset:
-            yield from self._unpacked_records(frame, base, last)
-        self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
-
-    def _unpacked_records(self, frame: memoryview, base: int, last: int) -> Iterator[ConsumerRecord | Unreadable]:
-        codec = frame[_ATTRIBUTES_LOW_AT] & _CODEC
+        if is_aborted or attributes & _CONTROL or last < self.next_fetch_offset:
+            self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
+            return None
         try:
-            body = unpack(codec, frame[_HEADER.size :], self._bound)
+            body = unpack(attributes & _CODEC, frame[_HEADER.size :], self._bound)
         except BodyError as error:
-            yield self._lost(last, error.reason, error.detail, frame)
-            return
-        if codec:
+            return self._lost(last, error.reason, error.detail, frame)
+        if attributes & _CODEC:
             self._unpacked += len(body)
-        yield from self._records(frame, body, base, last)
+        return body, base, last
 
     def _records(
         self, frame: memoryview, body: bytes | memoryview, base: int, last: int
@@ -308,7 +309,7 @@ class FetchedRecords:
         """Whether a batch belongs to a transaction that was aborted. Batches come in the order of the log."""
         while self._aborted and self._aborted[-1][1] <= base:
             self._aborting.add(self._aborted.pop()[0])
-        return self._committed_only and bool(attributes & _TRANSACTIONAL) and producer in self._aborting
+        return producer in self._aborting and self._committed_only and bool(attributes & _TRANSACTIONAL)
 
     def _last_of_broken(self, base: int, last_delta: int, count: int) -> int:
         """Up to where a batch goes whose header cannot be trusted: rather too near than too far."""

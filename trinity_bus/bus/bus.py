@@ -14,6 +14,7 @@ from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
 from trinity_bus.bus.farewell import close_admin
+from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
@@ -126,6 +127,17 @@ class Bus:
             ahead=ahead,
             key=key,
         )
+
+    async def identity(self, topic: Topic) -> LogIdentity:
+        """Which log this is: of the cluster, and of a topic that exists.
+
+        Raises:
+            BusError: The broker does not say.
+        """
+        name = topic.full_name(self.settings.namespace)
+        admin = await self._administrator()
+        with kafka_errors(f"describe {name}"):
+            return await identity_of(admin, name)
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the offset that the next committed record will have at least."""

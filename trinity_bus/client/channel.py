@@ -35,7 +35,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SkipBatch, SubmitBatch
+from schemas import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    PublishVersion,
+    RollBack,
+    SkipBatch,
+    SubmitBatch,
+)
 from schemas.topics import COMMANDS, REPLIES
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
@@ -45,7 +54,7 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion
+type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion | RollBack
 
 _NAME_CHARS: Final = 64
 
@@ -133,6 +142,12 @@ class CommandChannel:
             PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
         )
 
+    async def roll_back(self, model: str, version: int, reason: str) -> CommandReply:
+        """Ask that what is newer than a version be discarded."""
+        return await self._ask(
+            RollBack(client=self.client, command_id=self.command_id(), model=model, version=version, reason=reason)
+        )
+
     async def _ask(self, command: AnyCommand) -> CommandReply:
         """Send a command and wait for its reply, which may say that it was refused.
 
@@ -163,7 +178,7 @@ class CommandChannel:
                     case Step.AGAIN:
                         problem = await self._send(command)
                         if (
-                            isinstance(command, FinalizeBatch | PublishVersion)
+                            isinstance(command, FinalizeBatch | PublishVersion | RollBack)
                             and self._silent_for(now) >= self._again_s
                         ):
                             problem = await self._send(self._question()) or problem
@@ -226,4 +241,4 @@ class CommandChannel:
 
 def _subject(command: AnyCommand) -> str:
     """What a command is about, and its key on the topic."""
-    return command.model if isinstance(command, PublishVersion) else command.batch_id
+    return command.model if isinstance(command, PublishVersion | RollBack) else command.batch_id

@@ -102,7 +102,7 @@ class Attempts:
         timeout_s = self._pace.limit(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running[attempt.key] = attempt
-        self._fleet.assign(explorer, attempt.key)
+        self._fleet.assign(explorer, attempt)
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,

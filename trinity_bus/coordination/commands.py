@@ -15,6 +15,7 @@ from schemas import (
     Dispatch,
     ModelVersion,
     PublishedVersion,
+    Superseded,
     Task,
     TaskResult,
     VersionWanted,
@@ -73,6 +74,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Dismiss:
+    """To whom it names: it is to end, because another life has its place."""
+
+    record: Superseded
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """To ``events``, for the trainer: a version is wanted."""
 
@@ -118,12 +126,14 @@ class Fact(StrEnum):
     TASK_COMPLETED = "task_completed"
     TASK_ABORTED = "task_aborted"
     SECOND_COPY = "second_copy"
+    ROLLED_BACK = "rolled_back"
 
     LATE_RESULT = "late_result"
     ZOMBIE_EXPLORER = "zombie_explorer"
     ZOMBIE_TRAINER = "zombie_trainer"
     LATE_VERSION = "late_version"
     LATE_SYNC = "late_sync"
+    LOST_VERSION = "lost_version"
     OTHER_MODEL = "other_model"
 
     EXPLORER_LOST = "explorer_lost"
@@ -143,7 +153,7 @@ class Observe:
     detail: str = ""
 
 
-type Command = Order | BatchMoved | Skip | Answered | Reply | Announce | Ask | Remember | Refuse | Observe
+type Command = Order | BatchMoved | Skip | Answered | Reply | Announce | Ask | Dismiss | Remember | Refuse | Observe
 
 
 class Outbox:

@@ -1,12 +1,9 @@
 """Numbers that only grow, but for one: the ``books`` entry of the changelog."""
 
-from dataclasses import dataclass
-
-BOOKS_KEY = "books"
+from trinity_bus.coordination.tables import Row
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Row):
     """Numbers given out so far, and sums over what has ended."""
 
     tasks: int = 0
@@ -21,8 +18,3 @@ class Counters:
     """Attempts at train tasks whose time was taken."""
     attempt_seconds: float = 0.0
     """That they took together."""
-
-    def become(self, other: "Counters") -> None:
-        """Takes over the numbers of a changelog."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(other, name))

@@ -23,6 +23,7 @@ def entry(step: StepTrained) -> PublishedVersion:
         metrics=bounded(step.metrics),
         seconds=step.seconds,
         skipped=step.skipped,
+        rollback=step.rollback,
     )
 
 

@@ -9,6 +9,7 @@ from schemas import (
     ExplorerLeft,
     FinalizeBatch,
     PublishVersion,
+    RollBack,
     RolloutFinished,
     SkipBatch,
     StepTrained,
@@ -56,7 +57,7 @@ class Tick:
 
 
 type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch
-type Request = BatchRequest | PublishVersion
+type Request = BatchRequest | PublishVersion | RollBack
 
 
 @dataclass(frozen=True, slots=True)

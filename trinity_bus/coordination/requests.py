@@ -29,7 +29,6 @@ from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBa
 from schemas import BatchLifecycleState as State
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.command import BatchResult, CommandError
-from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import BatchMoved, Skip
 from trinity_bus.coordination.endings import Endings
@@ -163,14 +162,13 @@ class Requests:
             timeout_s = command.timeout_s
             if timeout_s is None:
                 timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
-            self._finalizers.add(Finalizer(command, traceparent, timeout_s, self._clock.now + timeout_s))
+            self._finalizers.add(Finalizer(command, traceparent, timeout_s), self._clock.now)
             self._hasty = self._hasty or timeout_s <= 0
 
     def _finalize_ended(self, command: FinalizeBatch, traceparent: str | None) -> None:
         batch_id = command.batch_id
-        kept = self._outcomes.get(batch_id)
-        if kept is not None:
-            result = codec.outcome_of(kept)
+        result = self._outcomes.get(batch_id)
+        if result is not None:
             if result.batch_type == command.batch_type:
                 self._out.add(ended_reply(command, result, traceparent))
             else:
@@ -184,11 +182,10 @@ class Requests:
     # -- skip --------------------------------------------------------------------------------------------------------
 
     def _skip(self, command: SkipBatch, traceparent: str | None) -> None:
-        batch_id, kept = command.batch_id, self._outcomes.get(command.batch_id)
-        if kept is None:
+        batch_id, result = command.batch_id, self._outcomes.get(command.batch_id)
+        if result is None:
             self._answer(command, traceparent, *self._no_outcome(batch_id))
             return
-        result = codec.outcome_of(kept)
         refused = self._cannot_skip(batch_id, result)
         if refused is not None:
             self._answer(command, traceparent, *refused)

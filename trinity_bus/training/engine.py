@@ -74,6 +74,8 @@ __all__ = ["TrainingEngine", "TrainingProgress"]
 
 log = logging.getLogger(__name__)
 
+STATE = "optimizer-"
+"""First part of the names of each rank's own files."""
 MAX_SHOWN = 8
 """Samples that a log line names."""
 
@@ -259,6 +261,11 @@ class TrainingEngine:
             pipeline_parallel=self.layout.pipeline_parallel,
             dtype=str(self.dtype),
         )
+        # Each file by the rank that reads it; what all read, by the first.
+        checkpoint.verify(
+            folder,
+            lambda name: name == self._state_file() or (self.layout.rank == 0 and not name.startswith(STATE)),
+        )
         try:
             state = load_file(folder / self._state_file())
         except (OSError, SafetensorError) as error:
@@ -336,7 +343,7 @@ class TrainingEngine:
         return {**metrics, "grad_norm": norm, "micro_batches": float(len(outputs))}
 
     def _state_file(self) -> str:
-        return f"optimizer-{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
+        return f"{STATE}{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
 
     def _barrier(self) -> None:
         if self.layout.world_size > 1:

@@ -28,6 +28,7 @@ from trinity_bus.coordination import (
     Ask,
     BatchMoved,
     Command,
+    Dismiss,
     Leader,
     Observe,
     Order,
@@ -72,15 +73,13 @@ class Outputs:
                 case BatchMoved(record=moved):
                     await self._producer.send(BATCHES, moved.batch_id, moved)
                     observations.batch_moved(moved)
-                case Skip(record=skipped):
-                    # Beside the batch's own record, which compaction must not take: no identifier has a blank.
-                    await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
-                    log.warning("batch %s is to be passed over: %s", skipped.batch_id, skipped.reason)
                 case Answered(record=result, traceparent=parent):
                     await self._producer.send(RESULTS, result.task_id, result, traceparent=parent)
                     observations.answered(result)
                 case Reply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
+                case Skip() | Dismiss():
+                    await self._tell_service(command)
                 case Announce() | Ask() | Remember():
                     await self._tell_of_version(command, spans)
                 case Refuse():
@@ -88,6 +87,17 @@ class Outputs:
                     await self._producer.send_dead_letter(received, command.refusal.value, command.detail)
                 case Observe():
                     observations.observe(command)
+
+    async def _tell_service(self, command: Skip | Dismiss) -> None:
+        match command:
+            case Skip(record=skipped):
+                # Beside the batch's own record, which compaction must not take: no identifier has a blank.
+                await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
+                log.warning("batch %s is to be passed over: %s", skipped.batch_id, skipped.reason)
+            case Dismiss(record=over) if over.service == "explorer":
+                await self._producer.send(ROLLOUTS, over.name, over, partition=lane_partition(over.name))
+            case Dismiss(record=over):
+                await self._producer.send(EVENTS, over.name, over)
 
     async def _tell_of_version(self, command: Announce | Ask | Remember, spans: Spans) -> None:
         match command:

@@ -47,9 +47,11 @@ from schemas import (
     CoordinatorHeartbeat,
     FinalizeBatch,
     PublishVersion,
+    RollBack,
     RunnersReport,
     SkipBatch,
     SubmitBatch,
+    Superseded,
     Task,
     VersionWanted,
 )
@@ -82,8 +84,8 @@ from workers.coordinator.upset import is_upset, told
 
 log = logging.getLogger("workers.coordinator")
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion)
-FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack)
+FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted, Superseded)
 """Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has

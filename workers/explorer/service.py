@@ -24,6 +24,7 @@ a runner                      another takes its place; its attempts run again, s
 the nursery of the runners    as the engine's process
 a weight transfer             ``WeightsSynced`` not ok; the engine serves what it served before
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
+one of its name begins        the coordinator says so (``Superseded``, in its lane); the process ends with one line
 the broker                    it waits, and after ``kafka.outage_s`` the process ends with one line
 this process is killed        its engine's process and its runners end with it; the coordinator notices the silence
 ============================  ========================================================================================
@@ -40,6 +41,7 @@ from schemas.event import ExplorerState
 from schemas.topics import EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
+from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.runtime.heap import settle
@@ -123,7 +125,8 @@ class Explorer:
         Raises:
             EngineDeadError: The engine has died.
             RunnersError: Runners cannot be started any more.
-            BusError: The log is gone.
+            SupersededError: Another explorer has this one's name.
+        BusError: The log is gone.
         """
         workflows = await self._nursery.ready()
         async with AsyncExitStack() as stack:
@@ -206,6 +209,11 @@ class Explorer:
             for received in await lane.batch(_POLL_S):
                 if isinstance(received.record, Undecodable):
                     await producer.send_dead_letter(received, received.record.reason, received.record.detail)
+                if self._orders.dismissed(received.record):
+                    raise SupersededError(
+                        f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each a "
+                        "name of its own (TRINITY_BUS_EXPLORER__NAME)"
+                    )
                 order = self._orders.obey(received.record)
                 if isinstance(order, Dispatch):
                     attempts.start(order, received.traceparent)

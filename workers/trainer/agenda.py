@@ -19,7 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from schemas import BatchRecord, BatchSkipped
+from schemas import BatchRecord, BatchSkipped, Rollback
+from schemas.skipped import MAX_REASON_CHARS
 from trinity_bus.bus import Received
 from trinity_bus.training.checkpoint import Told
 from workers.trainer.manifest import batch_to_train
@@ -41,10 +42,12 @@ class Agenda:
 
     Args:
         told: What a former life of the trainer has said of steps that have to be taken again.
+        rollback: The last one of this lineage: the batches that it discards are passed over.
     """
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: Told, rollback: Rollback | None = None) -> None:
         self._told = told
+        self._rollback = rollback
         self._records: deque[Received[Any]] = deque()
         self._skips: dict[str, BatchSkipped] = {}
 
@@ -72,6 +75,9 @@ class Agenda:
         return None
 
     def _skip_of(self, batch: BatchRecord) -> str | None:
+        rollback = self._rollback
+        if rollback is not None and rollback.to < batch.sequence <= rollback.through:
+            return f"rolled back to version {rollback.to}: {rollback.reason}"[:MAX_REASON_CHARS]
         skip, told = self._skips.get(batch.batch_id), self._told
         if skip is None or skip.sequence != batch.sequence:
             return None

@@ -2,7 +2,7 @@
 
 ::
 
-    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint -> stage its weights
+    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
                (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last always)
 
@@ -16,6 +16,9 @@
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
                                                staged again from its checkpoint (workers/trainer/announcer.py)
+                                               one whose lineage is to be ended: this life ends, and another one
+                                               begins from that checkpoint
+                      Superseded ------------> ends: another trainer has begun
     every heartbeat_s ------------------------ TrainerHeartbeat ---------------------------------------> events
 
 ===========================  =========================================================================================
@@ -53,6 +56,8 @@ from opentelemetry.context import Context
 from schemas import (
     BatchRecord,
     ExperienceGroup,
+    Rollback,
+    Superseded,
     TrainerHeartbeat,
     VersionWanted,
     WeightsSynced,
@@ -62,8 +67,9 @@ from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
-from trinity_bus.errors import ConfigError, RecordGoneError
+from trinity_bus.errors import ConfigError, RecordGoneError, SupersededError
 from trinity_bus.health.process import mark_ready
+from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
 from trinity_bus.telemetry.metrics import TRAINER_TIME
@@ -76,7 +82,7 @@ from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, Who
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import load
-from workers.trainer.errors import BatchError, way_out
+from workers.trainer.errors import BatchError, LineageEndedError, way_out
 from workers.trainer.manifest import entries_to_train, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
@@ -111,12 +117,27 @@ async def run(settings: Settings) -> None:
     )
     try:
         with checkpoint.exclusive(directory):
-            await _run(settings, policy, directory)
+            while True:
+                rollback = await asyncio.to_thread(checkpoint.finish_rollback, directory)
+                try:
+                    await _run(settings, policy, directory, rollback)
+                except BaseExceptionGroup as group:
+                    ended = first_error(group)
+                    if not isinstance(ended, LineageEndedError):
+                        raise
+                    log.warning("%s; a new life begins from its checkpoint", ended)
+                else:
+                    return
     finally:
         telemetry.shutdown()
 
 
-async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
+async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback: Rollback | None) -> None:
+    """One life of the trainer.
+
+    Raises:
+        BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
+    """
     ranks = settings.trainer.tensor_parallel * settings.trainer.pipeline_parallel
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name) as bus,
@@ -124,13 +145,15 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
         EngineThread() as thread,
     ):
         await bus.ensure_topics()
-        engine, publisher = await thread.call(lambda: load(settings, directory, followers))
+        batches = await bus.identity(BATCHES)
+        engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:
                 trainer = _Trainer(
                     settings,
                     policy,
                     directory=directory,
+                    rollback=rollback,
                     bus=bus,
                     producer=producer,
                     thread=thread,
@@ -154,6 +177,7 @@ class _Trainer:
         policy: SyncPolicy,
         *,
         directory: Path,
+        rollback: Rollback | None,
         bus: Bus,
         producer: Producer,
         thread: EngineThread,
@@ -161,6 +185,7 @@ class _Trainer:
         publisher: Publisher,
     ) -> None:
         self._settings = settings.trainer
+        self._rollback = rollback
         self._model = settings.coordinator.model
         self._directory = directory
         self._bus = bus
@@ -180,7 +205,7 @@ class _Trainer:
         """The version that was asked for last."""
         self._last = Trained()
         self._announcer = Announcer(
-            Who(self._settings.name, self._incarnation, self._model),
+            Who(self._settings.name, self._incarnation, self._model, rollback),
             directory=directory,
             producer=producer,
             thread=thread,
@@ -217,10 +242,20 @@ class _Trainer:
                 match received.record:
                     case WeightsSynced() as synced:
                         self._publication.compare(synced)
+                    case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == self._model:
+                        loops.create_task(self._announcer.end_lineage(rollback))
                     case VersionWanted(version=None) as wanted if wanted.model == self._model:
-                        loops.create_task(self._publish_wanted(wanted.at_least))
+                        if wanted.at_least <= self._announcer.published_version:
+                            loops.create_task(self._announcer.repeat())
+                        else:
+                            loops.create_task(self._publish_wanted(wanted.at_least))
                     case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
                         loops.create_task(self._announcer.publish_again(version))
+                    case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
+                        raise SupersededError(
+                            f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
+                            "place: stop one of the two, or give it its own TRINITY_BUS_KAFKA__NAMESPACE"
+                        )
 
     async def _publish_wanted(self, at_least: int) -> None:
         """Publishes what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
@@ -241,7 +276,7 @@ class _Trainer:
         )
 
     async def _train(self, batches: Reader) -> None:
-        agenda = Agenda(await asyncio.to_thread(checkpoint.read_told, self._directory))
+        agenda = Agenda(await asyncio.to_thread(checkpoint.read_told, self._directory), self._rollback)
         # To the end first: what the log says of a batch may stand behind it.
         async for received in batches.replay():
             agenda.take(received)

@@ -237,7 +237,7 @@ def test_waiting_clients_have_their_whole_time_again_after_a_restart() -> None:
 
 def test_a_batch_whose_result_is_forgotten_is_still_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story()
-    monkeypatch.setattr(story.machine.kept.outcomes, "_capacity", 1)
+    monkeypatch.setattr(story.machine.kept.outcomes.memory, "_capacity", 1)
     for batch_id in ("a", "b"):
         story.submit(batch_id, 0)
         story.finalize(batch_id)

@@ -28,6 +28,8 @@ from schemas import (
     PublishedVersion,
     PublishVersion,
     ResultPart,
+    RollBack,
+    Rollback,
     RolloutFinished,
     RunnersReport,
     RunnerState,
@@ -38,6 +40,7 @@ from schemas import (
     SkippedBatch,
     StepTrained,
     SubmitBatch,
+    Superseded,
     Task,
     TaskResult,
     TasksetPosition,
@@ -94,10 +97,12 @@ senders: dict[str, Any] = {"explorer": identifiers, "incarnation": identifiers}
 trainers: dict[str, Any] = {"trainer": identifiers, "incarnation": identifiers, "model": identifiers}
 commands: dict[str, Any] = {"client": identifiers, "command_id": identifiers, "batch_id": identifiers}
 reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text)
 skipped = st.lists(st.builds(SkippedBatch, batch_id=identifiers, step=positive, reason=text), max_size=2)
 records = st.one_of(
     st.builds(SubmitBatch, **commands, batch_type=batch_types, expected_task_count=st.none() | st.integers(0, 65_536)),
     st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
+    st.builds(RollBack, client=identifiers, command_id=identifiers, model=identifiers, version=counts, reason=reasons),
     st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
     st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
     st.builds(SkipBatch, **commands, reason=reasons),
@@ -234,8 +239,18 @@ records = st.one_of(
         master_port=ports,
         checkpoint=st.none() | text,
         skipped=skipped,
+        rollback=rollbacks,
     ),
-    st.builds(VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, sent_at=times),
+    st.builds(
+        VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, rollback=rollbacks, sent_at=times
+    ),
+    st.builds(
+        Superseded,
+        service=st.sampled_from(["explorer", "trainer"]),
+        name=identifiers,
+        incarnation=identifiers,
+        by=identifiers,
+    ),
     st.builds(VersionRefused, **trainers, version=counts, reason=text, available=st.lists(counts, max_size=3)),
     st.builds(
         WeightsSynced,
@@ -296,6 +311,7 @@ records = st.one_of(
         metrics=metrics,
         seconds=seconds,
         skipped=skipped,
+        rollback=rollbacks,
     ),
 )
 
