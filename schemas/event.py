@@ -12,7 +12,7 @@ from pydantic import Field
 from schemas.experience import MAX_SAMPLES
 from schemas.free_form import MAX_ITEMS
 from schemas.items import AtLeastOne, Item, Name, Number
-from schemas.numbers import MAX_COUNT, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
+from schemas.numbers import MAX_MIB, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
 from schemas.skipped import Rollback, SkippedBatches
 from schemas.task import MAX_REPEAT_TIMES
@@ -78,7 +78,7 @@ class RunnerState(Record):
     """Attempts that it has ended since it started."""
     restarts: Count = 0
     """How many runners of this number were replaced."""
-    rss_mib: Annotated[float, Field(ge=0, le=MAX_COUNT, allow_inf_nan=False)] = 0.0
+    rss_mib: Annotated[float, Field(ge=0, le=MAX_MIB, allow_inf_nan=False)] = 0.0
     values: Annotated[list[PlainMap], Field(max_length=1024)] = Field(default_factory=list)
     """What is known of each attempt in ``running``: ``workflow_id`` (``batch/task/run``), ``model_version``,
     ``begin_time``, ``running_time``, and whatever its workflow has set. Of an idle runner, of the attempt that ended

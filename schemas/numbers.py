@@ -8,12 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-MAX_COUNT = 2**53 - 1
-"""Of whatever is counted: also what a reader in any language can hold, JavaScript's numbers included."""
+MAX_COUNT = 2**63 - 1
+"""Of whatever is counted: what fits into a signed integer of 64 bits, as Kafka's offsets do."""
 MAX_VERSION = 2**31 - 1
 """Of a model version: 32 bits are what experiences have for it."""
 MAX_SECONDS = 1e9
 """Of a duration: 31 years."""
+MAX_MIB = 1e9
+"""Of memory."""
 MAX_TIME_S = 253_402_300_799
 """Of a time since the Unix epoch: the end of the year 9999, which is where dates end."""
 

@@ -15,8 +15,8 @@ So any record up to its limit is decoded within 100 ms, in at most ten times its
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Annotated, Any, get_args, get_origin
+from functools import lru_cache, partial
+from typing import Annotated, Any, get_args
 
 import msgspec
 from annotated_types import MaxLen
@@ -26,7 +26,6 @@ from pydantic.fields import FieldInfo
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.free_form import MAX_ITEMS
-from schemas.items import Item
 from schemas.record import Metrics, Record
 from schemas.weight import SMALL, Scales, weigh_json, weigh_msgpack
 
@@ -64,8 +63,7 @@ class _Format:
         """How the fields of a large record are told apart, and how lists of items are read."""
         names = cls.model_fields
         raw = msgspec.defstruct(f"Raw{cls.__name__}", [(name, Raw, _ABSENT) for name in names], gc=False)
-        items = {name: _bounded(field) for name, field in names.items() if _is_list_of_items(field.annotation)}
-        lists = {name: self._module.Decoder(kind).decode for name, kind in items.items()}
+        lists = {name: self._module.Decoder(kind).decode for name, kind in _kinds(cls).items()}
         return self._module.Decoder(raw).decode, lists
 
 
@@ -77,10 +75,15 @@ def _is_metrics(annotation: Any) -> bool:
     return annotation is Metrics or Metrics in get_args(annotation)
 
 
-def _bounded(field: FieldInfo) -> Any:
-    """A list of items, with its limit in msgspec's words."""
-    limits = [limit.max_length for limit in field.metadata if isinstance(limit, MaxLen)]
-    return Annotated[field.annotation, Meta(max_length=min(limits, default=MAX_ITEMS))]
+@lru_cache
+def _kinds(cls: type[Record]) -> dict[str, Any]:
+    """The types of a record's lists of items, with their limits in msgspec's words."""
+    fields = {name: cls.model_fields[name] for name in cls.lists_of_items() or ()}
+    return {name: Annotated[field.annotation, Meta(max_length=_most(field))] for name, field in fields.items()}
+
+
+def _most(field: FieldInfo) -> int:
+    return min([limit.max_length for limit in field.metadata if isinstance(limit, MaxLen)], default=MAX_ITEMS)
 
 
 def _exactly_plain(value: object) -> object:
@@ -93,13 +96,6 @@ def _exactly_plain(value: object) -> object:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_exactly_plain).encode
-
-
-def _is_list_of_items(annotation: Any) -> bool:
-    if get_origin(annotation) is not list:
-        return False
-    (item,) = get_args(annotation)
-    return isinstance(item, type) and issubclass(item, Item)
 
 
 def is_json(value: bytes) -> bool:
@@ -157,7 +153,13 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
 def _decoded(value: bytes, form: _Format, types: Mapping[str, type[Record]], known: Mapping[str, type]) -> Record:
     if len(value) <= SMALL:
         data = form.map(value)
-        return _validated(_record_type(data, form, types, known), data, size=len(value))
+        cls = _record_type(data, form, types, known)
+        if cls.lists_of_items() is not None:
+            # All of a list at once: pydantic would ask for each.
+            for name, kind in _kinds(cls).items():
+                if name in data:
+                    data[name] = _items(cls, name, partial(msgspec.convert, type=kind), data[name])
+        return _validated(cls, data, size=len(value))
     name = form.name(value)
     told = {"schema": name.schema, "schema_version": name.schema_version}
     cls = _record_type({key: _short(raw, form) for key, raw in told.items() if raw is not _ABSENT}, form, types, known)
@@ -195,9 +197,9 @@ def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
     return data
 
 
-def _items(cls: type[Record], name: str, decode: Callable[[Raw], Any], raw: Raw) -> Any:
+def _items(cls: type[Record], name: str, read: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return decode(raw)
+        return read(value)
     except msgspec.ValidationError as error:
         text = str(error)
         reason = "missing_field" if "missing required" in text else "bad_value"
@@ -285,8 +287,7 @@ def _validated(cls: type[Record], data: dict[str, Any], *, size: int) -> Record:
 def _refuse_if_grown(record: Record, size: int) -> None:
     # What is written again, inside a dispatch for one, can then be longer than it came: an integer where a float may
     # stand grows by eight bytes, and what was left out may have a default.
-    room = _ROOM + 8 * len(getattr(record, "metrics", ()))
-    if record.SENT_ON and size + room > record.MAX_BYTES:
+    if size > SMALL and record.SENT_ON and size + _ROOM + 8 * len(getattr(record, "metrics", ())) > record.MAX_BYTES:
         try:
             encode_plain(record)
         except EncodeError as error:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from schemas.batch import ResultPart, TaskStatus
-from schemas.numbers import MAX_COUNT, Count, Positive, VersionOrNone
+from schemas.numbers import MAX_SECONDS, Count, Positive, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.task import MAX_REPEAT_TIMES
 
@@ -30,7 +30,7 @@ class TaskResult(Record):
     """Of the task, reduced over its runs; empty for failed and aborted ones."""
     version_min: VersionOrNone = -1
     version_max: VersionOrNone = -1
-    seconds: Annotated[float, Field(ge=0, le=MAX_COUNT, allow_inf_nan=False)] = 0.0
+    seconds: Annotated[float, Field(ge=0, le=MAX_REPEAT_TIMES * MAX_SECONDS, allow_inf_nan=False)] = 0.0
     """That its counted attempts took, together."""
     attempts: Count
     """How many were started."""

@@ -89,7 +89,7 @@ def plain_records() -> list[Any]:
 
 
 @pytest.mark.parametrize("cls", plain_records(), ids=lambda cls: cls.SCHEMA)
-@pytest.mark.parametrize("number", [-(2**63), -2, 2**63 - 1, 2**64 - 1, -1e308, 1e308, math.nan, math.inf])
+@pytest.mark.parametrize("number", [-(2**63), -2, 2**63, 2**64 - 1, -1e308, 1e308, math.nan, math.inf])
 def test_a_number_that_nobody_means_is_refused(cls: type[Record], number: float) -> None:
     """Each number of each golden record, one after the other."""
     wire = msgpack.unpackb((GOLDEN / f"{cls.SCHEMA}.v1.msgpack").read_bytes())
