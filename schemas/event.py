@@ -160,6 +160,9 @@ class TrainerHeartbeat(Record):
     """The newest version whose weights it can send."""
     master_address: str
     master_port: int
+    needs_from: Annotated[int, Field(ge=0)] | None = None
+    """Offset in ``batches`` from which on its oldest checkpoint would go on; what lies before is trained for good.
+    Absent: not known."""
     sent_at: float = 0.0
 
 

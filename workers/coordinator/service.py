@@ -27,7 +27,8 @@ the broker is away for longer   after ``kafka.outage_s`` the process ends and sa
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
 too many tasks are open         tasks are not read any more until some have ended; the log holds them
-records lost to retention       they are skipped, with an error in the log
+records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
+                                ends makes its task a failed one
 ==============================  =======================================================================================
 """
 
@@ -49,8 +50,10 @@ from schemas import (
     RunnersReport,
     SubmitBatch,
     Task,
+    TrainerHeartbeat,
     VersionWanted,
 )
+from schemas.topics import EXPERIENCES, Topic
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
@@ -73,7 +76,8 @@ from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
 from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
-from workers.coordinator.outputs import Outputs
+from workers.coordinator.outputs import Outputs, without_lost
+from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 
@@ -143,6 +147,9 @@ class Coordinator:
             bus, self._leadership, clock, probe_s=self._settings.takeover_s, outage_s=settings.kafka.outage_s
         )
         self._positions: changelog.Positions = {}
+        self._commits = Commits({})
+        self._keeper = Keeper(bus, self.machine, self._commits, every_s=self._settings.retention_s, keep_s=None)
+        """Of its present or last time of working too, both."""
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
         self._marked_at = self._ticked_at = self._beat_at = clock()
@@ -196,7 +203,15 @@ class Coordinator:
                 await self._beat(Outputs(producer))
             self._beat_at = self._clock()
             self._leadership.lead(self._beat_at)
-            async with Intake(self._bus, self._positions) as intake:
+            self._commits = Commits(self._positions)
+            self._keeper = Keeper(
+                self._bus,
+                self.machine,
+                self._commits,
+                every_s=self._settings.retention_s,
+                keep_s=self._settings.keep_s,
+            )
+            async with Intake(self._bus, self._positions) as intake, self._keeper.working():
                 log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
                 await self._work(producer, intake)
         except asyncio.CancelledError:
@@ -292,7 +307,8 @@ class Coordinator:
             self._beat_at = now
         self._committing_at = now
         # Decisions go on, and with them the positions.
-        commit = self._commit(producer, decided, changes, dict(self._positions), beats=beats, due=due)
+        forgotten = self._keeper.take_tombstones()
+        commit = self._commit(producer, decided, changes, dict(self._positions), forgotten, beats=beats, due=due)
         return asyncio.create_task(commit, name="commit")
 
     async def _commit(
@@ -301,21 +317,27 @@ class Coordinator:
         decided: Decided,
         changes: list[tuple[str, bytes | None]],
         positions: changelog.Positions,
+        forgotten: list[tuple[Topic, str]],
         *,
         beats: bool,
         due: bool,
     ) -> None:
         with decided.spans:
+            commands = decided.commands
+            if decided.ends_batches:
+                commands = without_lost(commands, await self._bus.beginning_offsets(EXPERIENCES))
             async with producer.transaction():
                 outputs = Outputs(producer)
                 await outputs.refuse(decided.unreadable)
-                await outputs.carry_out(decided.commands, decided.originals, decided.spans)
+                await outputs.carry_out(commands, decided.originals, decided.spans)
                 await outputs.record_changes(changes, positions)
+                await outputs.forget(forgotten)
                 if beats:
                     await self._beat(outputs)
                 if due:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
         now = self._clock()
+        self._commits.made(positions)
         if beats:
             self._leadership.committed(now)
         if decided.since is not None:
@@ -333,6 +355,8 @@ class Coordinator:
             elif isinstance(item.record, REQUESTS):
                 inputs.append(CommandArrived(item.record, sound(item.traceparent)))
             elif not isinstance(item.record, FOR_OTHERS):
+                if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
+                    self._keeper.heard(item.record)
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
         if now >= self._ticked_at + self._settings.tick_s:
             self._ticked_at = now

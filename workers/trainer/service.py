@@ -66,6 +66,7 @@ from trinity_bus.telemetry.metrics import TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
 from workers.trainer.announcer import Announcer, Trained, Who
 from workers.trainer.engine_thread import EngineThread
@@ -341,6 +342,7 @@ class _Trainer:
                     version=self._announcer.published_version,
                     master_address=host,
                     master_port=port,
+                    needs_from=await asyncio.to_thread(oldest_need, self._directory),
                     sent_at=time.time(),
                 ),
             )
