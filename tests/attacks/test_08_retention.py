@@ -144,7 +144,7 @@ def test_a_manifest_never_names_what_is_gone(kafka: KafkaSettings, tmp_path: Pat
             (batch,) = trainer.trained
             lost = [entry for entry in batch.manifest if entry.status == "failed"]
             assert sorted(entry.task_id for entry in lost) == ["task-0", "task-1", "task-2"]
-            assert all("was deleted before the batch ended" in (entry.error or "") for entry in lost)
+            assert all("was gone before the batch ended" in (entry.error or "") for entry in lost)
             positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
             assert len(await bus.fetch(EXPERIENCES, positions)) == 1
 

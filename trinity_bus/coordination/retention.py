@@ -172,24 +172,23 @@ def least(positions: Iterable[Position | None]) -> dict[int, int]:
     return first
 
 
-def without_lost(record: BatchRecord, begins: Mapping[int, int]) -> BatchRecord:
+def without_lost(record: BatchRecord, begins: Mapping[int, int], ends: Mapping[int, int]) -> BatchRecord:
     """A finalized batch whose manifest names nothing that is gone: a task that has lost an experience has failed.
 
     Args:
         record: To be written.
         begins: Partition to the first offset of experiences that is kept.
+        ends: Partition to the end of them: a broker that lost its power may have lost the last.
     """
     manifest, lost = [], 0
     for entry in record.manifest:
         places = (part.position for part in entry.parts if part.position is not None)
-        gone = next((place for place in places if place.offset < begins.get(place.partition, 0)), None)
+        gone = next((p for p in places if not begins[p.partition] <= p.offset < ends[p.partition]), None)
         if gone is None:
             manifest.append(entry)
             continue
         lost += 1
-        error = (
-            f"its experience at {EXPERIENCES.name}/{gone.partition}@{gone.offset} was deleted before the batch ended"
-        )
+        error = f"its experience at {EXPERIENCES.name}/{gone.partition}@{gone.offset} was gone before the batch ended"
         manifest.append(entry.model_copy(update={"status": "failed", "parts": [], "error": error}))
     if not lost:
         return record

@@ -126,21 +126,22 @@ class Outputs:
         await self._producer.send_offsets(positions, group)
 
 
-def without_lost(commands: Iterable[Command], begins: Mapping[int, int]) -> list[Command]:
+def without_lost(commands: Iterable[Command], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Command]:
     """Decisions, with manifests that name nothing that is gone.
 
     Args:
         commands: As the machine has decided.
         begins: Partition to the first offset of experiences that is kept.
+        ends: Partition to the end of them.
     """
     sound: list[Command] = []
     for command in commands:
         if not isinstance(command, BatchMoved):
             sound.append(command)
             continue
-        record = retention.without_lost(command.record, begins)
+        record = retention.without_lost(command.record, begins, ends)
         if record is not command.record:
-            log.error("batch %s names experiences that were deleted before it ended", record.batch_id)
+            log.error("batch %s names experiences that were gone before it ended", record.batch_id)
         sound.append(BatchMoved(record))
     return sound
 

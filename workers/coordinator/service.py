@@ -27,6 +27,8 @@ the broker is away for longer   after ``kafka.outage_s`` the process ends and sa
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
 too many tasks are open         tasks are not read any more until some have ended; the log holds them
+a position beyond the log's     :mod:`workers.coordinator.beyond` has the rule; where tasks may be lost, it waits for
+end                             the operator to decide
 records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
                                 ends makes its task a failed one
 ==============================  =======================================================================================
@@ -73,6 +75,7 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, gauges, observations
+from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
 from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
@@ -194,9 +197,12 @@ class Coordinator:
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(state.entries.items())
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
-        self._positions, lost = await readable(self._bus, INPUTS, state.positions)
-        if lost:
-            log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
+        found = await readable(self._bus, INPUTS, state.positions)
+        if found.lost:
+            log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)
+        self._positions = await resolved(
+            found, self._settings.dedup_window, lambda: self._live(producer), self._settings.heartbeat_s
+        )
         self._has_unmarked = False
         try:
             async with producer.transaction():
@@ -217,6 +223,11 @@ class Coordinator:
         except asyncio.CancelledError:
             await self._say_left(producer)
             raise
+
+    async def _live(self, producer: Producer) -> None:
+        """Says that it is there, and finds out whether it was fenced."""
+        async with producer.transaction():
+            await Outputs(producer).tell_leader(self._leadership.entry("active"))
 
     async def _beat(self, outputs: Outputs) -> None:
         """Says that it works, and how much."""
@@ -325,7 +336,10 @@ class Coordinator:
         with decided.spans:
             commands = decided.commands
             if decided.ends_batches:
-                commands = without_lost(commands, await self._bus.beginning_offsets(EXPERIENCES))
+                begins, ends = await asyncio.gather(
+                    self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
+                )
+                commands = without_lost(commands, begins, ends)
             async with producer.transaction():
                 outputs = Outputs(producer)
                 await outputs.refuse(decided.unreadable)

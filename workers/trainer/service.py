@@ -171,6 +171,8 @@ class _Trainer:
         TRAINER_TIME.watch(self._time)
         self._stepping = asyncio.Lock()
         """Held while a step is trained or a version published: the two never mix."""
+        self._passes_over = 0
+        """The last sequence that is met once more and trained already, because positions mean nothing any more."""
         self._wanted = 0
         """The version that was asked for last."""
         self._last = Trained()
@@ -191,6 +193,15 @@ class _Trainer:
     async def run(self) -> None:
         progress = self._progress
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        end = (await self._bus.end_offsets(BATCHES))[0]
+        if progress.batches_offset > end:
+            # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
+            log.error(
+                "%s ends at %d, and the checkpoint would go on at %d: it is read from the beginning, and what is "
+                "trained (up to number %d) is passed over",
+                *(BATCHES.name, end, progress.batches_offset, progress.sequence),
+            )
+            self._passes_over, start = progress.sequence, "beginning"
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
             self._bus.reader(EVENTS, start="end") as events,
@@ -238,6 +249,9 @@ class _Trainer:
     async def _train(self, batches: Reader) -> None:
         while not self._finished():
             for received in await batches.batch(_POLL_S):
+                record = received.record
+                if isinstance(record, BatchRecord) and 0 < record.sequence <= self._passes_over:
+                    continue
                 batch = batch_to_train(received, trained_sequence=self._progress.sequence)
                 if batch is not None and not self._finished():
                     async with self._stepping:
@@ -327,6 +341,10 @@ class _Trainer:
         with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
             await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
 
+    async def _needs_from(self) -> int:
+        # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
+        return 0 if self._passes_over else await asyncio.to_thread(oldest_need, self._directory)
+
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
         while True:
@@ -342,7 +360,7 @@ class _Trainer:
                     version=self._announcer.published_version,
                     master_address=host,
                     master_port=port,
-                    needs_from=await asyncio.to_thread(oldest_need, self._directory),
+                    needs_from=await self._needs_from(),
                     sent_at=time.time(),
                 ),
             )

@@ -129,12 +129,13 @@ def test_ended_batches_and_versions_are_forgotten_after_a_while_and_untrained_on
 
 def test_a_manifest_never_names_what_is_gone() -> None:
     record = batch("b", at(5), at(15), at(3, partition=1))
-    sound = without_lost(record, {0: 10, 1: 0})
+    sound = without_lost(record, {0: 10, 1: 0}, {0: 16, 1: 4})
     assert [entry.status for entry in sound.manifest] == ["failed", "completed", "completed"]
     assert sound.manifest[0].parts == []
-    assert sound.manifest[0].error == "its experience at experiences/0@5 was deleted before the batch ended"
+    assert sound.manifest[0].error == "its experience at experiences/0@5 was gone before the batch ended"
     assert sound.failed_task_count == 1
-    assert without_lost(record, {0: 5, 1: 3}) is record
+    assert without_lost(record, {0: 5, 1: 3}, {0: 16, 1: 4}) is record
+    assert [e.status for e in without_lost(record, {0: 0, 1: 0}, {0: 15, 1: 4}).manifest][1] == "failed"
 
 
 @given(st.lists(st.builds(at, st.integers(0, 9), st.integers(0, 3)) | st.none()))
