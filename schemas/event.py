@@ -169,6 +169,9 @@ class TrainerHeartbeat(Record):
     """The newest version whose weights it can send."""
     master_address: str
     master_port: Port
+    needs_from: Count | None = None
+    """Offset in ``batches`` from which on its oldest checkpoint would go on; what lies before is trained for good.
+    Absent: not known."""
     sent_at: Time = 0.0
 
 

@@ -5,7 +5,14 @@ its headers and Kafka's own framing, so whatever the codec lets a writer encode,
 
 Compaction loses nothing that matters: a topic is compacted only where the last record of a key tells all that the
 earlier ones told. Closed segments wait for ``min_compaction_lag_ms``, so that live readers see every step of the way,
-and tombstones outlast any restart.
+and tombstones outlast any restart. The coordinator writes tombstones for ended batches and old versions, so that these
+topics are bounded too.
+
+What is unread or untrained has no time limit. Where a topic names a ``keep_ms`` no time of Kafka's deletes its records:
+the coordinator does, those that are older than that *and* that nobody needs any more; see
+:mod:`trinity_bus.coordination.retention`. ``retention_bytes`` is the budget above which Kafka deletes the oldest in any
+case; there is an alert before. Times are those of the brokers, not of whoever writes: a task that says it is a month
+old is kept like any other.
 """
 
 from dataclasses import dataclass
@@ -67,6 +74,8 @@ class Topic:
     """-1 keeps records for ever."""
     retention_bytes: int = -1
     """Per partition; -1 is no limit."""
+    keep_ms: int | None = None
+    """Where the coordinator deletes what is not needed any more: how long it keeps that all the same."""
     max_message_bytes: int = _MIB + _ROOM
     min_compaction_lag_ms: int = 0
     delete_retention_ms: int = _DAY_MS
@@ -87,6 +96,7 @@ class Topic:
         config = {
             "cleanup.policy": self.cleanup,
             "max.message.bytes": str(self.max_message_bytes),
+            "message.timestamp.type": "LogAppendTime",
             "segment.bytes": str(self.segment_bytes),
             "segment.ms": str(self.segment_ms),
         }
@@ -104,7 +114,8 @@ TASKS = Topic(
     key="task id",
     partitions=8,
     cleanup="delete",
-    retention_ms=7 * _DAY_MS,
+    keep_ms=7 * _DAY_MS,
+    retention_bytes=4 << 30,
     max_message_bytes=Task.MAX_BYTES + _ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
@@ -116,7 +127,8 @@ COMMANDS = Topic(
     key="batch id, model name, or coordinator-state",
     partitions=1,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
     description="What clients ask of the coordinator: submit, finalize, abort or skip a batch, publish a version, end "
     "an upgrade. Anyone may write here, msgpack or JSON. One partition: commands are carried out in the order of their "
     "sending.",
@@ -152,7 +164,7 @@ EXPERIENCES = Topic(
     key="task id",
     partitions=8,
     cleanup="delete",
-    retention_ms=7 * _DAY_MS,
+    keep_ms=7 * _DAY_MS,
     retention_bytes=8 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
@@ -165,7 +177,8 @@ EVENTS = Topic(
     key="sender",
     partitions=8,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
     description="What workers say happened: heartbeats, rollouts finished, steps trained, weights synced.",
     records=(
         ExplorerHeartbeat,
@@ -193,7 +206,7 @@ BATCHES = Topic(
     segment_ms=_DAY_MS,
     segment_bytes=64 * _MIB,
     description="A batch after each transition; a finalized one names the experiences that count. Their order is the "
-    "order of training, hence the one partition.",
+    "order of training, hence the one partition. Of those that have ended and are trained, the last ones are kept.",
     records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
     readers=("trainer", "client"),
@@ -241,7 +254,7 @@ VERSION_HISTORY = Topic(
     cleanup="compact",
     segment_ms=_DAY_MS,
     segment_bytes=16 * _MIB,
-    description="Every version that was ever published: step, metrics, checksum, checkpoint.",
+    description="The versions that were published, the last thousand of them: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
     readers=("client",),

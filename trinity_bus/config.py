@@ -206,6 +206,11 @@ class CoordinatorSettings(Section):
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
     """Tasks taken off the topic and not yet ended, of batches that are full; beyond it, tasks wait in the log."""
+    retention_s: Seconds = 60.0
+    """How often what nobody needs any more is deleted from the log."""
+    keep_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """How long it is kept all the same, seconds. Unset: tasks and experiences for a week, commands and events for a
+    day."""
 
     @field_validator("takeover_s")
     @classmethod

@@ -4,7 +4,8 @@ Each role of a mesh is one user of the cluster, ``<namespace>.<role>``. What it 
 ``schemas.topics`` says that it reads and writes; here is added what Kafka asks for besides::
 
     everyone        sees names, partitions and settings of the mesh's topics, to check them at its start
-    coordinator     commits its inputs in its group, in transactions of its own id
+    coordinator     commits its inputs in its group, in transactions of its own id; deletes what nobody needs any more
+                    of the topics that keep records until they are read or trained
     taskset         writes in transactions, each taskset under an id of its own
     client          sees how far the coordinator's group has come: the lag in `trinity-bus status`
     admin           creates, changes and empties the mesh's topics, and moves groups and transactions; nothing else
@@ -83,6 +84,7 @@ def rights(namespace: str, user: str) -> frozenset[Right]:
     found = set(_admin(namespace) if user == ADMIN else _on_topics(namespace, user))
     coordinator = f"{namespace}.coordinator"
     if user == "coordinator":
+        found |= {Right(Kind.TOPIC, t.full_name(namespace), Operation.DELETE) for t in TOPICS if t.keep_ms is not None}
         found |= {
             Right(Kind.GROUP, coordinator, Operation.READ),
             Right(Kind.TRANSACTIONAL_ID, coordinator, Operation.WRITE),

@@ -1,13 +1,14 @@
 """One process's access to the log."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from schemas.event import Position
 from schemas.topics import TOPICS, Topic
@@ -146,6 +147,30 @@ class Bus:
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         return await (await self._position_reader()).beginning_offsets(topic)
+
+    async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
+        """Partition to the offset from which on all records were written at this time (epoch milliseconds) or later."""
+        return await (await self._position_reader()).offsets_from(topic, time_ms)
+
+    async def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Delete what nobody needs any more.
+
+        Args:
+            offsets: ``(topic name, partition)`` to the first offset that is kept.
+
+        Raises:
+            AccessDeniedError: The user may not.
+            BusError: The broker does not, or not all of it.
+        """
+        if not offsets:
+            return
+        admin = await self._administrator()
+        named = {
+            TopicPartition(f"{self.settings.namespace}.{topic}", partition): RecordsToDelete(before_offset=offset)
+            for (topic, partition), offset in offsets.items()
+        }
+        with kafka_errors("delete records that nobody needs any more"):
+            await admin.delete_records(named, timeout_ms=round(self.settings.request_timeout_s * 1000))
 
     async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.

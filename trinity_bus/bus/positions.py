@@ -138,6 +138,22 @@ class PositionReader:
             found = await log_offsets(self._client, self._settings, "beginning", self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
+    async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
+        """Partition to the offset from which on all records are at least as young as this time, by the brokers' clocks.
+
+        Args:
+            topic: Whose.
+            time_ms: Milliseconds since the Unix epoch.
+
+        Raises:
+            BusError: The broker does not answer.
+        """
+        ends = await self.end_offsets(topic)
+        with kafka_errors(f"find the age of {topic.name}"):
+            found = await self._client.offsets_for_times(dict.fromkeys(self._all(topic), time_ms))
+        ages = {place.partition: place_found for place, place_found in found.items()}
+        return {p: end if ages.get(p) is None else ages[p].offset for p, end in ends.items()}
+
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:

@@ -4,8 +4,9 @@ Automatic creation by the broker is never relied on: a misspelt topic would sile
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -17,10 +18,17 @@ from trinity_bus.bus.consumers import CREATION_S
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
+log = logging.getLogger(__name__)
+
 _NOT_ALLOWED = 29
+_MAY_NOT = (_NOT_ALLOWED, 31)
+"""To change a topic: refused for the topic, or for the cluster."""
 _ALREADY_EXISTS = 36
 _CLEANUP = "cleanup.policy"
 _MAX_MESSAGE = "max.message.bytes"
+_KEPT = ("message.timestamp.type", "retention.ms", "retention.bytes")
+_OF_TOPIC = 1
+"""Where a setting comes from, by Kafka's numbers: from the topic itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,16 @@ class Found:
     partitions: int
     cleanup: str
     max_message_bytes: int
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Of ``_KEPT``, what it has."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """What was set for this topic alone."""
+
+
+def outdated(topic: Topic, found: Found) -> dict[str, str]:
+    """What of an existing topic keeps its records for another time than it should, with what it should be."""
+    wanted = topic.config()
+    return {name: wanted[name] for name, value in found.kept.items() if name in wanted and value != wanted[name]}
 
 
 def mismatches(topic: Topic, found: Found) -> list[str]:
@@ -50,7 +68,9 @@ def mismatches(topic: Topic, found: Found) -> list[str]:
 async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
     """Create the topics that are absent and check the others.
 
-    A user who may not create topics is content with those that are there: an administrator has created them.
+    A user who may not create topics is content with those that are there: an administrator has created them. Those that
+    an earlier version has created, to be kept for another time than today, are changed; a user who may not do that says
+    so in the log.
 
     Returns:
         Those that were created.
@@ -87,7 +107,33 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         raise TopicMismatchError(
             f"{'; '.join(wrong)}: change or delete it, or choose another namespace than {settings.namespace!r}"
         )
+    await _bring_up_to_date(admin, {name: (topic, found[name]) for name, topic in names.items()})
     return created
+
+
+async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, Found]]) -> None:
+    # A request replaces all that was set for a topic, so what others have set goes along.
+    news = {name: outdated(topic, found) for name, (topic, found) in topics.items()}
+    changes = {name: dict(topics[name][1].own) | new for name, new in news.items() if new}
+    if not changes:
+        return
+    with kafka_errors("change topics"):
+        responses = await admin.alter_configs(
+            [ConfigResource(ConfigResourceType.TOPIC, name, configs) for name, configs in changes.items()]
+        )
+    for response in responses:
+        for code, message, _, name in response.resources:
+            if code in _MAY_NOT:
+                log.warning(
+                    "topic %s was made by an earlier version and needs %s, which this user may not set: run "
+                    "`trinity-bus topics create` as one who may",
+                    name,
+                    ", ".join(f"{key}={value}" for key, value in news[name].items()),
+                )
+            elif code:
+                raise BusError(f"topic {name} cannot be changed: {message or for_code(code).__name__}")
+            else:
+                log.info("topic %s is kept as today's version keeps it", name)
 
 
 async def _described(
@@ -126,9 +172,20 @@ async def _described(
             f"topics {', '.join(lacking)} have no leader after {timeout_s:g} s: is the cluster healthy?"
         ) from None
     configs: dict[str, dict[str, str]] = {}
+    own: dict[str, dict[str, str]] = {}
     for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
         for code, message, _, name, entries in response.resources:
             if code:
                 raise BusError(f"topic {name} cannot be described: {message or for_code(code).__name__}")
             configs[name] = {entry[0]: entry[1] for entry in entries}
-    return {name: Found(partitions[name], configs[name][_CLEANUP], int(configs[name][_MAX_MESSAGE])) for name in names}
+            own[name] = {entry[0]: entry[1] for entry in entries if entry[3] == _OF_TOPIC}
+    return {
+        name: Found(
+            partitions[name],
+            configs[name][_CLEANUP],
+            int(configs[name][_MAX_MESSAGE]),
+            {key: configs[name][key] for key in _KEPT},
+            own[name],
+        )
+        for name in names
+    }

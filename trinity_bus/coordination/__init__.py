@@ -33,6 +33,7 @@ from trinity_bus.coordination.inputs import (
 from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
 from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
 from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination.retention import Retention
 from trinity_bus.coordination.staleness import required_version, staleness
 from trinity_bus.coordination.state_codec import StateError
 from trinity_bus.coordination.sync_policy import SyncPolicy
@@ -64,6 +65,7 @@ __all__ = [
     "Remember",
     "Reply",
     "Request",
+    "Retention",
     "Role",
     "Skip",
     "StateError",

@@ -33,6 +33,9 @@ class Decided:
     is_awaited: bool = False
     """Whether somebody waits for any of it: an explorer for orders, a client for an answer."""
 
+    ends_batches: bool = False
+    """Whether a manifest is among it."""
+
     @property
     def tasks(self) -> int:
         """That it is made of."""
@@ -56,6 +59,7 @@ class Decided:
         for command in commands:
             self.commands.append(command)
             self.is_awaited = self.is_awaited or _is_awaited(command)
+            self.ends_batches = self.ends_batches or (isinstance(command, BatchMoved) and bool(command.record.manifest))
 
 
 def _is_awaited(command: Command) -> bool:

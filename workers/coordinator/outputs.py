@@ -20,6 +20,7 @@ from schemas.topics import (
     ROLLOUTS,
     TASKS,
     VERSION_HISTORY,
+    Topic,
 )
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
 from trinity_bus.coordination import (
@@ -38,12 +39,15 @@ from trinity_bus.coordination import (
     Reply,
     Skip,
     history,
+    retention,
 )
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
 from workers.coordinator.spans import Spans
 from workers.coordinator.upset import REASON
+
+log = logging.getLogger("workers.coordinator")
 
 log = logging.getLogger("workers.coordinator")
 
@@ -124,6 +128,11 @@ class Outputs:
         entries = (*changes, (INPUTS_KEY, pack_positions(positions)))
         await self._producer.send_all(COORDINATOR_STATE, entries, partition=0)
 
+    async def forget(self, keys: Iterable[tuple[Topic, str]]) -> None:
+        """Writes tombstones."""
+        for topic, key in keys:
+            await self._producer.send_raw(topic, key, None)
+
     async def tell_leader(self, leader: Leader) -> None:
         """Writes to the changelog who works: the sign of life that others who could do it wait for."""
         await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, pack_leader(leader), partition=0)
@@ -135,6 +144,26 @@ class Outputs:
     async def show_progress(self, positions: Positions, group: str) -> None:
         """Commits how far the inputs were read, for monitoring."""
         await self._producer.send_offsets(positions, group)
+
+
+def without_lost(commands: Iterable[Command], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Command]:
+    """Decisions, with manifests that name nothing that is gone.
+
+    Args:
+        commands: As the machine has decided.
+        begins: Partition to the first offset of experiences that is kept.
+        ends: Partition to the end of them.
+    """
+    sound: list[Command] = []
+    for command in commands:
+        if not isinstance(command, BatchMoved):
+            sound.append(command)
+            continue
+        record = retention.without_lost(command.record, begins, ends)
+        if record is not command.record:
+            log.error("batch %s names experiences that were gone before it ended", record.batch_id)
+        sound.append(BatchMoved(record))
+    return sound
 
 
 def as_received(refused: Refuse) -> Received[Any]:

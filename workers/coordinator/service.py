@@ -28,7 +28,10 @@ the broker is away for longer   after ``kafka.outage_s`` the process ends and sa
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
 too many tasks are open         tasks are not read any more until some have ended; the log holds them
-records lost to retention       they are skipped, with an error in the log
+a position beyond the log's     :mod:`workers.coordinator.beyond` has the rule; where tasks may be lost, it waits for
+end                             the operator to decide
+records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
+                                ends makes its task a failed one
 ==============================  =======================================================================================
 """
 
@@ -54,8 +57,10 @@ from schemas import (
     SubmitBatch,
     Superseded,
     Task,
+    TrainerHeartbeat,
     VersionWanted,
 )
+from schemas.topics import EXPERIENCES, Topic
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
@@ -76,10 +81,12 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, gauges, observations
+from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
 from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
-from workers.coordinator.outputs import Outputs
+from workers.coordinator.outputs import Outputs, without_lost
+from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 from workers.coordinator.upset import is_upset, told
@@ -152,6 +159,9 @@ class Coordinator:
         self._changelog = Changelog()
         """As it was committed last."""
         self._positions: changelog.Positions = {}
+        self._commits = Commits({})
+        self._keeper = Keeper(bus, lambda: self.machine, self._commits, every_s=self._settings.retention_s, keep_s=None)
+        """Of its present or last time of working too, both."""
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
         self._marked_at = self._ticked_at = self._beat_at = clock()
@@ -202,17 +212,28 @@ class Coordinator:
                 self.machine.level,
                 NEWEST_LEVEL,
             )
-        self._positions, lost = await readable(self._bus, INPUTS, state.positions)
+        found = await readable(self._bus, INPUTS, state.positions)
+        if found.lost:
+            log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)
+        self._positions = await resolved(
+            found, self._settings.dedup_window, lambda: self._live(producer), self._settings.heartbeat_s
+        )
         state.positions = dict(self._positions)
-        if lost:
-            log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         self._has_unmarked = False
         try:
             async with producer.transaction():
                 await self._beat(Outputs(producer))
             self._beat_at = self._clock()
             self._leadership.lead(self._beat_at)
-            async with Intake(self._bus, self._positions) as intake:
+            self._commits = Commits(self._positions)
+            self._keeper = Keeper(
+                self._bus,
+                lambda: self.machine,
+                self._commits,
+                every_s=self._settings.retention_s,
+                keep_s=self._settings.keep_s,
+            )
+            async with Intake(self._bus, self._positions) as intake, self._keeper.working():
                 log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
                 await self._work(producer, intake)
         except asyncio.CancelledError:
@@ -224,6 +245,11 @@ class Coordinator:
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(self._changelog.entries.items())
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
+
+    async def _live(self, producer: Producer) -> None:
+        """Says that it is there, and finds out whether it was fenced."""
+        async with producer.transaction():
+            await Outputs(producer).tell_leader(self._leadership.entry("active"))
 
     async def _beat(self, outputs: Outputs) -> None:
         """Says that it works, and how much."""
@@ -307,7 +333,7 @@ class Coordinator:
             self._beat_at = now
         self._committing_at = now
         changes, positions = self.machine.changes(), dict(self._positions)
-        await self._commit(producer, decided, changes, positions, beats=beats, due=False)
+        await self._commit(producer, decided, changes, positions, [], beats=beats, due=False)
 
     async def _read(self, intake: Intake, decided: Decided, committing: asyncio.Task[None] | None) -> None:
         """Waits for records, until the next tick or until the commit is done at most, and decides."""
@@ -369,7 +395,8 @@ class Coordinator:
             self._beat_at = now
         self._committing_at = now
         # Decisions go on, and with them the positions.
-        commit = self._commit(producer, decided, changes, dict(self._positions), beats=beats, due=due)
+        forgotten = self._keeper.take_tombstones()
+        commit = self._commit(producer, decided, changes, dict(self._positions), forgotten, beats=beats, due=due)
         return asyncio.create_task(commit, name="commit")
 
     async def _commit(
@@ -378,22 +405,31 @@ class Coordinator:
         decided: Decided,
         changes: list[tuple[str, bytes | None]],
         positions: changelog.Positions,
+        forgotten: list[tuple[Topic, str]],
         *,
         beats: bool,
         due: bool,
     ) -> None:
         with decided.spans:
+            commands = decided.commands
+            if decided.ends_batches:
+                begins, ends = await asyncio.gather(
+                    self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
+                )
+                commands = without_lost(commands, begins, ends)
             async with producer.transaction():
                 outputs = Outputs(producer)
                 await outputs.refuse(decided.unreadable, decided.upsetting)
-                await outputs.carry_out(decided.commands, decided.originals, decided.spans)
+                await outputs.carry_out(commands, decided.originals, decided.spans)
                 await outputs.record_changes(changes, positions)
+                await outputs.forget(forgotten)
                 if beats:
                     await self._beat(outputs)
                 if due:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
         self._changelog.committed(changes, positions)
         now = self._clock()
+        self._commits.made(positions)
         if beats:
             self._leadership.committed(now)
         if decided.since is not None:
@@ -411,6 +447,8 @@ class Coordinator:
             elif isinstance(item.record, REQUESTS):
                 inputs.append(CommandArrived(item.record, sound(item.traceparent)))
             elif not isinstance(item.record, FOR_OTHERS):
+                if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
+                    self._keeper.heard(item.record)
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
         return inputs
 

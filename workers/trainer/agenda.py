@@ -43,9 +43,12 @@ class Agenda:
     Args:
         told: What a former life of the trainer has said of steps that have to be taken again.
         rollback: The last one of this lineage: the batches that it discards are passed over.
+        known_through: The last sequence that is met once more although it is trained, because the topic is read from
+            its beginning.
     """
 
-    def __init__(self, told: Told, rollback: Rollback | None = None) -> None:
+    def __init__(self, told: Told, rollback: Rollback | None = None, known_through: int = 0) -> None:
+        self._known_through = known_through
         self._told = told
         self._rollback = rollback
         self._records: deque[Received[Any]] = deque()
@@ -55,7 +58,7 @@ class Agenda:
         """The next record of ``batches``."""
         if isinstance(received.record, BatchSkipped):
             self._skips[received.record.batch_id] = received.record
-        else:
+        elif not (isinstance(received.record, BatchRecord) and 0 < received.record.sequence <= self._known_through):
             self._records.append(received)
 
     def next(self, trained_sequence: int) -> Due | None:

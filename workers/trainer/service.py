@@ -77,6 +77,7 @@ from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
+from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, Who
@@ -201,6 +202,8 @@ class _Trainer:
         TRAINER_TIME.watch(self._time)
         self._stepping = asyncio.Lock()
         """Held while a step is trained or a version published: the two never mix."""
+        self._passes_over = 0
+        """The last sequence that is met once more and trained already, because positions mean nothing any more."""
         self._wanted = 0
         """The version that was asked for last."""
         self._last = Trained()
@@ -221,6 +224,15 @@ class _Trainer:
     async def run(self) -> None:
         progress = self._progress
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        end = (await self._bus.end_offsets(BATCHES))[0]
+        if progress.batches_offset > end:
+            # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
+            log.error(
+                "%s ends at %d, and the checkpoint would go on at %d: it is read from the beginning, and what is "
+                "trained (up to number %d) is passed over",
+                *(BATCHES.name, end, progress.batches_offset, progress.sequence),
+            )
+            self._passes_over, start = progress.sequence, "beginning"
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
             self._bus.reader(EVENTS, start="end") as events,
@@ -276,7 +288,8 @@ class _Trainer:
         )
 
     async def _train(self, batches: Reader) -> None:
-        agenda = Agenda(await asyncio.to_thread(checkpoint.read_told, self._directory), self._rollback)
+        told = await asyncio.to_thread(checkpoint.read_told, self._directory)
+        agenda = Agenda(told, self._rollback, self._passes_over)
         # To the end first: what the log says of a batch may stand behind it.
         async for received in batches.replay():
             agenda.take(received)
@@ -403,6 +416,10 @@ class _Trainer:
         with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
             await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
 
+    async def _needs_from(self) -> int:
+        # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
+        return 0 if self._passes_over else await asyncio.to_thread(oldest_need, self._directory)
+
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
         while True:
@@ -418,6 +435,7 @@ class _Trainer:
                     version=self._announcer.published_version,
                     master_address=host,
                     master_port=port,
+                    needs_from=await self._needs_from(),
                     sent_at=time.time(),
                 ),
             )

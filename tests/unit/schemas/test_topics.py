@@ -39,6 +39,16 @@ def test_what_has_an_order_has_one_partition() -> None:
 def test_configurations_are_whole_numbers_by_kafka_s_names(topic: Topic) -> None:
     config = topic.config()
     assert config.pop("cleanup.policy") == topic.cleanup
+    assert config.pop("message.timestamp.type") == "LogAppendTime"
     assert all(re.fullmatch(r"-1|\d+", value) for value in config.values())
     assert ("retention.ms" in config) == (topic.cleanup == "delete")
     assert ("min.compaction.lag.ms" in config) == (topic.cleanup == "compact")
+
+
+def test_time_alone_deletes_nothing_that_waits_to_be_read_or_trained() -> None:
+    kept = {topic.name for topic in TOPICS if topic.keep_ms is not None}
+    assert kept == {"tasks", "commands", "events", "experiences"}
+    for topic in TOPICS:
+        if topic.name in kept:
+            assert topic.retention_ms == -1
+            assert topic.retention_bytes > 0, "there is a budget"
