@@ -94,8 +94,9 @@ class KafkaSettings(Section):
     """The private key of ``ssl_certfile``, PEM."""
     ssl_password: SecretStr | None = None
     """The password of ``ssl_keyfile``, where it is encrypted."""
-    replication_factor: Count = 1
-    """Copies of each partition, for topics that are created. A production cluster wants 3."""
+    replication_factor: Count | None = None
+    """Copies of each partition, for topics that are created. Unset: three, or as many as there are brokers where there
+    are fewer. With three or more a record counts once two brokers have it."""
     request_timeout_s: Seconds = 30.0
     """How long one request to the broker may take before it counts as failed."""
     outage_s: Seconds = 60.0
