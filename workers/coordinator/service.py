@@ -52,6 +52,7 @@ from schemas import (
     VersionWanted,
 )
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.bus.cluster_gauges import cluster_gauges
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
 from trinity_bus.coordination import (
@@ -69,6 +70,7 @@ from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry, traceparent
+from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
@@ -108,7 +110,7 @@ async def run(settings: Settings) -> None:
         "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
     )
     try:
-        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus:
+        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus, cluster_gauges(bus):
             settle()
             await Coordinator(settings, bus).run()
     finally:
@@ -189,6 +191,7 @@ class Coordinator:
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
         self._positions, lost = await readable(self._bus, INPUTS, state.positions)
         if lost:
+            RECORDS_LOST.add(lost)
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         self._has_unmarked = False
         try:

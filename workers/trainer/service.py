@@ -56,13 +56,14 @@ from schemas import (
 )
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader, Start
+from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
-from trinity_bus.telemetry.metrics import TRAINER_TIME
+from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
@@ -105,6 +106,7 @@ async def run(settings: Settings) -> None:
     )
     try:
         with checkpoint.exclusive(directory):
+            watch_folder("checkpoints", directory)
             await _run(settings, policy, directory)
     finally:
         telemetry.shutdown()
@@ -316,6 +318,7 @@ class _Trainer:
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
+            RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
             raise BatchError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         return groups_of(batch, entries, fetched)
 
