@@ -21,7 +21,7 @@ ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
-.PHONY: help setup demo test stack-test check docs bench clean
+.PHONY: help setup demo test stack-test check docs site sbom audit bench clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,17 @@ check: setup ## Lint, formatting, types, generated documents.
 docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/settings.md.
 	@$(BIN)/python -m schemas.asyncapi
 	@$(BIN)/python -m trinity_bus.settings_page
+
+site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
+	@tools/tool_env.sh site
+	@$(BIN)/python tools/site.py
+
+sbom: setup ## Write a bill of materials (CycloneDX) and a list of licences into build/sbom.
+	@tools/tool_env.sh tools
+	@$(BIN)/python tools/sbom.py --device $(DEVICE)
+
+audit: sbom ## Ask whether vulnerabilities are known of what the locks pin. Ends with 3 where nobody could be asked.
+	@$(BIN)/python tools/audit.py $(ARGS)
 
 bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, tracing, weight_sync, scheduling or demo.
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
