@@ -21,7 +21,7 @@ ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
-.PHONY: help setup demo test stack-test check docs site sbom audit bench clean
+.PHONY: help setup demo test stack-test check docs site sbom audit hooks wheel images bench clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,16 @@ test: check ## Lint and types, then unit, integration and e2e tests. Options: AR
 stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'
 	@$(BIN)/pytest tests/stack $(ARGS)
 
+hooks: setup ## Have git run the checks before each commit.
+	@tools/tool_env.sh tools
+	@.cache/tools/bin/pre-commit install
+
+wheel: setup ## Build the wheel into dist/, with nothing that is not pinned.
+	@tools/wheel.sh dist
+
+images: ## Build the images of the compose stack. Needs Docker.
+	@docker compose --project-directory deploy/docker-compose build $(ARGS)
+
 check: setup ## Lint, formatting, types, generated documents.
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -53,7 +63,8 @@ docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/s
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
 	@tools/tool_env.sh site
-	@$(BIN)/python tools/site.py
+	@NO_MKDOCS_2_WARNING=1 .cache/site/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 sbom: setup ## Write a bill of materials (CycloneDX) and a list of licences into build/sbom.
 	@tools/tool_env.sh tools

@@ -37,5 +37,5 @@ lock requirements/images/base.lock pyproject.toml --constraint requirements/cpu.
 lock requirements/images/build.lock "$PINNED/setuptools.in"
 
 # Tools with an environment of their own.
-lock requirements/tools.lock requirements/tools.in "$@"
-lock requirements/site.lock requirements/site.in "$@"
+lock requirements/tools.lock requirements/tools.in --constraint requirements/cpu.lock "$@"
+lock requirements/site.lock requirements/site.in --constraint requirements/cpu.lock "$@"
