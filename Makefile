@@ -63,7 +63,7 @@ docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/s
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
 	@tools/tool_env.sh site
-	@NO_MKDOCS_2_WARNING=1 .cache/site/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .cache/site/bin/mkdocs build --strict
 	@echo "build/site/index.html"
 
 sbom: setup ## Write a bill of materials (CycloneDX) and a list of licences into build/sbom.

@@ -50,8 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             lines += ["", f"## {name}", ""]
         lines.append(f"- [`{name}`]({name}.md): {summary(path)}")
     files.append(File.generated(config, "reference/index.md", content="\n".join(lines) + "\n"))
-    for source in linked_files(files):
-        files.append(File.generated(config, f"{COPIES}/{source}", abs_src_path=str(ROOT / source)))
+    for copy, source in linked_files(files).items():
+        files.append(File.generated(config, copy, abs_src_path=str(ROOT / source)))
     return files
 
 
@@ -61,16 +61,19 @@ def summary(path: Path) -> str:
     return " ".join(docstring[1].split()).replace("``", "`") if docstring else ""
 
 
-def linked_files(files: Files) -> set[str]:
-    """Files of the repository that are neither page nor module, and that a page links to."""
-    found = set()
+def linked_files(files: Files) -> dict[str, str]:
+    """Files of the repository that a page links to and that are no page and no module: place in the site to path."""
+    found: dict[str, str] = {}
     for file in files.documentation_pages():
         if file.src_uri.startswith("reference/"):
             continue
         for _, _, target, _ in _LINK.findall(outside_fences(file.content_string)):
             source = in_repository(file.src_uri, target)
-            if source is not None and (ROOT / source).is_file() and new_target(source) == f"{COPIES}/{source}":
-                found.add(source)
+            if source is None or not (ROOT / source).is_file():
+                continue
+            copy = new_target(source)
+            if copy is not None and copy.startswith(f"{COPIES}/"):
+                found[copy] = source
     return found
 
 
@@ -99,7 +102,8 @@ def new_target(source: str) -> str | None:
     if source.endswith(".py") and source.partition("/")[0] in PACKAGES:
         name = source.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         return f"reference/{name}.md"
-    return f"{COPIES}/{source}"
+    # mkdocs leaves files out whose names begin with a dot.
+    return f"{COPIES}/{source}".replace("/.", "/dot-")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
