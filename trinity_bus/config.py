@@ -99,8 +99,9 @@ class KafkaSettings(Section):
     the network or the disk is narrow: zstd makes experiences 63 % and tasks 28 % of their size and takes 4 to 5 ms of a
     core for each MiB, snappy 77 % and 46 % at 2 to 3 ms, lz4 70 % and 35 % at 23 to 55 ms, gzip 62 % and 27 % at 53 to
     411 ms; unpacking takes 0.5 to 1.5 ms, of gzip 3 to 6 (``make bench NAME=compression``)."""
-    replication_factor: Count = 1
-    """Copies of each partition, for topics that are created. A production cluster wants 3."""
+    replication_factor: Count | None = None
+    """Copies of each partition, for topics that are created. Unset: three, or as many as there are brokers where there
+    are fewer. With three or more a record counts once two brokers have it."""
     request_timeout_s: Seconds = 30.0
     """How long one request to the broker may take before it counts as failed."""
     outage_s: Seconds = 60.0

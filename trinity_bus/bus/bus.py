@@ -13,6 +13,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from schemas.event import Position
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
+from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
 from trinity_bus.bus.farewell import close_admin
 from trinity_bus.bus.identity import LogIdentity, identity_of
@@ -41,6 +42,7 @@ class Bus:
         self._stack = AsyncExitStack()
         self._admin: AIOKafkaAdminClient | None = None
         self._positions: PositionReader | None = None
+        self._observer: ClusterObserver | None = None
         self._connecting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -55,7 +57,7 @@ class Bus:
 
     async def stop(self) -> None:
         """Disconnect."""
-        self._admin = self._positions = None
+        self._admin = self._positions = self._observer = None
         await self._stack.aclose()
 
     async def __aenter__(self) -> Self:
@@ -79,6 +81,16 @@ class Bus:
         reader = await self._position_reader()
         for topic in created:
             await reader.end_offsets(topic)
+
+    async def cluster_observer(self) -> ClusterObserver:
+        """Who asks the brokers how they are: copies, disks, limits, certificates.
+
+        Raises:
+            BusError: No broker can be reached.
+        """
+        if self._observer is None:
+            self._observer = ClusterObserver(await self._administrator(), self.settings, TOPICS)
+        return self._observer
 
     def producer(self, *, transactional_id: str | None = None) -> Producer:
         """A producer: idempotent, acknowledged by all replicas.

@@ -34,6 +34,11 @@ SEND_DURATION = _METER.create_histogram(
 DEAD_LETTERS = _METER.create_counter(
     "trinity.dead_letters", unit="{message}", description="Records that could not be taken, by reason."
 )
+RECORDS_LOST = _METER.create_counter(
+    "trinity.records.lost",
+    unit="{message}",
+    description="Records that were deleted before whoever needed them had read them.",
+)
 TASKS = _METER.create_counter("rl.tasks", unit="{task}", description="Tasks ended, by status.")
 TASK_RETRIES = _METER.create_counter(
     "rl.task.retries", unit="{attempt}", description="Attempts that failed or ran out of time and are made again."

@@ -62,6 +62,7 @@ from schemas import (
 )
 from schemas.topics import EXPERIENCES, Topic
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.bus.cluster_gauges import cluster_gauges
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
 from trinity_bus.coordination import (
@@ -80,6 +81,7 @@ from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry, traceparent
+from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
@@ -122,7 +124,7 @@ async def run(settings: Settings) -> None:
         "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
     )
     try:
-        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus:
+        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus, cluster_gauges(bus):
             settle()
             await Coordinator(settings, bus).run()
     finally:
@@ -214,6 +216,7 @@ class Coordinator:
             )
         found = await readable(self._bus, INPUTS, state.positions)
         if found.lost:
+            RECORDS_LOST.add(found.lost)
             log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)
         self._positions = await resolved(
             found, self._settings.dedup_window, lambda: self._live(producer), self._settings.heartbeat_s

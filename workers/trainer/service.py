@@ -65,6 +65,7 @@ from schemas import (
 from schemas.record import Metrics
 from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
+from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError, RecordGoneError, SupersededError
@@ -72,7 +73,7 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
-from trinity_bus.telemetry.metrics import TRAINER_TIME
+from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
@@ -118,6 +119,7 @@ async def run(settings: Settings) -> None:
     )
     try:
         with checkpoint.exclusive(directory):
+            watch_folder("checkpoints", directory)
             while True:
                 rollback = await asyncio.to_thread(checkpoint.finish_rollback, directory)
                 try:
@@ -404,6 +406,7 @@ class _Trainer:
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
+            RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
             raise BatchError(
                 f"batch {batch.batch_id} cannot be trained on: {error}; {way_out(batch.batch_id)}"
             ) from error
