@@ -125,7 +125,7 @@ class RollBack(Record):
     client: Identifier
     command_id: Identifier
     model: Identifier
-    version: Annotated[int, Field(ge=0)]
+    version: Version
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
 
 

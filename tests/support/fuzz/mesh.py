@@ -55,11 +55,8 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
+from workers.coordinator.service import FOR_OTHERS, REQUESTS
 
-REQUESTS = tuple(COMMANDS.records)
-HANDLED = tuple(
-    cls for cls in EVENTS.records if cls.__name__ not in ("RunnersReport", "CoordinatorHeartbeat", "VersionWanted")
-)
 RESTORE_EVERY = 60
 REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)
 
@@ -111,7 +108,7 @@ def given(step: Step, offset: int) -> Input | None:
         return TaskArrived(record, Origin(0, offset))
     if isinstance(record, REQUESTS):
         return CommandArrived(record)  # type: ignore[arg-type]  # one of them
-    return EventArrived(record) if isinstance(record, HANDLED) else None  # type: ignore[arg-type]  # likewise
+    return None if isinstance(record, FOR_OTHERS) else EventArrived(record)  # type: ignore[arg-type]  # likewise
 
 
 def written(commands: list[Command]) -> None:
