@@ -37,7 +37,7 @@ def load(folder: Path) -> None:
 
 
 @given(data=st.data(), mask=st.integers(1, 255))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_flipped_byte_of_any_file_is_found(tmp_path: Path, data: st.DataObject, mask: int) -> None:
     directory = tmp_path / "checkpoints"
     if checkpoint.latest(directory) is None:
@@ -62,6 +62,16 @@ def test_any_flipped_byte_of_any_file_is_found(tmp_path: Path, data: st.DataObje
             assert path.read_text().split() == whole.decode().split()
     finally:
         path.write_bytes(whole)
+
+
+def test_a_number_that_was_changed_in_what_a_checkpoint_says_of_itself_is_found(tmp_path: Path) -> None:
+    folder = write(tmp_path, 2)
+    path = folder / checkpoint.PROGRESS
+    text = path.read_text()
+    assert '"sequence": 2,' in text
+    path.write_text(text.replace('"sequence": 2,', '"sequence": 3,'))
+    with pytest.raises(CheckpointError, match=r"progress.json is not what was written"):
+        load(folder)
 
 
 def test_an_engine_does_not_load_it_and_the_one_before_it_is_named(tmp_path: Path) -> None:
