@@ -97,6 +97,7 @@ def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSetting
             with mesh.coordinator(**settings):
                 await send_tasks(producer, 4)
                 await trainer.until_trained(2)
+                assert max((await bus.sizes([TASKS, EXPERIENCES])).values()) > 0
                 await until_begun(bus, TASKS, 4)
                 await until_begun(bus, EVENTS, 1)
                 assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"

@@ -5,7 +5,7 @@ Each role of a mesh is one user of the cluster, ``<namespace>.<role>``. What it 
 
     everyone        sees names, partitions and settings of the mesh's topics, to check them at its start
     coordinator     commits its inputs in its group, in transactions of its own id; deletes what nobody needs any more
-                    of the topics that keep records until they are read or trained
+                    of the topics that keep records until they are read or trained, and sees how large these are
     taskset         writes in transactions, each taskset under an id of its own
     client          sees how far the coordinator's group has come: the lag in `trinity-bus status`
     admin           creates, changes and empties the mesh's topics, and moves groups and transactions; nothing else
@@ -25,6 +25,8 @@ from schemas.topics import TOPICS, Role
 
 ROLES: tuple[Role, ...] = get_args(Role.__value__)
 ADMIN = "admin"
+CLUSTER = "kafka-cluster"
+"""What Kafka calls the cluster, where rights are on it."""
 USERS: tuple[str, ...] = (*ROLES, ADMIN)
 """All that a mesh has."""
 
@@ -34,6 +36,7 @@ class Kind(IntEnum):
 
     TOPIC = 2
     GROUP = 3
+    CLUSTER = 4
     TRANSACTIONAL_ID = 5
 
 
@@ -88,6 +91,7 @@ def rights(namespace: str, user: str) -> frozenset[Right]:
         found |= {
             Right(Kind.GROUP, coordinator, Operation.READ),
             Right(Kind.TRANSACTIONAL_ID, coordinator, Operation.WRITE),
+            Right(Kind.CLUSTER, CLUSTER, Operation.DESCRIBE),
         }
     elif user == "taskset":
         found.add(Right(Kind.TRANSACTIONAL_ID, f"{namespace}.taskset.", Operation.WRITE, prefix=True))

@@ -15,6 +15,7 @@ from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
 from trinity_bus.bus.farewell import close_admin
+from trinity_bus.bus.log_sizes import sizes
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
@@ -159,6 +160,20 @@ class Bus:
         }
         with kafka_errors("delete records that nobody needs any more"):
             await admin.delete_records(named, timeout_ms=round(self.settings.request_timeout_s * 1000))
+
+    async def sizes(self, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
+        """``(topic name, partition)`` to the bytes that it takes on a disk; what this user may not know is absent.
+
+        Raises:
+            BusError: A broker does not answer.
+        """
+        admin = await self._administrator()
+        names = {topic.full_name(self.settings.namespace): topic for topic in topics}
+        with kafka_errors("find the sizes of topics"):
+            cluster = await admin.describe_cluster()
+            nodes = [broker["node_id"] for broker in cluster["brokers"]]
+            found = await sizes(admin, {name: topic.partitions for name, topic in names.items()}, nodes)
+        return {(names[name].name, partition): size for (name, partition), size in found.items()}
 
     async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.

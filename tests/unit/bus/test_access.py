@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.topics import BATCHES, EXPERIENCES, MODEL_VERSIONS, TASKS, TOPICS
-from trinity_bus.bus.access import ADMIN, ROLES, USERS, Kind, Operation, Right, rights, user_name
+from trinity_bus.bus.access import ADMIN, CLUSTER, ROLES, USERS, Kind, Operation, Right, rights, user_name
 from trinity_bus.bus.scram import ITERATIONS, credential
 from trinity_bus.config import AccessSettings
 
@@ -37,7 +37,9 @@ def test_only_the_admin_creates_and_nobody_touches_another_namespace() -> None:
             assert deletes == {f"ns.{topic.name}" for topic in TOPICS if topic.keep_ms is not None}
         else:
             assert bool(deletes) == (user == ADMIN)
-        assert all(right.name.startswith("ns.") for right in rights("ns", user))
+        on_cluster = {right for right in rights("ns", user) if right.kind is Kind.CLUSTER}
+        assert on_cluster == ({Right(Kind.CLUSTER, CLUSTER, Operation.DESCRIBE)} if user == "coordinator" else set())
+        assert all(right.name.startswith("ns.") for right in rights("ns", user) - on_cluster)
 
 
 def test_what_is_given_by_its_beginning_begins_with_no_other_namespace() -> None:
