@@ -73,12 +73,14 @@ def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: KafkaSettin
             await admin.create_topics([NewTopic(name, TASKS.partitions, 1, topic_configs=earlier)])
             async with Bus(settings, client_id="test") as bus:
                 await bus.ensure_topics([TASKS])
-            (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
-            found = {entry[0]: entry[1] for entry in response.resources[0][4]}
-            for key in ("retention.ms", "retention.bytes", "message.timestamp.type"):
-                assert found[key] == TASKS.config()[key]
-            (own,) = [entry for entry in response.resources[0][4] if entry[0] == "unclean.leader.election.enable"]
-            assert own[3] == 1, "what others have set stays"
+            wanted = {key: TASKS.config()[key] for key in ("retention.ms", "retention.bytes", "message.timestamp.type")}
+            entries: dict[str, Any] = {}
+            # What a controller has accepted reaches the brokers a moment later.
+            async with asyncio.timeout(30):
+                while not wanted.items() <= {key: entry[1] for key, entry in entries.items()}.items():
+                    (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+                    entries = {entry[0]: entry for entry in response.resources[0][4]}
+            assert entries["unclean.leader.election.enable"][3] == 1, "what others have set stays"
         finally:
             await admin.close()
 
@@ -98,6 +100,7 @@ def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSetting
             with mesh.coordinator(**settings):
                 await send_tasks(producer, 4)
                 await trainer.until_trained(2)
+                assert max((await bus.sizes([TASKS, EXPERIENCES])).values()) > 0
                 await until_begun(bus, TASKS, 4)
                 await until_begun(bus, EVENTS, 1)
                 assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"

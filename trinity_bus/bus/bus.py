@@ -184,6 +184,16 @@ class Bus:
         with kafka_errors("delete records that nobody needs any more"):
             await admin.delete_records(named, timeout_ms=round(self.settings.request_timeout_s * 1000))
 
+    async def sizes(self, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
+        """``(topic name, partition)`` to the bytes that it takes on a disk; what this user may not know is absent.
+
+        Raises:
+            BusError: A broker does not answer.
+        """
+        found = await (await self.cluster_observer()).partition_sizes()
+        wanted = {topic.name for topic in topics}
+        return {place: size for place, size in found.items() if place[0] in wanted}
+
     async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.
 

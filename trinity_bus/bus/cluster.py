@@ -1,4 +1,4 @@
-"""How the cluster itself is: copies that lag behind, what topics take of their limits, disks, ends of certificates.
+"""How the cluster itself is: copies that lag behind, sizes of topics, disks, ends of certificates.
 
 Brokers tell all of it to whoever may ask, so no other program has to run beside them. What one may not ask is absent
 from the answer, and said once in the log: disks and sizes need ``Describe`` on the cluster.
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 
 from schemas.topics import Topic
@@ -25,7 +24,6 @@ log = logging.getLogger(__name__)
 
 OF_THE_BROKERS = ("__consumer_offsets", "__transaction_state")
 """Topics of Kafka's own, without which no transaction and no position is kept."""
-_RETENTION_BYTES = "retention.bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,6 @@ class ClusterState:
     """Topic to its partitions of which not every copy is up to date."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Topic to its bytes, one copy of each partition."""
-    budget_used: Mapping[str, float] = field(default_factory=dict)
-    """Topic that has a limit of bytes, to the share of it that its fullest partition takes."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
     """``broker 1 /var/lib/kafka`` to what that disk has."""
     certificates: Mapping[str, float] = field(default_factory=dict)
@@ -85,19 +81,6 @@ def partition_sizes(answers: Sequence[Any]) -> dict[tuple[str, int], int]:
     return sizes
 
 
-def budget_used(sizes: Mapping[tuple[str, int], int], limits: Mapping[str, int]) -> dict[str, float]:
-    """Topic to the share of its limit that its fullest partition takes, for topics that have one.
-
-    Args:
-        sizes: ``(topic, partition)`` to bytes.
-        limits: Topic to the bytes that each partition may take; -1 is no limit.
-    """
-    fullest: dict[str, int] = {}
-    for (topic, _), size in sizes.items():
-        fullest[topic] = max(size, fullest.get(topic, 0))
-    return {topic: fullest.get(topic, 0) / limit for topic, limit in limits.items() if limit > 0}
-
-
 class ClusterObserver:
     """Asks the brokers how they are.
 
@@ -125,18 +108,12 @@ class ClusterObserver:
             # All that this user sees: to ask for one that is not there by its name would be an error.
             replicas = under_replicated(await self._admin.describe_topics(), told)
             answers = await self._log_dirs([broker["node_id"] for broker in brokers])
-            limits = await self._limits() if answers else {}
-        sizes = {
-            (self._names[name].name, number): size
-            for (name, number), size in partition_sizes(list(answers.values())).items()
-        }
         totals: Counter[str] = Counter()
-        for (topic, _), size in sizes.items():
+        for (topic, _), size in self._sizes(answers).items():
             totals[topic] += size
         return ClusterState(
             under_replicated=replicas,
             sizes=totals,
-            budget_used=budget_used(sizes, limits),
             disks={
                 f"broker {node} {path}": Disk(size, free)
                 for node, answer in answers.items()
@@ -145,6 +122,20 @@ class ClusterObserver:
             },
             certificates=await self._certificates(brokers),
         )
+
+    async def partition_sizes(self) -> dict[tuple[str, int], int]:
+        """``(topic, partition)`` to the bytes of its largest copy; nothing where this user may not know.
+
+        Raises:
+            BusError: No broker answers.
+        """
+        with kafka_errors("find the sizes of topics"):
+            brokers = (await self._admin.describe_cluster())["brokers"]
+            return self._sizes(await self._log_dirs([broker["node_id"] for broker in brokers]))
+
+    def _sizes(self, answers: Mapping[int, Any]) -> dict[tuple[str, int], int]:
+        found = partition_sizes(list(answers.values()))
+        return {(self._names[name].name, number): size for (name, number), size in found.items()}
 
     async def _log_dirs(self, nodes: Sequence[int]) -> dict[int, Any]:
         """Each broker's answer, of those that give one."""
@@ -165,18 +156,6 @@ class ClusterObserver:
                 continue
             answers[node] = answer
         return answers
-
-    async def _limits(self) -> dict[str, int]:
-        """Topic to the bytes that each of its partitions may take; -1 is no limit."""
-        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in self._names]
-        return {
-            self._names[name].name: int(entry[1])
-            for response in await self._admin.describe_configs(resources)
-            for code, _, _, name, entries in response.resources
-            if code == 0
-            for entry in entries
-            if entry[0] == _RETENTION_BYTES
-        }
 
     async def _certificates(self, brokers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Ends of the certificates that brokers show, and of those in this process's files."""

@@ -118,12 +118,6 @@ _GAUGES: tuple[tuple[str, str, str, Callable[[], Iterable[Observation]]], ...] =
     ),
     ("trinity.topic.size", "By", "One copy of a topic's records.", lambda: _by_topic(_KNOWN.cluster.sizes)),
     (
-        "trinity.topic.budget.used",
-        "1",
-        "Share of its limit that the fullest partition of a topic takes.",
-        lambda: _by_topic(_KNOWN.cluster.budget_used),
-    ),
-    (
         "trinity.disk.size",
         "By",
         "Of the disks of brokers and checkpoints.",

@@ -86,6 +86,8 @@ class Retention:
         self._noted: list[tuple[dict[int, int], set[AttemptKey]]] = []
         """Ends of the log, and the attempts of that time that still run, oldest first; all but the first have some."""
         self._found: Cuts = {}
+        self.needed: Cuts = {}
+        """The first offset that is needed of each input and of experiences, as the last look has found."""
 
     @property
     def needs_from(self) -> int | None:
@@ -150,6 +152,7 @@ class Retention:
             for partition, end in noted.items():
                 first = (each[partition] for each in named if partition in each)
                 wanted[EXPERIENCES.name, partition] = min(end, *first, end)
+        self.needed = wanted
         cuts = {place: min(offset, look.aged.get(place, 0)) for place, offset in wanted.items()}
         return {place: offset for place, offset in cuts.items() if offset > look.begins.get(place, 0)}
 

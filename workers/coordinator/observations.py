@@ -18,6 +18,11 @@ _METER = metrics.get_meter("workers.coordinator")
 FACTS = _METER.create_counter("rl.coordinator.facts", description="What the coordinator has noticed, by kind.")
 REWARD = _METER.create_gauge("rl.batch.reward", description="Mean reward of the last batch of a kind, by exam.")
 BATCHES = _METER.create_counter("rl.batches", unit="{batch}", description="Batches ended, by state.")
+BUDGET_USED = _METER.create_gauge(
+    "trinity.topic.budget_used",
+    unit="1",
+    description="Share of its budget of bytes that is unread or untrained, of the fullest partition, by topic.",
+)
 LATENCY = _METER.create_histogram(
     "rl.coordinator.transaction.duration",
     unit="s",

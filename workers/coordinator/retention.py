@@ -29,6 +29,8 @@ from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
 from trinity_bus.coordination.retention import INPUTS, Cuts, Look
 from trinity_bus.errors import BusError
+from trinity_bus.telemetry import conventions as names
+from workers.coordinator import observations
 from workers.coordinator.changelog import Positions
 
 log = logging.getLogger("workers.coordinator")
@@ -128,9 +130,23 @@ class Keeper:
         cuts = self._retention.look(await self._look())
         batches, versions = self._retention.forgettable()
         self._tombstones = [(BATCHES, key) for key in batches] + [(VERSION_HISTORY, key) for key in versions]
+        await self._weigh()
         if cuts:
             await self._bus.delete_before(cuts)
             log.debug("deleted up to %s", cuts)
+
+    async def _weigh(self) -> None:
+        """Tells how much of the budget of each topic is taken by what is still needed."""
+        sizes = await self._bus.sizes(_TRIMMED)
+        for topic in _TRIMMED:
+            begins, ends = await self._bus.beginning_offsets(topic), await self._bus.end_offsets(topic)
+            shares = [
+                sizes.get((topic.name, partition), 0)
+                * needed_share(begins[partition], self._retention.needed.get((topic.name, partition), 0), end)
+                / topic.retention_bytes
+                for partition, end in ends.items()
+            ]
+            observations.BUDGET_USED.set(max(shares), {names.MESSAGING_DESTINATION_TEMPLATE: topic.name})
 
     async def _look(self) -> Look:
         begins: Cuts = {}
@@ -150,6 +166,11 @@ class Keeper:
             counting=_counting(self._machine()),
             aged=aged,
         )
+
+
+def needed_share(begin: int, needed: int, end: int) -> float:
+    """How much of what a partition holds is needed, from 0 to 1, as records are of much the same size."""
+    return max(0, end - max(begin, needed)) / (end - begin) if end > begin else 0.0
 
 
 def _counting(machine: CoordinatorMachine) -> Iterator[Position]:
