@@ -41,10 +41,9 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     """Runs of each part but the last; None: one part has all."""
     task: Task
 
-    def opened(self, page: str) -> "OpenTask":
+    def opened(self, page: str, origin: Origin) -> "OpenTask":
         """The task as it was when it was accepted."""
         parts = split(self.runs, self.per_part)
-        origin = Origin(self.partition, self.offset)
         return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page)
 
 
@@ -180,8 +179,7 @@ class Result(Struct, array_like=True, frozen=True):
     @property
     def entry(self) -> ManifestEntry:
         """The line of the manifest."""
-        # Of values that were checked when they came.
-        return ManifestEntry.model_construct(
+        return ManifestEntry(
             task_id=self.task_id,
             status=self.status,
             parts=self.parts,
