@@ -40,7 +40,7 @@ from trinity_bus.coordination.admission import Admission
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import Refusal
 from trinity_bus.coordination.counters import Counters
-from trinity_bus.coordination.inputs import TaskArrived
+from trinity_bus.coordination.inputs import Origin, TaskArrived
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import MAX_KEPT_RESULTS, parts_allowed
 from trinity_bus.coordination.line import Line
@@ -125,7 +125,8 @@ class Ledger:
             per_part=self._settings.max_repeat_times_per_runner,
             task=task,
         )
-        opened = accepted.opened(self.pages.add(order, task.task_id, self._codec.encode(accepted)))
+        page = self.pages.add(order, task.task_id, self._codec.encode(accepted))
+        opened = accepted.opened(page, arrived.origin)
         self.tasks[task.task_id] = batch.open_tasks[task.task_id] = opened
         for part in opened.parts:
             self.line.enqueue(batch, opened, part)
@@ -272,7 +273,8 @@ class Ledger:
         self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
 
     def _open_again(self, page: str, item: bytes) -> str:
-        task = self._codec.decode(AcceptedTask, item).opened(page)
+        accepted = self._codec.decode(AcceptedTask, item)
+        task = accepted.opened(page, Origin(accepted.partition, accepted.offset))
         self.tasks[task.task.task_id] = task
         return task.task.task_id
 

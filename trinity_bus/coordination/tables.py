@@ -47,29 +47,30 @@ class Table[V](dict[str, V]):
 
     def __init__(self, kind: str, of: Any, journal: Journal, named: str | None = None) -> None:
         super().__init__()
-        self._kind = kind
+        self._prefix = f"{kind}/"
         self._of = of
         self._journal = journal
+        self._touch = journal.touch
         self._named = named
         journal.register(kind, self)
 
     def __setitem__(self, name: str, value: V) -> None:
         super().__setitem__(name, value)
-        key = f"{self._kind}/{name}"
+        key = self._prefix + name
         if isinstance(value, Row):
-            value.__dict__[_MARK] = partial(self._journal.touch, key)
-        self._journal.touch(key)
+            value.__dict__[_MARK] = partial(self._touch, key)
+        self._touch(key)
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
-        self._journal.touch(f"{self._kind}/{name}")
+        self._touch(self._prefix + name)
 
     def pop(self, name: str, *default: Any) -> Any:
         """Deletes an entry, and returns its value; or the default where there is none."""
-        if name not in self and default:
-            return default[0]
-        value = self[name]
-        del self[name]
+        known = name in self
+        value = super().pop(name, *default)
+        if known:
+            self._touch(self._prefix + name)
         return value
 
     def _refuse(self, *_: object, **__: object) -> Never:
@@ -92,7 +93,7 @@ class Table[V](dict[str, V]):
             value = self._journal.codec.build(self._of, given)
             super().__setitem__(name, value)
             if isinstance(value, Row):
-                value.__dict__[_MARK] = partial(self._journal.touch, f"{self._kind}/{name}")
+                value.__dict__[_MARK] = partial(self._touch, self._prefix + name)
 
     def sort(self, key: Callable[[str], Any] = int) -> None:
         """Puts the entries into the order of their names, which are numbers unless ``key`` says otherwise."""

@@ -41,10 +41,9 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     """Runs of each part but the last; None: one part has all."""
     task: Task
 
-    def opened(self, page: str) -> "OpenTask":
+    def opened(self, page: str, origin: Origin) -> "OpenTask":
         """The task as it was when it was accepted."""
         parts = split(self.runs, self.per_part)
-        origin = Origin(self.partition, self.offset)
         return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page)
 
 

@@ -207,7 +207,16 @@ def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
                         kept[received.key] = received.raw
             kinds = Counter(str(key).partition("/")[0] for key in kept)
             outcomes = kinds.pop("outcomes")
-            assert kinds == {"books": 1, "sync": 1, "inputs": 1, "leader": 1, "explorer": 1, "done": 1, "closed": 1}
+            assert kinds == {
+                "books": 1,
+                "level": 1,
+                "sync": 1,
+                "inputs": 1,
+                "leader": 1,
+                "explorer": 1,
+                "done": 1,
+                "closed": 1,
+            }
             assert outcomes == 10
 
     run(main())
