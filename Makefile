@@ -51,7 +51,7 @@ docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/s
 	@$(BIN)/python -m schemas.asyncapi
 	@$(BIN)/python -m trinity_bus.settings_page
 
-bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, tracing, weight_sync, scheduling or demo.
+bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, tracing, weight_sync, checksum, scheduling or demo.
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
