@@ -470,6 +470,9 @@ class TelemetrySettings(Section):
     """Name of this run in the telemetry of a system that sees several. Unset: the name of ``run_dir``."""
     metrics_interval_s: Seconds = 10.0
     """How often metrics are written."""
+    record_content: bool = False
+    """Whether spans may tell what workflows say in their errors, which may quote what a model has answered, and
+    whatever a task holds. Otherwise they tell the type of such an error alone; the attempt's result has its text."""
 
 
 class Settings(BaseSettings):

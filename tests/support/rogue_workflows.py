@@ -153,7 +153,7 @@ class Spy:
             "user": os.getuid(),
             "environment": sorted(name for name in os.environ if marker in os.environb[name.encode()]),
             "variables": sorted(os.environ),
-            "descriptors": sorted(str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in _open_descriptors()),
+            "descriptors": _descriptors(),
         }
         found["explorer"] = {
             what: _attempt(what, int(pid), marker) for what in ("environ", "mem", "fd", "root", "ptrace")
@@ -166,8 +166,10 @@ class Spy:
         raise RuntimeError(json.dumps(found))
 
 
-def _open_descriptors() -> list[int]:
-    return [number for number in range(256) if os.path.lexists(f"/proc/self/fd/{number}")]
+def _descriptors() -> list[str]:
+    """What this process has open."""
+    paths = [Path(f"/proc/self/fd/{number}") for number in range(256)]
+    return sorted(str(path.readlink()) for path in paths if path.is_symlink())
 
 
 def _attempt(what: str, process: int, marker: bytes) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schemas.errors import printable
 from schemas.topics import DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
@@ -39,7 +40,7 @@ def describe(received: Received[Any]) -> dict[str, str]:
         "key": received.key or "",
         "value": cut.decode("utf-8", "backslashreplace") + ("..." if len(received.raw) > len(cut) else ""),
     }
-    return {name: _printable(text) for name, text in letter.items()}
+    return {name: printable(text) for name, text in letter.items()}
 
 
 @app.command("dead-letters")
@@ -74,10 +75,6 @@ async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:
 
 def _line(letter: dict[str, str]) -> str:
     return f"{letter['time']} {letter['reason']} {letter['source']} key={letter['key']!r}: {letter['detail']}"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:

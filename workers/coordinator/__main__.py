@@ -2,6 +2,7 @@
 
 import sys
 
+from schemas.errors import printable
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.secrecy import keep_secrets
@@ -18,7 +19,7 @@ def main() -> None:
         keep_secrets()
         run_service(lambda: run(settings))
     except TrinityError as error:
-        sys.exit(f"coordinator: {error}")
+        sys.exit(f"coordinator: {printable(str(error))}")
 
 
 if __name__ == "__main__":
