@@ -144,13 +144,8 @@ def setup_telemetry(
         raise TrinityError(
             "telemetry is set up already: call setup_telemetry once, before any library that does so itself"
         )
-    telemetry = build_telemetry(
-        service_name,
-        settings,
-        namespace=namespace,
-        instance=instance,
-        discreet=discreet and not settings.record_content,
-    )
+    discreet = discreet and not settings.record_content
+    telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance, discreet=discreet)
     trace.set_tracer_provider(telemetry.tracer_provider)
     metrics.set_meter_provider(telemetry.meter_provider)
     tell_start()

@@ -231,7 +231,7 @@ class Attempts:
 
 
 def _kind(error: str) -> str:
-    """The type that an error's text begins with. A workflow may claim any: what is none would be a metric of its own."""
+    """The type that an error's text begins with. A workflow may claim any, and each would be a metric of its own."""
     kind = error.partition(":")[0]
     return kind if _TYPE_NAME.fullmatch(kind) else WorkflowRaisedError.__name__
 
