@@ -15,10 +15,16 @@ def shown(value: object) -> str:
     return _repr.repr(value)
 
 
+def printable(text: str) -> str:
+    """``text`` with everything escaped that could end a line, steer a terminal, or turn the order of what is read."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def one_line(text: str) -> str:
-    """``text`` with everything unprintable escaped, at most ``MAX_DETAIL_CHARS`` long."""
-    cut = text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 3] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+    """``text`` as :func:`printable` gives it, of at most ``MAX_DETAIL_CHARS`` characters."""
+    return printable(text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 3] + "...")
 
 
 class SchemaError(Exception):

@@ -2,8 +2,9 @@
 
 Every setting is an environment variable, ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_KAFKA__NAMESPACE=team-a``
 sets ``Settings().kafka.namespace``. A wrong value raises one :class:`~trinity_bus.errors.ConfigError` of one line.
-Secrets come from the environment alone and never appear in a message. Telemetry is also configured by the standard
-``OTEL_`` variables. Durations are in seconds and end in ``_s``.
+Secrets never appear in a message. Each can also lie in a file, which a variable of its name and ``_FILE`` gives, as
+compose and Kubernetes mount them. Telemetry is also configured by the standard ``OTEL_`` variables. Durations are in
+seconds and end in ``_s``.
 """
 
 import difflib
@@ -28,7 +29,13 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.record import Identifier
@@ -36,7 +43,9 @@ from trinity_bus.errors import ConfigError
 
 ENV_PREFIX = "TRINITY_BUS_"
 ENV_DELIMITER = "__"
+FILE_SUFFIX = "_FILE"
 _MAX_SHOWN = 120
+_MAX_SECRET_BYTES = 64 << 10
 _SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
 
 
@@ -335,6 +344,20 @@ class ExplorerSettings(Section):
     one has about 120, most of it shared. Unset: any."""
     runner_report_s: Seconds = 1.0
     """How often the states of the runners are told."""
+    runner_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
+    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer.
+    Of another user, workflows reach none of the explorer's files and processes: see docs/workflows.md."""
+    runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
+    """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as
+    ``JUDGE_URL,JUDGE_KEY``. Workflow code can read them. Unset: none."""
+
+    @field_validator("runner_environment")
+    @classmethod
+    def _spares_secrets(cls, value: str | None) -> str | None:
+        ours = [name for name in (value or "").split(",") if name.upper().startswith(ENV_PREFIX)]
+        if ours:
+            raise PydanticCustomError("ours", "workflows may not have {name}", {"name": ours[0]})
+        return value
 
 
 class TrainerSettings(Section):
@@ -460,6 +483,9 @@ class TelemetrySettings(Section):
     """Name of this run in the telemetry of a system that sees several. Unset: the name of ``run_dir``."""
     metrics_interval_s: Seconds = 10.0
     """How often metrics are written."""
+    record_content: bool = False
+    """Whether spans may tell what workflows say in their errors, which may quote what a model has answered, and
+    whatever a task holds. Otherwise they tell the type of such an error alone; the attempt's result has its text."""
 
 
 class Settings(BaseSettings):
@@ -489,6 +515,19 @@ class Settings(BaseSettings):
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment alone, and the files that it names."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return init_settings, _Environment(settings_cls)
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -499,6 +538,62 @@ class Settings(BaseSettings):
             raise ConfigError(_not_a_section()) from None
         for name in os.environ:
             _refuse_misspelt(name)
+
+
+class _Environment(EnvSettingsSource):
+    """The environment, in which a secret's ``_FILE`` variable stands for what is in the file."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        given = dict(super()._load_env_vars())
+        for variable in secret_variables():
+            path = given.pop((variable + FILE_SUFFIX).lower(), None)
+            if path is None:
+                continue
+            if given.get(variable.lower()) is not None:
+                raise ConfigError(f"{variable} and {variable}{FILE_SUFFIX} are both set; leave one of them")
+            given[variable.lower()] = _read_secret(variable + FILE_SUFFIX, Path(path))
+        return given
+
+
+def _read_secret(variable: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_SECRET_BYTES + 1)
+        secret = content.decode().removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise ConfigError(f"{variable}={str(path)!r}: {error.strerror}; give the path of a readable file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{variable}={str(path)!r}: the file is not UTF-8 text") from None
+    if not secret or len(content) > _MAX_SECRET_BYTES:
+        raise ConfigError(f"{variable}={str(path)!r}: the file is {'too large' if secret else 'empty'}")
+    return secret
+
+
+def secret_variables() -> list[str]:
+    """The environment variable of every setting that is a secret; each can be given with ``_FILE`` instead."""
+    return [
+        env_name(f"{section}.{name}")
+        for section, fields in _sections().items()
+        for name, field in fields.items()
+        if _is_secret(field)
+    ]
+
+
+def forget_secrets() -> None:
+    """Take every secret out of ``os.environ``, so that no process started from now on inherits one.
+
+    Settings that were read before keep theirs; those that are read afterwards have none.
+    """
+    secret = set(secret_variables())
+    # A section may be given as JSON, with its secrets in it.
+    holders = {env_name(section) for section, fields in _sections().items() if any(map(_is_secret, fields.values()))}
+    for name in list(os.environ):
+        if name.upper().removesuffix(FILE_SUFFIX) in secret or name.upper() in holders:
+            del os.environ[name]
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return "SecretStr" in str(field.annotation)
 
 
 def env_name(path: str) -> str:
@@ -558,14 +653,14 @@ def _shown(path: str, value: object) -> str:
     field = _sections().get(section, {}).get(setting)
     if field is None or isinstance(value, Mapping):
         return "(not shown)"
-    if "SecretStr" in str(field.annotation):
+    if _is_secret(field):
         return "(secret)"
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
 def _suggestion(name: str) -> str:
-    known = [variable for variable, _ in setting_paths()]
+    known = [variable for variable, _ in setting_paths()] + [name + FILE_SUFFIX for name in secret_variables()]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trinity_bus.config import Section, Settings, env_name
+from trinity_bus.config import Section, Settings, env_name, secret_variables
 
 PATH: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -23,8 +23,9 @@ _HEAD: Final = """\
 
 Generated from `trinity_bus/config.py`; do not edit. Every setting is an environment variable. A wrong value stops a
 service before it starts anything, with one line that names the variable, its value and what would be right. Secrets
-come from the environment alone and are never printed. Durations are in seconds. Traces and metrics are also configured
-by OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
+are never printed; each can also lie in a file that a variable of its name and `_FILE` gives, such as
+`TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE=/run/secrets/explorer`. Durations are in seconds. Traces and metrics are also
+configured by OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
 """
 
 
@@ -43,7 +44,10 @@ def _section(name: str, field: FieldInfo) -> str:
 
 
 def _row(variable: str, field: FieldInfo) -> str:
-    return f"| `{variable}` | {_default(field)} | {_text(field.description or '')}{_choices(field.annotation)} |"
+    meaning = _text(field.description or "") + _choices(field.annotation)
+    if variable in secret_variables():
+        meaning += " A secret."
+    return f"| `{variable}` | {_default(field)} | {meaning} |"
 
 
 def _default(field: FieldInfo) -> str:

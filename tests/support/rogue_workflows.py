@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import json
 import os
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,91 @@ class Some(SingleRunWorkflow):
         if run_id % 3 == 2:
             raise ValueError(f"run {run_id} broke off")
         return one(float(run_id))
+
+
+@register("spy")
+class Spy:
+    """Looks for what the explorer keeps to itself, and tells all that it has found as its error.
+
+    The prompt is the explorer's process id, then the marker of its secret, backwards: the marker itself must not get
+    into the explorer's memory by this way.
+    """
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        pid, reverse = str(task.prompt).split()
+        marker = reverse[::-1].encode()
+        found: dict[str, object] = {
+            "user": os.getuid(),
+            "environment": sorted(name for name in os.environ if marker in os.environb[name.encode()]),
+            "variables": sorted(os.environ),
+            "descriptors": _descriptors(),
+        }
+        found["explorer"] = {
+            what: _attempt(what, int(pid), marker) for what in ("environ", "mem", "fd", "root", "ptrace")
+        }
+        # The nursery, and the guard between it and the explorer: they may be looked into, and hold nothing.
+        process = os.getppid()
+        while process != int(pid):
+            found[f"between: {process}"] = {what: _attempt(what, process, marker) for what in ("environ", "mem")}
+            process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])  # noqa: ASYNC240
+        raise RuntimeError(json.dumps(found))
+
+
+def _descriptors() -> list[str]:
+    """What this process has open."""
+    paths = [Path(f"/proc/self/fd/{number}") for number in range(256)]
+    return sorted(str(path.readlink()) for path in paths if path.is_symlink())
+
+
+def _attempt(what: str, process: int, marker: bytes) -> str:
+    """Whether the marker was found in one place; the error where the place could not be looked at."""
+    try:
+        match what:
+            case "environ":
+                found = marker in Path(f"/proc/{process}/environ").read_bytes()
+            case "mem":
+                found = _in_memory(process, marker)
+            case "fd":
+                found = any(marker in content for content in _open_files(process))
+            case "root":
+                found = bool(os.listdir(f"/proc/{process}/root/"))  # noqa: PTH208
+            case _:
+                found = _attach(process)
+    except OSError as error:
+        return str(error.strerror)
+    return "found" if found else "not there"
+
+
+def _attach(process: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    attach, detach = 16, 17
+    if libc.ptrace(attach, process, None, None) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.waitpid(process, 0)
+    libc.ptrace(detach, process, None, None)
+    return True
+
+
+def _open_files(process: int) -> Iterator[bytes]:
+    """What is in the files that another process has open; pipes would wait."""
+    for number in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208
+        path = Path(f"/proc/{process}/fd/{number}")
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                yield path.read_bytes()
+
+
+def _in_memory(process: int, marker: bytes) -> bool:
+    with Path(f"/proc/{process}/mem").open("rb") as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            area, access = line.split()[:2]
+            start, end = (int(part, 16) for part in area.split("-"))
+            if not access.startswith("rw"):
+                continue
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                memory.seek(start)
+                if marker in memory.read(end - start):
+                    return True
+    return False

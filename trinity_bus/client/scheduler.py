@@ -278,7 +278,8 @@ class Scheduler:
 
     def print_all_state(self) -> None:
         """Log the states of all runners as an aligned table."""
-        log.info("runners:\n%s", state_table(self.get_all_state()))
+        for line in state_table(self.get_all_state()).splitlines():
+            log.info("%s", line)
 
     # ------------------------------------------------------------------------------------------------------ internals
 

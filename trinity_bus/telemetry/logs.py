@@ -9,6 +9,10 @@
 A line has a trace id exactly when it is written while a span is the current one. Without an endpoint log lines go to
 the console alone: the folder of a run keeps the console's output of its processes already.
 
+A line is a line: names and error texts come off the wire, from workflows and from models, so whatever in a message
+could end a line or steer a terminal is escaped, and each line of a traceback is indented. Nobody can write a line in
+another's name.
+
 What goes wrong while log lines are exported is told on the console only, or it would be exported in turn, for ever.
 """
 
@@ -26,6 +30,8 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import format_trace_id
 
+from schemas.errors import printable
+
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 MAX_EARLY_LINES: Final = 1000
 """Far more than any start has; the oldest are dropped."""
@@ -34,17 +40,30 @@ OWN: Final = ("opentelemetry", "urllib3", "requests")
 
 
 class TraceFormatter(logging.Formatter):
-    """Adds the trace id of the current span, where there is one."""
+    """Escapes what is written, and adds the trace id of the current span, where there is one."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or more with a traceback; the trace id ends the first."""
-        text = super().format(record)
+        """One line, or more with a traceback, all but the first indented; the trace id ends the first."""
+        record.message = printable(record.getMessage())
+        record.asctime = self.formatTime(record, self.datefmt)
+        lines = [self.formatMessage(record)]
         context = trace.get_current_span().get_span_context()
-        if not context.is_valid:
-            return text
-        first, newline, rest = text.partition("\n")
-        return f"{first} [trace {format_trace_id(context.trace_id)}]{newline}{rest}"
+        if context.is_valid:
+            lines[0] += f" [trace {format_trace_id(context.trace_id)}]"
+        # Not what another formatter has kept of it, which is as it came.
+        told = [self.formatException(record.exc_info)] if record.exc_info else []
+        told += [self.formatStack(record.stack_info)] if record.stack_info else []
+        lines += [f"  {printable(line)}" for text in told for line in text.splitlines()]
+        return "\n".join(lines)
+
+
+class _Body(logging.Formatter):
+    """What a line says, escaped; its exception goes beside it."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(record.getMessage())
 
 
 def console(level: int | str = logging.INFO, *, template: str = FORMAT) -> None:
@@ -74,6 +93,7 @@ class LogExport:
         self._provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
         self._handler = _Handler(logger_provider=self._provider)
         self._handler.addFilter(_NotOwn())
+        self._handler.setFormatter(_Body())
 
     def begin(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
         """From now on, every line of every logger.

@@ -31,6 +31,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.discreet import DiscreetSpanExporter
 from trinity_bus.telemetry.logs import EarlyLines, LogExport
 from trinity_bus.telemetry.otlp_json import JsonLinesMetricExporter, JsonLinesSpanExporter
 from trinity_bus.telemetry.spans import TRACES
@@ -122,6 +123,7 @@ def setup_telemetry(
     namespace: str = "trinity",
     instance: str | None = None,
     earlier: EarlyLines | None = None,
+    discreet: bool = False,
 ) -> Telemetry:
     """Set the process's tracer and meter providers, and begin to export its log lines where they are to be.
 
@@ -131,6 +133,8 @@ def setup_telemetry(
         namespace: That of the mesh, to tell several apart.
         instance: Which of several of its kind it is, such as ``"explorer-0"``; host and process id where absent.
         earlier: Log lines from before, to be exported too.
+        discreet: Whether errors in spans of this process may quote what a model has answered: their texts are left out
+            then, unless ``telemetry.record_content`` is set.
 
     Raises:
         ConfigError: The protocol is one that is not spoken here.
@@ -140,7 +144,8 @@ def setup_telemetry(
         raise TrinityError(
             "telemetry is set up already: call setup_telemetry once, before any library that does so itself"
         )
-    telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance)
+    discreet = discreet and not settings.record_content
+    telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance, discreet=discreet)
     trace.set_tracer_provider(telemetry.tracer_provider)
     metrics.set_meter_provider(telemetry.meter_provider)
     tell_start()
@@ -162,7 +167,12 @@ def tell_start() -> None:
 
 
 def build_telemetry(
-    service_name: str, settings: TelemetrySettings, *, namespace: str = "trinity", instance: str | None = None
+    service_name: str,
+    settings: TelemetrySettings,
+    *,
+    namespace: str = "trinity",
+    instance: str | None = None,
+    discreet: bool = False,
 ) -> Telemetry:
     """Like :func:`setup_telemetry`, without making the providers those of the process.
 
@@ -187,7 +197,7 @@ def build_telemetry(
         "METRICS", OTLPMetricExporter, JsonLinesMetricExporter, settings.run_dir, Path(METRICS) / file_name
     )
     return Telemetry(
-        _tracer_provider(resource, span_exporter),
+        _tracer_provider(resource, span_exporter, discreet=discreet),
         _meter_provider(resource, metric_exporter, settings.metrics_interval_s),
         destination,
         None if _checked_endpoint("LOGS") is None else LogExport(resource),
@@ -225,15 +235,16 @@ def _exporter[E: SpanExporter | MetricExporter](
     return "nowhere", None
 
 
-def _tracer_provider(resource: Resource, exporter: SpanExporter | None) -> TracerProvider:
+def _tracer_provider(resource: Resource, exporter: SpanExporter | None, *, discreet: bool) -> TracerProvider:
     # Shut down by its owner, who knows when the last span has ended.
     if exporter is None:
         return _NoTraces(shutdown_on_exit=False)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    sink = DiscreetSpanExporter(exporter) if discreet else exporter
     if isinstance(exporter, JsonLinesSpanExporter):
-        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FILE_DELAY_MS))
+        provider.add_span_processor(BatchSpanProcessor(sink, schedule_delay_millis=FILE_DELAY_MS))
     else:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+        provider.add_span_processor(BatchSpanProcessor(sink))
     return provider
 
 

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.tree import Tree
 
+from schemas.errors import printable
 from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.spans import SpanRecord
@@ -224,3 +225,8 @@ def _value(value: object) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def escape(text: str) -> str:
+    """What came out of a span, as it is: neither markup nor anything that steers a terminal."""
+    return escape_markup(printable(text))

@@ -5,11 +5,9 @@ bucket opens the next one, and a tensor larger than a bucket gets one of its own
 every tensor can be viewed in place; the gaps are zeros, so that the checksum depends on the tensors alone.
 """
 
-import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 ALIGNMENT = 16
 """Bytes; at least the size of the largest element."""
@@ -88,15 +86,3 @@ def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
     if slots:
         buckets.append(Bucket(tuple(slots), end))
     return buckets
-
-
-def checksum(buckets: Sequence[Any]) -> str:
-    """SHA-256 over the buckets' bytes, in order, as hex.
-
-    Args:
-        buckets: Objects with the buffer protocol (bytes, NumPy arrays).
-    """
-    digest = hashlib.sha256()
-    for bucket in buckets:
-        digest.update(bucket)
-    return digest.hexdigest()

@@ -3,11 +3,21 @@
 It is the same however the version travels: in the rendezvous store for links, before the bytes for pulls, in a file
 beside the checkpoints. Everything in it is checked before memory is taken: the size of the text, the number of tensors,
 names, dtypes, shapes, and the sum of bytes.
+
+The *checksum* of a version, which is announced over the log, covers its layout and its bytes::
+
+    checksum = SHA-256( domain, SHA-256(names, dtypes, shapes, bucket size: canonical JSON), SHA-256 of the content )
+
+A manifest carries the digest of the content, not the checksum: whoever reads one computes the checksum from it, so a
+manifest with another layout than the announced one is refused before memory is taken for it, and the bytes are compared
+with the content's digest as they have come. The number of the version is no part of it: the same model has the same
+checksum whenever it is staged, and what is announced is the pair of both.
 """
 
+import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, TensorMeta, plan
@@ -18,7 +28,8 @@ MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 512
 MAX_DIMENSIONS = 8
 MAX_TOTAL_BYTES = 4 << 40
-_CHECKSUM = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DOMAIN = b"trinity-bus weights 1\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +37,17 @@ class TransferManifest:
     """One version as it is about to travel."""
 
     version: int
-    checksum: str
-    """SHA-256 over the buckets, hex."""
+    content: str
+    """Digest of the buckets' bytes, hex; see ``hashing``."""
     bucket_bytes: int
     tensors: tuple[TensorMeta, ...]
+    checksum: str = field(init=False)
+    """Of layout and content, hex: what is announced."""
+
+    def __post_init__(self) -> None:
+        layout = json.dumps([self.bucket_bytes, self._rows()], separators=(",", ":")).encode()
+        digest = hashlib.sha256(_DOMAIN + hashlib.sha256(layout).digest() + bytes.fromhex(self.content))
+        object.__setattr__(self, "checksum", digest.hexdigest())
 
     def buckets(self) -> list[Bucket]:
         """The layout that both sides derive."""
@@ -43,9 +61,9 @@ class TransferManifest:
         """
         fields = {
             "version": self.version,
-            "checksum": self.checksum,
+            "content": self.content,
             "bucket_bytes": self.bucket_bytes,
-            "tensors": [[meta.name, meta.dtype, list(meta.shape)] for meta in self.tensors],
+            "tensors": self._rows(),
         }
         text = json.dumps(fields, separators=(",", ":")).encode()
         if len(text) > MAX_MANIFEST_BYTES:
@@ -75,15 +93,18 @@ class TransferManifest:
             raise ManifestError("the manifest names a tensor twice")
         if sum(meta.nbytes for meta in tensors) > MAX_TOTAL_BYTES:
             raise ManifestError(f"the tensors are over the limit of {MAX_TOTAL_BYTES} bytes")
-        digest = fields.get("checksum")
-        if not isinstance(digest, str) or _CHECKSUM.fullmatch(digest) is None:
-            raise ManifestError("the manifest's checksum is not 64 hex digits")
+        digest = fields.get("content")
+        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
+            raise ManifestError("the manifest's digest of the content is not 64 hex digits")
         return cls(
             version=_integer(fields, "version", least=0),
-            checksum=digest,
+            content=digest,
             bucket_bytes=_integer(fields, "bucket_bytes", least=1),
             tensors=tensors,
         )
+
+    def _rows(self) -> list[list[Any]]:
+        return [[meta.name, meta.dtype, list(meta.shape)] for meta in self.tensors]
 
 
 def _integer(fields: dict[str, Any], name: str, *, least: int) -> int:

@@ -9,8 +9,10 @@
 The thread gets the version through a feed (``feed``), whichever way it comes, into host buffers that are kept from
 version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
 received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
-memory that a member keeps is there in any case. With cores to spare, another thread hashes each bucket while the next
+memory that a member keeps is there in any case. With cores to spare, other threads hash each bucket while the next
 ones arrive; on one or two cores that would cost the wire what it saves, so the hashing waits for the last byte.
+Names, dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when
+they have come: see ``manifest``.
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
@@ -22,16 +24,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from trinity_bus.weights import delta
-from trinity_bus.weights.buckets import Bucket, checksum
+from trinity_bus.weights.buckets import Bucket
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.feed import Feed, Offer, Source
 from trinity_bus.weights.folder_feed import FolderFeed
-from trinity_bus.weights.hashing import BackgroundHash
+from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.link_feed import LinkFeed
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.pull_feed import PullFeed
@@ -148,13 +149,12 @@ class _Transfer:
         offer = feed.open(source, None if base is None else base.checksum, self.cancelled)
         layout = offer.manifest.buckets()
         if offer.changes is None:
-            progress = self._receive_all(feed, layout)
+            progress, content = self._receive_all(feed, layout)
         else:
-            progress = self._receive_changes(feed, layout, offer)
-        if progress.checksum != source.checksum:
+            progress, content = self._receive_changes(feed, layout, offer)
+        if content != offer.manifest.content:
             raise WeightTransferError(
-                f"the bytes of version {source.version} have checksum {progress.checksum}, "
-                f"announced was {source.checksum}"
+                f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
             )
         resources.held = offer.manifest
         verified_at = time.monotonic()
@@ -164,6 +164,7 @@ class _Transfer:
         return replace(
             progress,
             state="ready",
+            checksum=offer.manifest.checksum,
             nbytes=sum(bucket.nbytes for bucket in layout),
             verified_at=verified_at,
             prepared_at=time.monotonic(),
@@ -175,31 +176,30 @@ class _Transfer:
                 raise WeightTransferError("the transfer was cancelled")
             yield named
 
-    def _receive_all(self, feed: Feed, layout: list[Bucket]) -> Progress:
-        """Receive all buckets."""
+    def _receive_all(self, feed: Feed, layout: list[Bucket]) -> tuple[Progress, str]:
+        """Receive all buckets; also the digest of what has come."""
         self.resources.held = None
         buffers = self._fit_buffers(layout, feed.device)
         posted_at = self._waiting_since = time.monotonic()
-        with BackgroundHash() if self.overlap else nullcontext() as hashing:
+        with ContentHash() as hashing:
 
             def arrived(index: int) -> None:
                 self._waiting_since = time.monotonic()
-                if hashing is not None:
+                if self.overlap:
                     hashing.put(buffers[index])
 
             feed.fill(buffers, arrived)
             received_at = time.monotonic()
             self._waiting_since = None
-        digest = hashing.hexdigest() if hashing is not None else checksum([b.cpu().numpy() for b in buffers])
-        return Progress(
-            checksum=digest,
-            received_nbytes=sum(bucket.nbytes for bucket in layout),
-            posted_at=posted_at,
-            received_at=received_at,
-        )
+            if not self.overlap:
+                for buffer in buffers:
+                    hashing.put(buffer)
+        received_nbytes = sum(bucket.nbytes for bucket in layout)
+        progress = Progress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
+        return progress, hashing.hexdigest()
 
-    def _receive_changes(self, feed: Feed, layout: list[Bucket], offer: Offer) -> Progress:
-        """Receive a delta, and write it into the buffers."""
+    def _receive_changes(self, feed: Feed, layout: list[Bucket], offer: Offer) -> tuple[Progress, str]:
+        """Receive a delta, and write it into the buffers; also the digest of what they hold then."""
         import torch
 
         resources, changes = self.resources, offer.changes or ()
@@ -213,9 +213,11 @@ class _Transfer:
         feed.fill([payload], lambda _: None)
         received_at = time.monotonic()
         self._waiting_since = resources.held = None
-        arrays = [buffer.numpy() for buffer in resources.buffers]
-        delta.apply(layout, arrays, changes, payload.numpy())
-        return Progress(checksum=checksum(arrays), received_nbytes=size, posted_at=posted_at, received_at=received_at)
+        delta.apply(layout, [buffer.numpy() for buffer in resources.buffers], changes, payload.numpy())
+        with ContentHash() as hashing:
+            for buffer in resources.buffers:
+                hashing.put(buffer)
+        return Progress(received_nbytes=size, posted_at=posted_at, received_at=received_at), hashing.hexdigest()
 
     def _fit_buffers(self, layout: list[Bucket], device: str) -> "list[torch.Tensor]":
         import torch

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from trinity_bus.weights.buckets import ALIGNMENT, Bucket, Slot, TensorMeta
 from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
-from trinity_bus.weights.hashing import BackgroundHash
+from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class Staging:
                 looked at one by one, each before the next is asked for.
 
         Returns:
-            What there is to be said about it; its checksum is the SHA-256 over the buffers.
+            What there is to be said about it; its checksum covers names, dtypes, shapes and bytes.
 
         Raises:
             WeightTransferError: There are no tensors.
             ManifestError: They are too many to be announced.
         """
         packing = _Packing(self)
-        with BackgroundHash() as digest:
+        with ContentHash() as digest:
             for name, tensor in named_tensors:
                 packing.add(name, tensor, digest)
             packing.close_bucket(digest)
@@ -199,7 +199,7 @@ class _Packing:
         self._open: torch.Tensor | None = None
         self._end = 0
 
-    def add(self, name: str, tensor: "torch.Tensor", digest: BackgroundHash) -> None:
+    def add(self, name: str, tensor: "torch.Tensor", digest: ContentHash) -> None:
         """Copy one tensor behind the last."""
         kind = self._staging.travelling_dtype(tensor)
         meta = TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
@@ -215,7 +215,7 @@ class _Packing:
         self._end = offset + meta.nbytes
         self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
 
-    def close_bucket(self, digest: BackgroundHash) -> None:
+    def close_bucket(self, digest: ContentHash) -> None:
         """The open bucket is whole: hash it beside what follows."""
         if self._open is None:
             return

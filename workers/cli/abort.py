@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from schemas.errors import one_line
 from schemas.topics import BATCHES
 from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
@@ -63,5 +64,5 @@ def _say(name: str, batch: BatchView | None) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     counts = f"{batch.completed} tasks done, {batch.aborted} cut off"
-    why = f": {batch.reason}" if batch.reason else ""
+    why = f": {one_line(batch.reason)}" if batch.reason else ""
     console.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)

@@ -124,7 +124,10 @@ def main() -> None:
         line = _explained(error)
         if line is None:
             raise
-        sys.stderr.write(f"trinity-bus: {line}\n")
+        from schemas.errors import printable
+
+        # It may quote what came over the wire.
+        sys.stderr.write(f"trinity-bus: {printable(line)}\n")
         sys.exit(_ERROR)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schemas.errors import printable
 from schemas.topics import DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.headers import (
@@ -50,7 +51,7 @@ def describe(received: Received[Any]) -> dict[str, str]:
         "value": cut.decode("utf-8", "backslashreplace") + ("..." if len(received.raw) > len(cut) else ""),
         "size": size or str(len(received.raw)),
     }
-    return {name: _printable(text) for name, text in letter.items()}
+    return {name: printable(text) for name, text in letter.items()}
 
 
 @app.command("dead-letters")
@@ -85,10 +86,6 @@ async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:
 
 def _line(letter: dict[str, str]) -> str:
     return f"{letter['time']} {letter['reason']} {letter['source']} key={letter['key']!r}: {letter['detail']}"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:

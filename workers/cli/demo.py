@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from schemas.errors import printable
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.service import run_service
 from workers.demo.demo import run_demo
@@ -70,7 +71,7 @@ def demo(
     except ConfigError:
         raise
     except TrinityError as error:
-        console.print(f"The demo failed: {error}", style="red", markup=False, soft_wrap=True)
+        console.print(f"The demo failed: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     if done:
         _report(done[0], options)

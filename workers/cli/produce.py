@@ -7,8 +7,10 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from schemas.errors import printable
 from schemas.task import Task
 from schemas.topics import TASKS
 from trinity_bus.bus import Bus
@@ -37,7 +39,9 @@ def produce(
     """
     tasks, bad = _read(file)
     for line in bad[:_SHOWN_ERRORS]:
-        console.print(f"[red]{file}:{line.number}[/]: {line.reason}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[red]{escape(file)}:{line.number}[/]: {escape(printable(line.reason))}", highlight=False, soft_wrap=True
+        )
     if len(bad) > _SHOWN_ERRORS:
         console.print(f"... and {len(bad) - _SHOWN_ERRORS} more bad lines")
     if dry_run or not tasks or (bad and not keep_going):

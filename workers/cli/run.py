@@ -8,6 +8,7 @@ import typer
 
 from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
+from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console
 from workers.cli.connection import connected_settings
@@ -24,6 +25,7 @@ def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: S
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
     console(log_level.upper())
+    keep_secrets()
 
     async def healthy() -> None:
         async with serving(settings.health, settings.kafka):

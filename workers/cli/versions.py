@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from schemas.errors import printable
 from trinity_bus.client import Synchronizer, VersionRow
 from trinity_bus.runtime.service import run_service
 
@@ -122,9 +124,9 @@ def table(rows: list[VersionRow], last: int) -> Table:
             datetime.fromtimestamp(row.published_at).strftime("%m-%d %H:%M:%S"),
             _figure(record.metrics.get("loss")),
             _figure(record.metrics.get("reward_mean")),
-            record.checksum[:_CHECKSUM_CHARS],
-            record.checkpoint or "",
-            ", ".join(row.served_by),
+            Text(printable(record.checksum[:_CHECKSUM_CHARS])),
+            Text(printable(record.checkpoint or "")),
+            Text(", ".join(row.served_by)),
         )
     shown.caption = "* to be served" if rows else "no version was published yet"
     return shown
@@ -146,4 +148,4 @@ def _figure(value: float | None) -> str:
 
 
 def _say(line: str) -> None:
-    _errors.print(line, highlight=False, markup=False, soft_wrap=True)
+    _errors.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from schemas.errors import one_line
 from workers.watch import MeshView
 from workers.watch.render import batches_table, explorers_table, training_line
 
@@ -131,5 +132,5 @@ class LiveDisplay:
                 batches_table(view),
                 explorers_table(view),
             ]
-        parts += [Text(f"! {error}", "red") for error in view.errors]
+        parts += [Text(f"! {one_line(error)}", "red") for error in view.errors]
         return Panel(Group(*parts), title="Trinity Bus", border_style="cyan")

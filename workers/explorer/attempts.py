@@ -21,6 +21,7 @@ A broken connection to the log is the explorer's own end, told through ``fatal``
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -40,12 +41,15 @@ from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.orders import Attempt, attempt_of
 from workers.explorer.outcome import Identity
+from workers.explorer.runners.errors import WorkflowRaisedError
 from workers.explorer.runners.service import Runners, Yield
 from workers.explorer.served import Served
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
 
+
+_TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 
 IDLE = "idle"
 WAITING = "waiting_for_version"
@@ -69,6 +73,7 @@ class Attempts:
         served: The version that the engine serves.
         slots: Told what the attempts are waiting for.
         on_ended: Told of every attempt that has ended, however.
+        record_content: Whether spans may tell what workflows say in their errors.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Attempts:
         served: Served,
         slots: Occupancy,
         on_ended: Callable[[Attempt], None],
+        record_content: bool = False,
     ) -> None:
         self._runners = runners
         self._producer = producer
@@ -89,6 +95,7 @@ class Attempts:
         self._served = served
         self._slots = slots
         self._on_ended = on_ended
+        self._record_content = record_content
         self._running: dict[Attempt, asyncio.Task[None]] = {}
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises what ends the explorer."""
@@ -153,6 +160,7 @@ class Attempts:
             ) as span,
         ):
             began = time.perf_counter()
+            broke: Exception | None = None
             try:
                 yielded = await self._roll_out(order, slot)
                 slot.move(PUBLISHING)
@@ -165,6 +173,7 @@ class Attempts:
                 if _ends_the_explorer(error):
                     raise
                 _log.warning("task %s attempt %d failed: %s", order.task.task_id, order.attempt, error)
+                broke = error
                 result = outcome.failed(order, error, self._who, seconds=time.perf_counter() - began)
             result, durable = await self._answer(order, result)
             span.set_attribute(names.RL_SAMPLES, result.samples)
@@ -172,9 +181,9 @@ class Attempts:
             span.set_attribute(names.RL_TASK_STATUS, result.status)
             kind = None
             if result.status == "failed":
-                kind = (result.error or "").partition(":")[0]
+                kind = _kind(result.error or "")
                 span.set_attribute(names.ERROR_TYPE, kind)
-                span.set_status(Status(StatusCode.ERROR, result.error))
+                span.set_status(Status(StatusCode.ERROR, result.error if self._tells(broke) else None))
             self._count(order, result.status, kind)
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
             await durable
@@ -189,6 +198,10 @@ class Attempts:
                 order, outcome.UnsendableResultError(str(error)), self._who, seconds=result.seconds
             )
             return failure, await self._producer.send(EVENTS, self._who.explorer, failure)
+
+    def _tells(self, error: Exception | None) -> bool:
+        """Whether a span may have an error's text: a workflow's may quote what the model has answered."""
+        return self._record_content or not isinstance(error, WorkflowRaisedError)
 
     def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
@@ -232,6 +245,12 @@ class Attempts:
         for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
             TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, names.RL_TOKEN_KIND: kind})
         return result
+
+
+def _kind(error: str) -> str:
+    """The type that an error's text begins with. A workflow may claim any, and each would be a metric of its own."""
+    kind = error.partition(":")[0]
+    return kind if _TYPE_NAME.fullmatch(kind) else WorkflowRaisedError.__name__
 
 
 def _ends_the_explorer(error: Exception) -> bool:

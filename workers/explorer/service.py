@@ -103,7 +103,7 @@ class Explorer:
     """One life of an explorer, over a connected bus, a started engine and a nursery of runners.
 
     Args:
-        settings: The sections ``explorer`` and ``coordinator`` (the model's name) are used.
+        settings: The sections ``explorer``, ``telemetry`` and ``coordinator`` (the model's name) are used.
         bus: Connected.
         engine: Started; not stopped here.
         nursery: Not closed here; its runners are.
@@ -111,6 +111,7 @@ class Explorer:
 
     def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, nursery: Nursery) -> None:
         self._settings = settings.explorer
+        self._record_content = settings.telemetry.record_content
         self._bus = bus
         self._engine = engine
         self._nursery = nursery
@@ -165,6 +166,7 @@ class Explorer:
             served=served,
             slots=slots,
             on_ended=self._orders.ended,
+            record_content=self._record_content,
         )
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:

@@ -110,7 +110,7 @@ def runners_table(view: MeshView) -> Table:
             Text(runner.state, _COLOURS[runner.state]),
             str(runner.pid),
             Text(one_line(str(at)) + others),
-            one_line(str(values.get("model_version", ""))),
+            Text(one_line(str(values.get("model_version", "")))),
             span(running_time) if isinstance(running_time, int | float) else "",
             str(runner.completed),
             str(runner.restarts),
@@ -202,7 +202,7 @@ def mesh(view: MeshView, lag: Mapping[str, int] | None = None) -> RenderableType
     parts.append(training_line(view))
     if lag is not None:
         parts.append(Text("coordinator's lag: " + ", ".join(f"{n:,} {name}" for name, n in lag.items())))
-    parts.extend(Text(f"! {error}", "red") for error in view.errors)
+    parts.extend(Text(f"! {one_line(error)}", "red") for error in view.errors)
     return Group(*parts)
 
 

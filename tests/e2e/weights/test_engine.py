@@ -174,7 +174,7 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
     served = rig.version
     corrupt = rig.announce(1)
     rig.publisher.staging._staged[rig.version].buffers[0][100] ^= 1
-    with pytest.raises(WeightTransferError, match="have checksum"):
+    with pytest.raises(WeightTransferError, match="have digest"):
         rig.run(rig.transfer(corrupt))
     # A trainer that never sends: generation goes on meanwhile.
     silent = rig.announce(1)

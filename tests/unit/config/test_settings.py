@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_bus.config import Settings, env_name, required, setting_paths
+from trinity_bus.config import Settings, env_name, forget_secrets, required, secret_variables, setting_paths
 from trinity_bus.errors import ConfigError, TrinityError
 
 
@@ -182,3 +182,69 @@ def test_light_parts_import_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+LOGIN = "TRINITY_BUS_KAFKA__SASL_PASSWORD"
+
+
+def test_a_secret_can_lie_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2 \n")
+    monkeypatch.setenv(LOGIN.lower() + "_file", str(file))
+    password = Settings().kafka.sasl_password
+    assert password is not None
+    assert password.get_secret_value() == "hunter2 "
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "No such file or directory; give the path of a readable file"),
+        (b"", "the file is empty"),
+        (b"\n", "the file is empty"),
+        (b"\xff\xfe", "the file is not UTF-8 text"),
+        (b"x" * (1 << 17), "the file is too large"),
+    ],
+)
+def test_a_file_without_a_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, complaint: str
+) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv(LOGIN + "_FILE", str(file))
+    with pytest.raises(ConfigError) as raised:
+        Settings()
+    assert str(raised.value) == f"{LOGIN}_FILE={str(file)!r}: {complaint}"
+
+
+def test_a_secret_comes_one_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2")
+    monkeypatch.setenv(LOGIN + "_FILE", str(file))
+    monkeypatch.setenv(LOGIN, "hunter2")
+    with pytest.raises(ConfigError, match="are both set") as raised:
+        Settings()
+    assert "hunter2" not in str(raised.value)
+
+
+def test_only_secrets_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__NAMESPACE_FILE", "/dev/null")
+    with pytest.raises(ConfigError, match="TRINITY_BUS_KAFKA__NAMESPACE_FILE is not a setting"):
+        Settings()
+
+
+def test_secrets_are_forgotten_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in secret_variables():
+        monkeypatch.setenv(variable, "hunter2")
+    monkeypatch.setenv(LOGIN.lower() + "_file", "/run/secrets/password")
+    monkeypatch.setenv("TRINITY_BUS_ACCESS", '{"admin_password": "hunter2"}')
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__NAMESPACE", "team-a")
+    forget_secrets()
+    assert {name for name in os.environ if name.upper().startswith("TRINITY_BUS_")} == {"TRINITY_BUS_KAFKA__NAMESPACE"}
+
+
+def test_workflows_are_given_no_variable_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_EXPLORER__RUNNER_ENVIRONMENT", f"JUDGE_KEY,{LOGIN}")
+    with pytest.raises(ConfigError, match=f"workflows may not have {LOGIN}"):
+        Settings()

@@ -26,7 +26,7 @@ def test_a_line_of_a_span_ends_with_its_trace() -> None:
         assert formatter.format(record("it failed")) == f"workers.explorer: it failed {trace}"
         first, *rest = formatter.format(record("it failed", ValueError("broken"))).splitlines()
     assert first == f"workers.explorer: it failed {trace}"
-    assert rest[-1] == "ValueError: broken"
+    assert rest[-1] == "  ValueError: broken"
     assert formatter.format(record("it failed")) == "workers.explorer: it failed"
 
 

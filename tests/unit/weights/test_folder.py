@@ -165,7 +165,7 @@ def test_other_bytes_than_were_published_are_caught(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert "have checksum" in read(receiver, announced).error
+    assert "have digest" in read(receiver, announced).error
     receiver.cancel()
     # A file that ends too early is an error, not a fault of memory.
     path.write_bytes(data[:-1000])

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
 from trinity_bus.weights.errors import ManifestError
 from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES, TransferManifest
 
-CHECKSUM = "0" * 64
+CONTENT = "0" * 64
 GOOD: dict[str, Any] = {
     "version": 3,
-    "checksum": CHECKSUM,
+    "content": CONTENT,
     "bucket_bytes": 64,
     "tensors": [["w", "float32", [2, 3]]],
 }
@@ -32,8 +33,20 @@ tensors = st.lists(
 
 @given(st.integers(0, 1 << 40), st.integers(1, 1 << 30), tensors)
 def test_a_manifest_comes_back_as_it_was(version: int, size: int, metas: list[TensorMeta]) -> None:
-    manifest = TransferManifest(version, CHECKSUM, size, tuple(metas))
+    manifest = TransferManifest(version, CONTENT, size, tuple(metas))
     assert TransferManifest.from_json(manifest.to_json()) == manifest
+
+
+@given(st.integers(1, 1 << 30), tensors, st.data())
+def test_the_checksum_is_another_where_anything_but_the_version_is(
+    size: int, metas: list[TensorMeta], data: st.DataObject
+) -> None:
+    manifest = TransferManifest(0, CONTENT, size, tuple(metas))
+    assert manifest.checksum == replace(manifest, version=7).checksum
+    changed = data.draw(st.permutations(metas) | tensors)
+    assert (replace(manifest, tensors=tuple(changed)).checksum == manifest.checksum) == (changed == metas)
+    assert replace(manifest, bucket_bytes=size + 1).checksum != manifest.checksum
+    assert replace(manifest, content="1" + CONTENT[1:]).checksum != manifest.checksum
 
 
 @pytest.mark.parametrize(
@@ -42,7 +55,7 @@ def test_a_manifest_comes_back_as_it_was(version: int, size: int, metas: list[Te
         ({"version": -1}, "version is -1"),
         ({"version": True}, "version is True"),
         ({"bucket_bytes": 0}, "bucket_bytes is 0"),
-        ({"checksum": "abc"}, "64 hex digits"),
+        ({"content": "abc"}, "64 hex digits"),
         ({"tensors": []}, "1 to"),
         ({"tensors": [["w", "float32"]]}, r"not \[name, dtype, shape\]"),
         ({"tensors": [["w", "object", [1]]]}, "dtype 'object'"),

@@ -16,7 +16,7 @@ from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.weights import staging
-from trinity_bus.weights.hashing import BackgroundHash
+from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.staging import Staging
 from workers.trainer.publication import Publisher, make_publisher
@@ -114,14 +114,14 @@ def test_the_trainer_goes_on_while_a_member_is_slow_and_the_other_is_not_held_up
 def test_the_next_bucket_is_gathered_while_the_one_before_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = threading.Event()
 
-    class Noting(BackgroundHash):
+    class Noting(ContentHash):
         def put(self, buffer: Any) -> None:
             super().put(buffer)
             # Whatever has been hashed by now was hashed while the iteration below went on.
-            wait_until(self._buffers.empty, "the thread to take the bucket")
+            wait_until(lambda: all(piece.done() for piece in self._pieces), "a thread to hash the bucket")
             hashed.set()
 
-    monkeypatch.setattr(staging, "BackgroundHash", Noting)
+    monkeypatch.setattr(staging, "ContentHash", Noting)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.ones(300)

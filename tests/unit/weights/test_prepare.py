@@ -70,7 +70,7 @@ def test_other_bytes_than_were_announced_are_never_prepared(server: WeightServer
     receiver = WeightReceiver(prepare=preparation)
     checksum = server.stage(0, model(1).items())
     server.staging._staged[0].buffers[0][3] ^= 1
-    assert "have checksum" in pull(server, receiver, 0, checksum).error
+    assert "have digest" in pull(server, receiver, 0, checksum).error
     assert not preparation.seen
 
 

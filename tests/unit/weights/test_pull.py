@@ -139,7 +139,7 @@ def test_a_base_that_was_touched_is_caught_and_the_next_version_comes_whole(
     receiver._resources.buffers[0][5000] ^= 1
     weights = step(weights, 10)
     checksum = server.stage(1, weights.items())
-    assert "have checksum" in pull(server, receiver, 1, checksum).error
+    assert "have digest" in pull(server, receiver, 1, checksum).error
     receiver.cancel()
     progress = pull(server, receiver, 1, checksum)
     assert progress.state == "ready", progress.error

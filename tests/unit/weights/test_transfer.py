@@ -202,7 +202,7 @@ def test_bytes_that_differ_from_their_checksum_are_not_ready(
     progress = settled(receiver)
     thread.join()
     assert progress.state == "failed"
-    assert "have checksum" in progress.error
+    assert "have digest" in progress.error
 
 
 def test_a_cancelled_transfer_leaves_the_receiver_ready_for_the_next(

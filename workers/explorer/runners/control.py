@@ -33,6 +33,8 @@ class Load(Struct, tag="load", frozen=True):
     namespace: str
     telemetry: bytes
     """``TelemetrySettings`` as JSON."""
+    user: str | None = None
+    """User, by name or number, to become before anything of the workflows' is imported; None: to stay."""
 
 
 class ForkRunner(Struct, tag="fork", frozen=True):

@@ -7,11 +7,13 @@
        '--takes too long-------> RunnersError
     READY --it dies--> RunnersError to whoever listens; its runners die with it
 
-It runs under a guard (:mod:`trinity_bus.runtime.process`), so that nothing of it outlives this process.
+It runs under a guard (:mod:`trinity_bus.runtime.process`), so that nothing of it outlives this process, and is given
+little of it (:mod:`workers.explorer.runners.confinement`).
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -25,9 +27,13 @@ from trinity_bus.config import Settings, env_name
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.process import Child
 from workers.explorer.runners import control
+from workers.explorer.runners.confinement import environment
 from workers.explorer.runners.control import Born, Broken, Died, ForkRunner, Load, Loaded, SignalRunner, ToNursery
 from workers.explorer.runners.errors import RunnersError
 
+_log = logging.getLogger(__name__)
+
+_RUNNER_USER = env_name("explorer.runner_user")
 TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
 _STOP_S = 2.0
 
@@ -47,13 +53,14 @@ class Nursery:
 
     def __init__(self, settings: Settings, *, tokenizer: str = TOKENIZER) -> None:
         explorer = settings.explorer
+        if os.geteuid() == 0 and explorer.runner_user is None:
+            _log.warning("workflows run as root, as this explorer does; %s names another user", _RUNNER_USER)
         self._limit_s = explorer.start_timeout_s
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._child = Child(
                 [sys.executable, "-m", "workers.explorer.runners.nursery_main", str(theirs.fileno())],
-                # Threads of libraries do not survive a fork, and workflows have one core at most.
-                env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ},
+                env=environment(os.environ, explorer.runner_environment),
                 pass_fds=[theirs.fileno()],
             )
         self._channel.setblocking(False)
@@ -68,6 +75,7 @@ class Nursery:
                     explorer=explorer.name,
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),
+                    user=explorer.runner_user,
                 )
             )
         )
@@ -81,7 +89,8 @@ class Nursery:
             The names of the workflows that they know.
 
         Raises:
-            ConfigError: A module of workflows cannot be imported, or the tokenizer cannot be loaded.
+            ConfigError: A module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot
+                become ``explorer.runner_user``.
             RunnersError: It died, or took longer than ``explorer.start_timeout_s``.
         """
         if self._workflows is not None:
@@ -102,8 +111,8 @@ class Nursery:
                 return workflows
             case Broken(why):
                 raise ConfigError(
-                    f"runners cannot be prepared: {why}; see {env_name('explorer.workflow_modules')} and "
-                    f"{env_name('explorer.model_path')}"
+                    f"runners cannot be prepared: {why}; see {env_name('explorer.workflow_modules')}, "
+                    f"{env_name('explorer.model_path')} and {env_name('explorer.runner_user')}"
                 )
             case other:
                 raise RunnersError(f"the runners' nursery ended as it started ({other or self._child.wait(_STOP_S)})")

@@ -5,8 +5,8 @@ memory. It runs none of a workflow itself, apart from importing it.
 
 ::
 
-    LOADING --Loaded--> FORKING --the explorer's socket is closed, or the explorer dies--> all runners killed, ended
-       '--Broken--> ended
+    CONFINING --> LOADING --Loaded--> FORKING --the explorer closes its socket, or dies--> runners killed, ended
+        '------------'--Broken--> ended
 
 Whatever a runner starts becomes the runner's own child when it is orphaned, and the nursery's when the runner is dead
 (both are "child subreapers"). So a child of the nursery that is no runner is left over from a dead one, and is killed.
@@ -36,6 +36,7 @@ from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_w
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry.logs import console
 from workers.explorer.runners import control
+from workers.explorer.runners.confinement import confine
 from workers.explorer.runners.control import (
     Born,
     Broken,
@@ -220,7 +221,11 @@ def serve(channel: socket.socket) -> None:
     order = control.to_nursery(channel.recv(control.MAX_BYTES))
     if not isinstance(order, Load):
         return
+    guard = os.getppid()
     try:
+        confine(order.user)
+        # The kernel forgets it when a process becomes another user.
+        die_with_parent(guard)
         tokenizer = load(order)
     except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
         channel.send(control.encode(Broken(f"{type(error).__name__}: {error}"[:4000])))

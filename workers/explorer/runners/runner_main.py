@@ -74,7 +74,7 @@ def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: Lo
     telemetry = None
     if destination_configured(settings):
         instance = f"{order.explorer}/runner-{serial}"
-        telemetry = setup_telemetry("explorer", settings, namespace=order.namespace, instance=instance)
+        telemetry = setup_telemetry("explorer", settings, namespace=order.namespace, instance=instance, discreet=True)
     try:
         uvloop.run(_serve(link, tokenizer))
     finally:

@@ -1,0 +1,151 @@
+"""A version whose bytes are right and whose names, dtypes or shapes are not: whoever announced it meant another model.
+
+The liar is whoever stands between: it knows the true version and its checksum, and tells a manifest that lays the very
+same bytes out in another way. Real publishers, receivers and sockets; only what the manifest says is forged.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.transfers import announcement, settled, source
+from trinity_bus.config import SynchronizerSettings, TrainerSettings
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.receiver import Progress, WeightReceiver
+from workers.trainer.publication import Publisher, make_publisher
+
+type Rows = list[list[Any]]
+type Lie = Callable[[Rows], None]
+
+
+def swap_names(rows: Rows) -> None:
+    rows[0][0], rows[1][0] = rows[1][0], rows[0][0]
+
+
+def rename(rows: Rows) -> None:
+    rows[0][0] = "layer.9"
+
+
+def another_dtype(rows: Rows) -> None:
+    rows[2][1] = "float16"
+
+
+def another_shape(rows: Rows) -> None:
+    rows[0][2].reverse()
+
+
+def one_for_two(rows: Rows) -> None:
+    # The first two lie side by side without a gap.
+    rows[0:2] = [["layer.0", "float32", [2 * 16 * 32]]]
+
+
+LIES = [swap_names, rename, another_dtype, another_shape, one_for_two]
+
+
+def model(version: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return {
+        "layer.0": torch.randn(16, 32, generator=generator),
+        "layer.1": torch.randn(16, 32, generator=generator),
+        "half": torch.randn(1024, generator=torch.Generator().manual_seed(0)).bfloat16(),
+    }
+
+
+class Trainer:
+    """Publishes by one method, and can be made to lie about the layout."""
+
+    def __init__(self, method: str, folder: Path, *, deltas: bool) -> None:
+        self._folder = folder
+        sync = SynchronizerSettings(sync_method=method, sync_delta=deltas, sync_timeout_s=5)  # type: ignore[arg-type]
+        self.publisher: Publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, folder, "cpu")
+        self._serving: list[threading.Thread] = []
+
+    def offer(self, receiver: WeightReceiver, version: int, weights: dict[str, torch.Tensor]) -> Progress:
+        partial = checkpoint.begin(self._folder, version)
+        save_file(weights, partial / "model.safetensors")
+        progress = TrainingProgress(step=version, version=version)
+        folder = checkpoint.commit(self._folder, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+        checksum = self.publisher.stage(version, weights.items())
+        announced = announcement(self.publisher, version, checksum, "a", checkpoint=folder)
+        self._serving.append(threading.Thread(target=self.publisher.serve, args=(announced,)))
+        self._serving[-1].start()
+        receiver.start(source(announced, "a", 5))
+        return settled(receiver)
+
+    def close(self) -> None:
+        self.publisher.close()
+        for thread in self._serving:
+            thread.join()
+
+
+@pytest.fixture
+def receiver() -> Iterator[WeightReceiver]:
+    made = WeightReceiver()
+    yield made
+    made.close()
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, how: Lie) -> None:
+    honest = TransferManifest.to_json
+
+    def forged(self: TransferManifest) -> bytes:
+        fields = json.loads(honest(self))
+        how(fields["tensors"])
+        return json.dumps(fields).encode()
+
+    monkeypatch.setattr(TransferManifest, "to_json", forged)
+
+
+@pytest.mark.parametrize("how", LIES, ids=lambda how: how.__name__)
+@pytest.mark.parametrize("method", ["nccl", "memory", "checkpoint"])
+def test_a_forged_layout_is_refused_before_memory_is_taken(
+    method: str, how: Lie, tmp_path: Path, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(method, tmp_path, deltas=False)
+    try:
+        lie(monkeypatch, how)
+        progress = trainer.offer(receiver, 0, model(0))
+        assert progress.state == "failed"
+        assert progress.error.startswith("ManifestError: what is offered is version 0 with checksum")
+        assert not receiver._resources.buffers
+        monkeypatch.undo()
+        receiver.cancel()
+        assert trainer.offer(receiver, 1, model(1)).state == "ready"
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize("how", LIES, ids=lambda how: how.__name__)
+@pytest.mark.parametrize("method", ["memory", "checkpoint"])
+def test_a_forged_layout_of_a_delta_is_refused_and_what_is_held_stays(
+    method: str, how: Lie, tmp_path: Path, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(method, tmp_path, deltas=True)
+    weights = model(0)
+    try:
+        assert trainer.offer(receiver, 0, weights).state == "ready"
+        list(receiver.take())
+        trainer.publisher.keep(0)
+        weights["layer.0"][0, :5] += 1
+        lie(monkeypatch, how)
+        progress = trainer.offer(receiver, 1, weights)
+        assert progress.state == "failed"
+        assert progress.error.startswith("ManifestError")
+        receiver.cancel()
+        # What is held was not touched: what has changed since is enough.
+        monkeypatch.undo()
+        progress = trainer.offer(receiver, 2, weights)
+        assert progress.state == "ready", progress.error
+        if method == "memory":
+            assert progress.received_nbytes < progress.nbytes
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in receiver.take())
+    finally:
+        trainer.close()

@@ -1,0 +1,30 @@
+import pytest
+
+from workers.explorer.runners.confinement import confine, environment
+
+GIVEN = {
+    "PATH": "/bin",
+    "LC_ALL": "C",
+    "OMP_NUM_THREADS": "8",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+    "OTEL_EXPORTER_OTLP_HEADERS": "api-key=hunter2",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "api-key=hunter2",
+    "TRINITY_BUS_KAFKA__SASL_PASSWORD": "hunter2",
+    "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "HF_TOKEN": "hunter2",
+    "JUDGE_KEY": "hunter3",
+}
+HARMLESS = {"PATH", "LC_ALL", "OTEL_EXPORTER_OTLP_ENDPOINT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+
+
+def test_runners_are_given_what_is_harmless_and_what_the_operator_names() -> None:
+    assert set(environment(GIVEN, None)) == HARMLESS
+    assert environment(GIVEN, None)["OMP_NUM_THREADS"] == "8"
+    assert set(environment(GIVEN, "JUDGE_KEY,ABSENT")) == HARMLESS | {"JUDGE_KEY"}
+
+
+@pytest.mark.parametrize("user", ["no-such-user-here", "4000000000"])
+def test_a_user_that_there_is_not_is_an_error(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.explorer.runners.confinement.prctl", lambda *_: None)
+    with pytest.raises(KeyError):
+        confine(user)
