@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 
 from schemas import Dispatch, PublishedVersion, RolloutFinished, Task
 from schemas.errors import printable
+from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
 from trinity_bus.client import VersionRow
 from trinity_bus.telemetry.discreet import DiscreetSpanExporter
@@ -218,6 +219,7 @@ def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, rec
             cast("Runners", RaisingRunners(error)),
             cast("Producer", DeafProducer()),
             Identity(explorer="explorer-0", incarnation="life", model="policy"),
+            bounds=Bounds(vocabulary=100, positions=100),
             served=served,
             slots=Occupancy("idle", 1),
             on_ended=lambda _: ended.set(),
