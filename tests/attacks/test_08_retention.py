@@ -72,10 +72,13 @@ def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: KafkaSettin
             await admin.create_topics([NewTopic(name, TASKS.partitions, 1, topic_configs=earlier)])
             async with Bus(settings, client_id="test") as bus:
                 await bus.ensure_topics([TASKS])
-            (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
-            found = {entry[0]: entry[1] for entry in response.resources[0][4]}
-            for key in ("retention.ms", "retention.bytes", "message.timestamp.type"):
-                assert found[key] == TASKS.config()[key]
+            wanted = {key: TASKS.config()[key] for key in ("retention.ms", "retention.bytes", "message.timestamp.type")}
+            found: dict[str, str] = {}
+            async with asyncio.timeout(30):
+                # What is changed reaches the brokers a moment later.
+                while found != wanted:
+                    (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+                    found = {entry[0]: entry[1] for entry in response.resources[0][4] if entry[0] in wanted}
             (own,) = [entry for entry in response.resources[0][4] if entry[0] == "unclean.leader.election.enable"]
             assert own[3] == 1, "what others have set stays"
         finally:
