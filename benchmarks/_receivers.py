@@ -47,6 +47,7 @@ class BareReceiver:
             prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
             version=announced.version,
             checksum=announced.checksum,
+            secret=announced.secret or "",
         )
         self._receiver.start(source, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
         progress = await ended

@@ -9,6 +9,7 @@ ids with the same sampling; all requests at once, nothing decoded, nothing rewar
 import argparse
 import asyncio
 import multiprocessing
+import secrets
 import statistics
 import sys
 import time
@@ -170,6 +171,7 @@ async def serve_weights(
         master_address=host,
         master_port=port,
         checksum=checksum,
+        secret=secrets.token_hex(32),
     )
     await producer.send(MODEL_VERSIONS, announced.model, announced)
     await asyncio.to_thread(publisher.serve, announced)

@@ -29,6 +29,7 @@ import argparse
 import asyncio
 import contextlib
 import multiprocessing
+import secrets
 import statistics
 import sys
 import threading
@@ -48,7 +49,7 @@ from _receivers import BareReceiver, Timed, follow
 from _report import Row, report
 from safetensors.torch import load_file
 
-from schemas import ModelVersion, Sampling, StepTrained, TrainerHeartbeat, WeightsSynced
+from schemas import Member, ModelVersion, Sampling, StepTrained, TrainerHeartbeat, WeightsSynced
 from schemas.topics import EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
@@ -432,8 +433,29 @@ def delta_rows(name: str, rounds: int) -> Iterator[Row]:
             host, port = server.address
             ended = threading.Event()
             began = time.perf_counter()
+            announced = ModelVersion(
+                model="policy",
+                version=version,
+                step=version,
+                method="memory",
+                epoch=1,
+                members=[Member(explorer="receiver", incarnation="life", rank=1)],
+                trainer="trainer-0",
+                trainer_incarnation="bench",
+                master_address=host,
+                master_port=port,
+                checksum=checksum,
+                secret=secrets.token_hex(32),
+            )
+            server.admit(announced)
             source = Source(
-                method="memory", host=host, port=port, prefix="bench/1/receiver", version=version, checksum=checksum
+                method="memory",
+                host=host,
+                port=port,
+                prefix="bench/1/receiver",
+                version=version,
+                checksum=checksum,
+                secret=announced.secret or "",
             )
             receiver.start(source, lambda _, ended=ended: ended.set())  # type: ignore[misc]
             assert ended.wait(LIMIT_S), f"version {version} has not come within {LIMIT_S:g} s"

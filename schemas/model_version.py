@@ -52,6 +52,9 @@ class ModelVersion(Record):
     """Of the step that made it."""
     pinned: bool = False
     """Somebody has chosen this version; newer ones are not served until that is taken back."""
+    secret: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(default=None, repr=False)
+    """32 random bytes, hex, of this announcement alone. Members and trainer prove to each other that they know it,
+    before either says anything else; so whoever may read this record may take the weights."""
 
 
 class PublishedVersion(Record):

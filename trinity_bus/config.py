@@ -46,6 +46,7 @@ ENV_DELIMITER = "__"
 FILE_SUFFIX = "_FILE"
 _MAX_SHOWN = 120
 _MAX_SECRET_BYTES = 64 << 10
+_PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 _SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
 
 
@@ -62,6 +63,14 @@ def _servers(value: str) -> str:
         if match is None or not 0 < int(match[2]) < 1 << 16:
             raise PydanticCustomError("bad_server", "expected host:port, several separated by commas")
     return ",".join(servers)
+
+
+def _port_range(value: str) -> str:
+    match = _PORTS.match(value)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+    if not first <= last < 1 << 16 or (first == 0 and last != 0):
+        raise PydanticCustomError("bad_ports", "expected a port, or a range such as 7000-7009")
+    return value
 
 
 def _named_host(value: object) -> object:
@@ -282,6 +291,31 @@ class SynchronizerSettings(Section):
     sync_timeout_s: Seconds = 30.0
     """How long an explorer may take from the announcement of a version until it says that it serves it; then it is
     named anew. No wait within a transfer, at either end, is longer. Raise it for large models and slow links."""
+    tls_certfile: ExistingFile | None = None
+    """The trainer's certificate for pulls (``memory``), with those that lead to its authority, PEM. It holds for
+    ``trainer.host``. Unset: pulls are not encrypted."""
+    tls_keyfile: ExistingFile | None = None
+    """The private key of ``tls_certfile``, PEM, without a password."""
+    tls_cafile: ExistingFile | None = None
+    """Certificates that explorers trust for pulls, PEM. Set where the trainer has a certificate."""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certfile is None) != (self.tls_keyfile is None):
+            lacking = "tls_keyfile" if self.tls_keyfile is None else "tls_certfile"
+            raise _missing(f"synchronizer.{lacking}", "a certificate and its key go together")
+        given = [name for name in ("tls_certfile", "tls_cafile") if getattr(self, name) is not None]
+        if given and self.sync_method != "memory":
+            raise PydanticCustomError(
+                "no_tls",
+                "{name} is set, and {method} cannot be encrypted: only {setting}=memory can",
+                {
+                    "name": env_name(f"synchronizer.{given[0]}"),
+                    "method": f"{env_name('synchronizer.sync_method')}={self.sync_method}",
+                    "setting": env_name("synchronizer.sync_method"),
+                },
+            )
+        return self
 
 
 class ExplorerSettings(Section):
@@ -381,6 +415,9 @@ class TrainerSettings(Section):
     """How often it says that it lives."""
     host: str = "127.0.0.1"
     """Address at which explorers reach this trainer for weights."""
+    weights_port: Annotated[str, AfterValidator(_port_range)] = "0"
+    """Port at which explorers ask for weights, or a range such as ``7000-7009``, of which the first free one is taken.
+    0: any. With ``nccl``, gloo and NCCL listen on others beside, which the operating system chooses."""
     bucket_mib: Count = 16
     """Weights are sent in pieces of at most this many MiB."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
@@ -432,6 +469,12 @@ class TrainerSettings(Section):
     number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the shuffling of samples; each step derives its own from it."""
+
+    @property
+    def weights_ports(self) -> range:
+        """``weights_port`` as numbers."""
+        first, _, last = self.weights_port.partition("-")
+        return range(int(first), int(last or first) + 1)
 
 
 class TasksetSettings(Section):
@@ -637,7 +680,7 @@ def _line(detail: ErrorDetails) -> str:
     """One validation error as "variable=value: what would be right"."""
     if detail["type"] == "missing_setting":
         return f"{env_name(detail['ctx']['path'])} is not set: {detail['ctx']['why']}"
-    if detail["type"] == "too_many_parts":
+    if detail["type"] in ("too_many_parts", "no_tls"):
         return detail["msg"]
     # Beyond section and setting, a location names parts of a type, not of a variable.
     path = ".".join(str(part) for part in detail["loc"][:2])

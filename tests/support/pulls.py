@@ -5,13 +5,13 @@
 prints ``amid``, and stays there.
 """
 
-import socket
 import sys
 
 import torch
 
-from tests.support.transfers import settled
+from tests.support.transfers import SECRET, announcement, settled
 from trinity_bus.weights import server
+from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.feed import Source
 from trinity_bus.weights.pull_feed import PullFeed
 from trinity_bus.weights.receiver import WeightReceiver
@@ -23,27 +23,24 @@ def say(word: str) -> None:
 
 
 def take(host: str, port: str, checksum: str) -> None:
-    original = PullFeed._receive
-    pieces = []
+    original = PullFeed._fill
 
-    def receive_and_stay(self: PullFeed, view: memoryview) -> None:
+    def fill_and_stay(self: PullFeed, view: memoryview) -> None:
         original(self, view)
-        pieces.append(len(view))
-        # The length and the answer are pieces, too.
-        if len(pieces) == 3:
-            say("first")
-            sys.stdin.read()
+        say("first")
+        sys.stdin.read()
 
-    PullFeed._receive = receive_and_stay  # type: ignore[method-assign]
+    PullFeed._fill = fill_and_stay  # type: ignore[method-assign]
     receiver = WeightReceiver()
     receiver.start(
         Source(
             method="memory",
             host=host,
             port=int(port),
-            prefix="life/1/victim",
+            prefix="trainer-life/1/victim",
             version=0,
             checksum=checksum,
+            secret=SECRET,
             timeout_s=60,
         )
     )
@@ -56,14 +53,15 @@ def serve() -> None:
     send = server._send
     sent = []
 
-    def send_and_stay(connection: socket.socket, piece: memoryview) -> None:
-        send(connection, piece)
+    def send_and_stay(channel: Channel, piece: memoryview) -> None:
+        send(channel, piece)
         sent.append(piece)
         if len(sent) == 6:
             say("amid")
             sys.stdin.read()
 
     server._send = send_and_stay
+    announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()
 

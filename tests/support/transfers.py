@@ -1,6 +1,7 @@
 """Announcements and threads for tests of weight transfers."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from schemas import Member, ModelVersion
@@ -8,6 +9,8 @@ from tests.support.waiting import wait_until
 from trinity_bus.weights.feed import Source
 from trinity_bus.weights.receiver import Progress, WeightReceiver
 from workers.trainer.publication import Publisher
+
+SECRET = "5e" * 32
 
 
 def announcement(
@@ -19,9 +22,9 @@ def announcement(
     incarnation: str = "life",
     checkpoint: Path | None = None,
 ) -> ModelVersion:
-    """A version for these explorers, as the coordinator would announce it."""
+    """A version for these explorers, as the coordinator would announce it; the trainer has read it."""
     host, port = publisher.address
-    return ModelVersion(
+    announced = ModelVersion(
         model="policy",
         version=version,
         step=version,
@@ -36,7 +39,10 @@ def announcement(
         master_port=port,
         checksum=checksum,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        secret=SECRET,
     )
+    publisher.admit(announced)
+    return announced
 
 
 def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
@@ -48,6 +54,7 @@ def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
         prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
         version=announced.version,
         checksum=announced.checksum,
+        secret=announced.secret or "",
         folder=announced.checkpoint or "",
         timeout_s=timeout_s,
     )
@@ -73,7 +80,8 @@ def main() -> None:
 
     sys.stdout.write("here\n")
     sys.stdout.flush()
-    receiver.start(Source(host=host, port=int(port), prefix=prefix, version=0, checksum=first, timeout_s=20))
+    at = Source(host=host, port=int(port), prefix=prefix, version=0, checksum=first, secret=SECRET, timeout_s=20)
+    receiver.start(at)
     assert settled(receiver).state == "ready", receiver.progress
     list(receiver.take())
     sys.stdout.write("taken\n")
@@ -87,7 +95,7 @@ def main() -> None:
         sys.stdin.read()
 
     Link.wait = wait_and_stay  # type: ignore[method-assign]
-    receiver.start(Source(host=host, port=int(port), prefix=prefix, version=1, checksum=second, timeout_s=20))
+    receiver.start(replace(at, version=1, checksum=second))
     settled(receiver, 60)
 
 

@@ -59,11 +59,15 @@ class InferenceEngine:
     Args:
         settings: The explorer's.
         sync_timeout_s: Limit of each wait within a transfer of weights.
+        weights_cafile: Certificates to trust, where weights are pulled by TLS.
     """
 
-    def __init__(self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0, weights_cafile: Path | None = None
+    ) -> None:
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
+        self._weights_cafile = weights_cafile
         self._llm: AsyncLLM | None = None
         self._doors: Doors | None = None
         self._counter = TokenCounter()
@@ -241,7 +245,12 @@ class InferenceEngine:
         async with self._syncing:
             try:
                 outcome = await sync_weights(
-                    self.llm, self._open_doors, announced, member, timeout_s=self._sync_timeout_s
+                    self.llm,
+                    self._open_doors,
+                    announced,
+                    member,
+                    timeout_s=self._sync_timeout_s,
+                    cafile=self._weights_cafile,
                 )
             except EngineDeadError as error:
                 self._dead = error

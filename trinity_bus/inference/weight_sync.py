@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
@@ -51,7 +52,13 @@ class SyncOutcome:
 
 
 async def sync_weights(
-    llm: "AsyncLLM", doors: Doors, announced: ModelVersion, member: Member, *, timeout_s: float
+    llm: "AsyncLLM",
+    doors: Doors,
+    announced: ModelVersion,
+    member: Member,
+    *,
+    timeout_s: float,
+    cafile: Path | None = None,
 ) -> SyncOutcome:
     """Receive a version and serve it. One at a time.
 
@@ -61,6 +68,7 @@ async def sync_weights(
         announced: What to receive, and from where.
         member: This explorer, as the announcement names it.
         timeout_s: Limit of each step.
+        cafile: Certificates to trust, where versions are pulled by TLS.
 
     Raises:
         WeightTransferError: It did not arrive whole; the engine serves what it served before.
@@ -69,7 +77,7 @@ async def sync_weights(
     began = time.monotonic()
     session = _Session(llm, timeout_s)
     try:
-        progress = await doors.receive(_source(announced, member, timeout_s))
+        progress = await doors.receive(_source(announced, member, timeout_s, cafile))
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
         await doors.obeyed(timeout_s)
@@ -165,7 +173,7 @@ class _Session:
             raise WeightTransferError(str(error)) from error
 
 
-def _source(announced: ModelVersion, member: Member, timeout_s: float) -> dict[str, Any]:
+def _source(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> dict[str, Any]:
     """Where a member finds an announced version: fields of ``trinity_bus.weights.feed.Source``."""
     return {
         "method": announced.method,
@@ -174,6 +182,8 @@ def _source(announced: ModelVersion, member: Member, timeout_s: float) -> dict[s
         "prefix": f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
         "version": announced.version,
         "checksum": announced.checksum,
+        "secret": announced.secret or "",
+        "cafile": "" if cafile is None else str(cafile.resolve()),
         "folder": announced.checkpoint or "",
         "timeout_s": timeout_s,
     }

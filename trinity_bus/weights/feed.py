@@ -19,7 +19,7 @@ A feed is used by one thread. Each of its waits has a limit and ends soon after 
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from trinity_bus.weights.delta import Change
@@ -41,10 +41,14 @@ class Source:
     """Of the trainer; not for ``checkpoint``."""
     port: int = 0
     prefix: str
-    """``{trainer_incarnation}/{epoch}/{explorer}``: names a link, and whoever asks."""
+    """``{trainer_incarnation}/{epoch}/{explorer}``: names the member."""
     version: int
     checksum: str
     """As announced; the manifest and the bytes must agree with it."""
+    secret: str = field(default="", repr=False)
+    """Of the announcement, hex; see ``proof``. Not for ``checkpoint``."""
+    cafile: str = ""
+    """Certificates to trust; where given, a pull is by TLS."""
     folder: str = ""
     """Of the checkpoint; for ``checkpoint`` alone."""
     timeout_s: float = 30.0

@@ -1,8 +1,9 @@
 """Links: one private two-rank process group between the trainer (rank 0) and one member (rank 1).
 
-One group over all explorers stalls for everyone when one of them dies; a link stalls for its own member alone. All
-links meet in one ``TCPStore`` of the trainer, each under a prefix of its own, so a run needs one port. gloo carries
-them between hosts' memories, NCCL (``nccl``) between GPUs; the rest of the code does not know which.
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own member alone. The two
+ends meet over their channel (``channel``, ``link_store``), on which each has proven itself. gloo carries links between
+hosts' memories, NCCL (``nccl``) between GPUs; the rest of the code does not know which. What they carry is neither
+encrypted nor authenticated by them: the bytes are proven by their checksum, and docs/security.md says what that leaves.
 
 ::
 
@@ -29,7 +30,7 @@ from trinity_bus.weights.errors import LinkError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import TCPStore, Work
+    from torch.distributed import Store, TCPStore, Work
 
 type Backend = Literal["gloo", "nccl"]
 
@@ -39,7 +40,7 @@ _NCCL_POLL_S = 0.0005
 
 
 def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
-    """Open the trainer's rendezvous store on a free port of ``host``, and on no other interface.
+    """Open a store for the ranks of one machine, on a free port of ``host`` and on no other interface.
 
     Args:
         host: Address to listen on.
@@ -70,7 +71,7 @@ def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
 
 
 def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
-    """Connect to a trainer's rendezvous store.
+    """Connect to the store of another rank.
 
     Raises:
         LinkError: Nothing listens there, or it does not answer within ``timeout_s``.
@@ -86,11 +87,6 @@ def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         raise LinkError(f"no rendezvous store answers at {host}:{port} within {timeout_s:g} s") from error
-
-
-def link_key(key: str) -> str:
-    """Where the store says which link carries what is announced under ``key``; a member that has another opens it."""
-    return f"{key}/link"
 
 
 def local_address(host: str, port: int) -> str:
@@ -115,10 +111,12 @@ class Link:
     Args:
         group: The two-rank process group.
         backend: What carries it.
+        store: In which the two have met; the group may still use it.
     """
 
-    def __init__(self, group: Any, backend: Backend) -> None:
+    def __init__(self, group: Any, backend: Backend, store: "Store | None" = None) -> None:
         self._group = group
+        self._store = store
         self._backend = backend
         self._in_flight: deque[torch.Tensor] = deque()
 
@@ -190,19 +188,17 @@ class Link:
         if self._backend == "nccl" and self._group is not None:
             # Unlike gloo, NCCL ends pending operations when told to.
             threading.Thread(target=self._group.abort, name="link-abort", daemon=True).start()
-        leave_to_a_thread([self._group, *self._in_flight])
-        self._group = None
+        # In this order: a list gives up its last one first, and the group may still use the store.
+        leave_to_a_thread([self._store, self._group, *self._in_flight])
+        self._group = self._store = None
         self._in_flight.clear()
 
 
-def open_link(
-    store: "TCPStore", prefix: str, rank: Literal[0, 1], *, address: str, backend: Backend, timeout_s: float
-) -> Link:
-    """Meet the other side under ``prefix``.
+def open_link(store: "Store", rank: Literal[0, 1], *, address: str, backend: Backend, timeout_s: float) -> Link:
+    """Meet the other side.
 
     Args:
-        store: The trainer's store; a connection of this thread's own, because waiting on it blocks others.
-        prefix: Same on both sides, never used before.
+        store: Of these two alone, never used before.
         rank: 0 for the trainer, 1 for the member.
         address: Address of the interface of this machine to use (gloo).
         backend: Same on both sides.
@@ -211,8 +207,6 @@ def open_link(
     Raises:
         LinkError: The other side did not come in time.
     """
-    from torch.distributed import PrefixStore
-
     timeout = timedelta(seconds=timeout_s)
     group: Any
     try:
@@ -224,12 +218,12 @@ def open_link(
             options._devices = [ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
             options._timeout = timeout  # noqa: SLF001
             options._threads = 1  # noqa: SLF001
-            group = ProcessGroupGloo(PrefixStore(prefix, store), rank, 2, options)
+            group = ProcessGroupGloo(store, rank, 2, options)
         else:
-            group = nccl.open_group(PrefixStore(prefix, store), rank, timeout)
+            group = nccl.open_group(store, rank, timeout)
     except RuntimeError as error:
         raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
-    return Link(group, backend)
+    return Link(group, backend, store)
 
 
 def leave_to_a_thread(things: list[object]) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
-from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.feed import Feed, Offer, Source
 from trinity_bus.weights.folder_feed import FolderFeed
 from trinity_bus.weights.hashing import ContentHash
@@ -92,10 +92,12 @@ class _Transfer:
         *,
         overlap: bool,
         prepare: Prepare | None,
+        limit_bytes: int | None,
         ended: Callable[[Progress], None],
     ) -> None:
         self.source = source
         self._prepare = prepare
+        self._limit_bytes = limit_bytes
         self.overlap = overlap
         self.resources = resources
         self.cancelled = threading.Event()
@@ -148,6 +150,10 @@ class _Transfer:
         base = resources.held
         offer = feed.open(source, None if base is None else base.checksum, self.cancelled)
         layout = offer.manifest.buckets()
+        size = sum(bucket.nbytes for bucket in layout)
+        if self._limit_bytes is not None and size > self._limit_bytes:
+            limit = self._limit_bytes
+            raise ManifestError(f"version {source.version} has {size} bytes; this model takes {limit} at most")
         if offer.changes is None:
             progress, content = self._receive_all(feed, layout)
         else:
@@ -165,7 +171,7 @@ class _Transfer:
             progress,
             state="ready",
             checksum=offer.manifest.checksum,
-            nbytes=sum(bucket.nbytes for bucket in layout),
+            nbytes=size,
             verified_at=verified_at,
             prepared_at=time.monotonic(),
         )
@@ -236,10 +242,14 @@ class WeightReceiver:
         overlap: Whether to hash while receiving; by default, where there are cores for it.
         prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
             views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
+        limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
     """
 
-    def __init__(self, *, overlap: bool | None = None, prepare: Prepare | None = None) -> None:
+    def __init__(
+        self, *, overlap: bool | None = None, prepare: Prepare | None = None, limit_bytes: int | None = None
+    ) -> None:
         self._prepare = prepare
+        self._limit_bytes = limit_bytes
         self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
         self._resources = _Resources()
         self._transfer: _Transfer | None = None
@@ -261,7 +271,14 @@ class WeightReceiver:
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
-        self._transfer = _Transfer(source, self._resources, overlap=self._overlap, prepare=self._prepare, ended=ended)
+        self._transfer = _Transfer(
+            source,
+            self._resources,
+            overlap=self._overlap,
+            prepare=self._prepare,
+            limit_bytes=self._limit_bytes,
+            ended=ended,
+        )
         self._resources = _Resources()
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 

@@ -1,11 +1,10 @@
-"""The trainer's side of pulls: a TCP server of staged versions, for many members at once, each at its own pace.
+"""The trainer's side of pulls: a server of staged versions, for many members at once, each at its own pace.
 
 ::
 
-    LISTENING --connection--> a thread: read the request --> lease the version --> answer, bytes --> close
-        |                                   |                     |                    |
-        |                                   +--silent: dropped    +--gone: refused     +--too slow, gone: dropped
-        +--close--> (gone; every connection is cut)
+    (a member has proven itself: ``listener``) --> read the request --> lease the version --> answer, bytes --> close
+                                                         |                     |                    |
+                                                         +--silent: dropped    +--gone: refused     +--too slow: dropped
 
 The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
 beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
@@ -19,20 +18,22 @@ Failures: see the drawing; none reaches training or another member.
 """
 
 import logging
-import socket
+import ssl
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
+from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.delta import Delta, encode
-from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
+from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.feed import Method
+from trinity_bus.weights.listener import PeerListener
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
-from trinity_bus.weights.wire import LENGTH, MAX_REQUEST_BYTES, Answer, Request, body_length
+from trinity_bus.weights.wire import MAX_REQUEST_BYTES, Answer, Request
 
 if TYPE_CHECKING:
     import torch
@@ -40,16 +41,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
-MAX_CONNECTIONS = 256
 PIECE = 1 << 20
 """Bytes that a member must take within the time limit."""
 
 
 class WeightServer:
-    """Stages versions and serves them to whoever asks. All methods may be called from any thread.
+    """Stages versions and serves them to the members of announcements. All methods may be called from any thread.
 
     Args:
         host: Address to listen on.
+        ports: The first free one is taken; 0 is any.
+        tls: Where given, connections are TLS.
         bucket_bytes: Size of one bucket.
         timeout_s: Limit of a request's arrival, and of each piece that a member takes.
         retain: How many of the newest versions can be had.
@@ -66,6 +68,8 @@ class WeightServer:
         self,
         host: str = "127.0.0.1",
         *,
+        ports: Sequence[int] = (0,),
+        tls: ssl.SSLContext | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float = 30.0,
         retain: int = 2,
@@ -73,24 +77,13 @@ class WeightServer:
         deltas: bool = False,
     ) -> None:
         self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype)
-        self._host = host
-        self._timeout_s = timeout_s
         self._deltas: _Deltas | None = _Deltas() if deltas else None
-        self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
-        self._closed = False
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
-        except OSError as error:
-            raise LinkError(f"cannot listen on {host!r} for weight transfers: {error}") from error
-        self._port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="serve-weights", daemon=True).start()
+        self._listener = PeerListener(host, ports, timeout_s=timeout_s, attend=self._attend, tls=tls)
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port, for ``ModelVersion``."""
-        return self._host, self._port
+        return self._listener.address
 
     def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
         """Copy a version into buffers of its own; its checksum. See ``Staging.stage``."""
@@ -103,82 +96,53 @@ class WeightServer:
         """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
         self.staging.keep(version)
 
+    def admit(self, announced: ModelVersion) -> None:
+        """Let the members of an announcement in. See ``listener.Keyring``."""
+        self._listener.keyring.add(announced)
+
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Nothing: members come by themselves."""
+        """Let members in; they come by themselves."""
         del traceparent
+        self.admit(announced)
         return {member.explorer: None for member in announced.members}
 
     def close(self) -> None:
         """Stop listening and cut all connections."""
-        with self._lock:
-            self._closed = True
-            connections = list(self._connections)
-        # Closing alone does not wake a thread that waits in ``accept``.
-        for one in (self._listener, *connections):
-            _shut(one)
         self._listener.close()
 
-    def _accept(self) -> None:
-        while True:
+    def _attend(self, channel: Channel, who: str) -> bool:
+        """Serve one member, in a thread of its own; the connection is not kept."""
+        request = Request.unpack(channel.receive(MAX_REQUEST_BYTES))
+        with _tracer.start_as_current_span(
+            "send weights",
+            attributes={RL_EXPLORER: who, RL_MODEL_VERSION: request.version},
+        ) as span:
             try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed:
-                    return
-                # Such as too many open files: it may pass, and the listener must outlive it.
-                _log.error("a member could not be let in: %s", error)
-                threading.Event().wait(0.1)
-                continue
-            with self._lock:
-                welcome = not self._closed and len(self._connections) < MAX_CONNECTIONS
-                if welcome:
-                    self._connections.add(connection)
-            if not welcome:
-                connection.close()
-                continue
-            threading.Thread(target=self._attend, args=(connection,), name="serve-weights-to", daemon=True).start()
+                self._answer(channel, request)
+            except (WeightTransferError, OSError) as error:
+                span.set_status(trace.StatusCode.ERROR, str(error))
+                _log.warning("version %d was not sent to %s: %s", request.version, who, error)
+        return False
 
-    def _attend(self, connection: socket.socket) -> None:
-        """Body of a connection's thread."""
-        try:
-            connection.settimeout(self._timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = _read_request(connection)
-            with _tracer.start_as_current_span(
-                "send weights",
-                attributes={RL_EXPLORER: request.who, RL_MODEL_VERSION: request.version},
-            ) as span:
-                try:
-                    self._answer(connection, request)
-                except (WeightTransferError, OSError) as error:
-                    span.set_status(trace.StatusCode.ERROR, str(error))
-                    _log.warning("version %d was not sent to %s: %s", request.version, request.who, error)
-        except (WeightTransferError, OSError) as error:
-            _log.warning("a connection for weights came to nothing: %s", error)
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.close()
-
-    def _answer(self, connection: socket.socket, request: Request) -> None:
+    def _answer(self, channel: Channel, request: Request) -> None:
         """Send what is asked for, or say why not.
 
         Raises:
             VersionGoneError: The member was refused.
-            OSError: It is gone or too slow.
+            LinkError: It is gone or too slow.
         """
         try:
             with self.staging.lease(request.version, request.checksum) as staged:
                 delta = self._delta(staged, request.held)
                 answer = Answer(manifest=staged.manifest.to_json(), changes=None if delta is None else delta.changes)
-                connection.sendall(answer.pack())
+                channel.send(answer.pack())
                 parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
                 for part in parts:
                     view = memoryview(part)
                     for start in range(0, len(view), PIECE):
-                        _send(connection, view[start : start + PIECE])
+                        _send(channel, view[start : start + PIECE])
         except VersionGoneError as error:
-            connection.sendall(Answer(refusal=str(error)).pack())
+            channel.send(Answer(refusal=str(error)).pack())
             raise
 
     def _delta(self, staged: Staged, held: str | None) -> Delta | None:
@@ -218,28 +182,6 @@ class _Deltas:
             self._made = {key: delta for key, delta in self._made.items() if key[1] == newest}
 
 
-def _send(connection: socket.socket, piece: memoryview) -> None:
+def _send(channel: Channel, piece: memoryview) -> None:
     """Send a piece, within the connection's time limit."""
-    connection.sendall(piece)
-
-
-def _read_request(connection: socket.socket) -> Request:
-    length = body_length(_exactly(connection, LENGTH.size), MAX_REQUEST_BYTES)
-    return Request.unpack(_exactly(connection, length))
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        piece = connection.recv(count - len(data))
-        if not piece:
-            raise LinkError("it closed before it had asked for anything")
-        data += piece
-    return bytes(data)
-
-
-def _shut(one: socket.socket) -> None:
-    try:
-        one.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        _log.debug("a socket was shut already")
+    channel.write(piece)

@@ -74,7 +74,10 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._beside = self.device.type == "cpu" and self.model_config.enforce_eager
-        self.receiver = WeightReceiver(prepare=self._load_beside if self._beside else None)
+        self.receiver = WeightReceiver(
+            prepare=self._load_beside if self._beside else None,
+            limit_bytes=_most_bytes(self.model, self.parallel_config),
+        )
         self._loading = threading.Lock()
         """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""
         self._shadow: Shadow | None = None
@@ -155,6 +158,17 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
     def shutdown(self) -> None:
         """Let go of the trainer."""
         self.receiver.close()
+
+
+def _most_bytes(model: torch.nn.Module, parallel: Any) -> int:
+    """The most bytes that a version of this model may have.
+
+    Each of its ranks holds a part of the model; an element travels as eight bytes at most; and what is tied here may
+    come twice.
+    """
+    ranks = 1 if parallel is None else int(parallel.world_size)
+    elements: int = sum(parameter.numel() for parameter in model.parameters())
+    return 2 * 8 * ranks * elements
 
 
 def _names(manifest: TransferManifest) -> frozenset[str]:

@@ -1,10 +1,11 @@
-"""The messages of a pull: a request, an answer, then raw bytes. msgpack with a length before it; nothing can run code.
+"""The messages of a pull: a request, an answer, then raw bytes. msgpack; nothing can run code.
 
 ::
 
     member                                                             trainer
-      |-- length, Request: version, checksum, what I hold ------------->|
-      |<- length, Answer: refused, or manifest and the changes' table --|
+      |== both prove themselves: see ``channel`` =======================|
+      |-- Request: version, checksum, what I hold --------------------->|
+      |<- Answer: refused, or manifest and the changes' table ----------|
       |<- bytes of every bucket in order; or the payload of a delta ----|
       |                                              (the connection closes)
 
@@ -36,23 +37,25 @@ class Request:
     checksum: str
     held: str | None
     """Checksum of the version that it holds, to which a delta may be sent."""
-    who: str
-    """Says who asks, for the log."""
 
     def pack(self) -> bytes:
-        """With its length."""
-        return _frame(asdict(self), MAX_REQUEST_BYTES)
+        """As a message.
+
+        Raises:
+            WireError: It is too long.
+        """
+        return _packed(asdict(self), MAX_REQUEST_BYTES)
 
     @classmethod
     def unpack(cls, body: bytes) -> Self:
-        """Parse and check what follows the length.
+        """Parse and check a message.
 
         Raises:
             WireError: It is not a request.
         """
         match parse_map(body):
-            case {"version": int(version), "checksum": str(checksum), "held": None | str() as held, "who": str(who)}:
-                return cls(version, checksum[:_MAX_TEXT], held, who[:_MAX_TEXT])
+            case {"version": int(version), "checksum": str(checksum), "held": None | str() as held}:
+                return cls(version, checksum[:_MAX_TEXT], held)
             case _:
                 raise WireError("not a request for weights")
 
@@ -69,17 +72,17 @@ class Answer:
     """Where not None, what follows is the payload of a delta to what the member holds."""
 
     def pack(self) -> bytes:
-        """With its length.
+        """As a message.
 
         Raises:
             WireError: It is too long.
         """
         changes = None if self.changes is None else [[c.tensor, c.count, c.width] for c in self.changes]
-        return _frame({"refusal": self.refusal, "manifest": self.manifest, "changes": changes}, MAX_ANSWER_BYTES)
+        return _packed({"refusal": self.refusal, "manifest": self.manifest, "changes": changes}, MAX_ANSWER_BYTES)
 
     @classmethod
     def unpack(cls, body: bytes) -> Self:
-        """Parse and check what follows the length. Whether changes fit the manifest is not looked at.
+        """Parse and check a message. Whether changes fit the manifest is not looked at.
 
         Raises:
             WireError: It is not an answer.
@@ -136,8 +139,8 @@ def _change(row: object) -> Change:
             raise WireError("a change is not [tensor, count, width]")
 
 
-def _frame(fields: dict[str, Any], limit: int) -> bytes:
+def _packed(fields: dict[str, Any], limit: int) -> bytes:
     body: bytes = msgpack.packb(fields)
     if len(body) > limit:
         raise WireError(f"a message of {len(body)} bytes is over the limit of {limit}")
-    return LENGTH.pack(len(body)) + body
+    return body

@@ -1,6 +1,7 @@
 """The machine's commands as records of the open transaction."""
 
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -107,7 +108,9 @@ class Outputs:
         match command:
             case Announce(record=version, traceparent=parent):
                 span = spans.announce(version, parent)
-                await self._producer.send(MODEL_VERSIONS, version.model, version, traceparent=_context(span, parent))
+                # Here, because the machine decides the same on the same inputs, and this must not be foreseen.
+                told = version.model_copy(update={"secret": secrets.token_hex(32)})
+                await self._producer.send(MODEL_VERSIONS, version.model, told, traceparent=_context(span, parent))
                 observations.announced(version)
             case Ask(record=wanted):
                 asked = wanted.model_copy(update={"sent_at": time.time()})

@@ -80,7 +80,11 @@ async def run(settings: Settings) -> None:
         await bus.ensure_topics()
     # The nursery loads beside the engine, and takes less long.
     with early_lines() as earlier, Nursery(settings) as nursery:
-        engine = InferenceEngine(settings.explorer, sync_timeout_s=settings.synchronizer.sync_timeout_s)
+        engine = InferenceEngine(
+            settings.explorer,
+            sync_timeout_s=settings.synchronizer.sync_timeout_s,
+            weights_cafile=settings.synchronizer.tls_cafile,
+        )
         try:
             await engine.start()
             await nursery.ready()

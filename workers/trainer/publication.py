@@ -13,6 +13,7 @@ step, because a wire or a memory that changes bytes wants an operator.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +22,8 @@ from opentelemetry import metrics
 
 from schemas import ModelVersion, WeightsSynced
 from trinity_bus.bus import Reader
-from trinity_bus.config import SynchronizerSettings, TrainerSettings
+from trinity_bus.config import SynchronizerSettings, TrainerSettings, env_name
+from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.background import in_daemon_thread
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class Server(Protocol):
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
         """Sends a version to its members, or leaves it to them to take it; blocks."""
+        ...
+
+    def admit(self, announced: ModelVersion) -> None:
+        """The members of an announcement may take what it announces, if they prove that they have read it."""
         ...
 
     def keep(self, version: int) -> None:
@@ -83,6 +89,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         device: Type of the device that it trains on.
 
     Raises:
+        ConfigError: The certificate of pulls or its key cannot be used.
         LinkError: Nothing can listen on the trainer's host.
     """
     from trinity_bus.weights.folder_publisher import FolderPublisher
@@ -93,7 +100,13 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
     dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
     if sync.sync_method == "memory":
         return WeightServer(
-            settings.host, bucket_bytes=bucket_bytes, timeout_s=timeout_s, dtype=dtype, deltas=sync.sync_delta
+            settings.host,
+            ports=settings.weights_ports,
+            tls=_tls(sync),
+            bucket_bytes=bucket_bytes,
+            timeout_s=timeout_s,
+            dtype=dtype,
+            deltas=sync.sync_delta,
         )
     if sync.sync_method == "checkpoint":
         return FolderPublisher(
@@ -106,11 +119,25 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         )
     return WeightPublisher(
         settings.host,
+        ports=settings.weights_ports,
         bucket_bytes=bucket_bytes,
         timeout_s=timeout_s,
         dtype=dtype,
         method="gloo" if device == "cpu" else "nccl",
     )
+
+
+def _tls(sync: SynchronizerSettings) -> ssl.SSLContext | None:
+    if sync.tls_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without a password, it would ask for one on the terminal.
+        context.load_cert_chain(sync.tls_certfile, sync.tls_keyfile, password=str)
+    except (OSError, ValueError) as error:
+        name = env_name("synchronizer.tls_certfile")
+        raise ConfigError(f"{name}={str(sync.tls_certfile)!r}: it or its key cannot be used: {error}") from None
+    return context
 
 
 class Publication:
@@ -151,6 +178,9 @@ class Publication:
                     for received in await announcements.batch(_POLL_S)
                     if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
                 ]
+                for version, _ in ours:
+                    # Also those that are not served here because a later one is: their members may be on their way.
+                    self._server.admit(version)
                 if ours:
                     self._server.keep(ours[-1][0].version)
                 for version, traceparent in newest_for_each_member(ours):

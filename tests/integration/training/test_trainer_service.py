@@ -124,6 +124,7 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
                 prefix=f"{announced.trainer_incarnation}/{announced.epoch}/explorer-0",
                 version=announced.version,
                 checksum=announced.checksum,
+                secret=announced.secret or "",
                 folder=announced.checkpoint or "",
             )
         )
@@ -153,6 +154,7 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
                 master_port=first.master_port,
                 checksum=first.checksum,
                 checkpoint=first.checkpoint,
+                secret="5e" * 32,
             )
             assert first.method == {"nccl": "gloo"}.get(method, method)
             # A former life's announcement is void; a transfer for it would be refused.

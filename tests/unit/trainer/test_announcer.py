@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from schemas import StepTrained, VersionRefused
+from schemas import ModelVersion, StepTrained, VersionRefused
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.weights.staging import Staging
@@ -44,6 +44,9 @@ class Publisher:
 
     def __init__(self) -> None:
         self.staging = Staging(bucket_bytes=1 << 20, retain=2)
+
+    def admit(self, announced: ModelVersion) -> None:
+        pass
 
     def keep(self, version: int) -> None:
         self.staging.keep(version)

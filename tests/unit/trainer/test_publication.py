@@ -53,6 +53,9 @@ class FakeServer:
         self.served: list[tuple[int, int, str | None]] = []
         self.kept: list[int] = []
 
+    def admit(self, announced: ModelVersion) -> None:
+        pass
+
     def keep(self, version: int) -> None:
         self.kept.append(version)
 

@@ -189,7 +189,7 @@ def test_a_trainer_that_is_silent_fails_the_receiver_by_its_deadline(
 def test_nobody_at_the_address_fails_the_receiver(publisher: WeightPublisher, receiver: WeightReceiver) -> None:
     announced = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"master_port": 1})
     receiver.start(source(announced, "a", 0.3))
-    assert settled(receiver).error.startswith("LinkError: no rendezvous store answers at 127.0.0.1:1")
+    assert settled(receiver).error.startswith("LinkError: no trainer answers at 127.0.0.1:1")
 
 
 def test_bytes_that_differ_from_their_checksum_are_not_ready(

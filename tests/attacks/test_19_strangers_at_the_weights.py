@@ -1,0 +1,381 @@
+"""Strangers at the trainer's port, and at a member that asks for weights: they know all but the secret.
+
+Real publishers, receivers and sockets. What is public is taken to be everything but the secret of the announcement: the
+addresses, the version, its checksum, the member's name.
+"""
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import ModelVersion
+from schemas.codec import decode, encode
+from tests.support.transfers import announcement, settled, source
+from tests.support.waiting import wait_until
+from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.weights import channel, listener
+from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.link_store import LinkStore
+from trinity_bus.weights.listener import Keyring
+from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.proof import NONCE_BYTES, Meeting, message_code
+from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.server import WeightServer
+from workers.trainer.publication import Publisher, make_publisher
+
+WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}
+WRONG = "00" * 32
+
+
+@pytest.fixture(params=["nccl", "memory"])
+def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Publisher]:
+    sync = SynchronizerSettings(sync_method=request.param, sync_timeout_s=5)
+    made = make_publisher(TrainerSettings(bucket_mib=1), sync, tmp_path, "cpu")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[WeightReceiver]:
+    made = WeightReceiver()
+    yield made
+    made.close()
+
+
+def assert_serves(publisher: Publisher, receiver: WeightReceiver, announced: ModelVersion) -> None:
+    """Whatever has been done to it, the trainer serves a member."""
+    thread = threading.Thread(target=publisher.serve, args=(announced,))
+    thread.start()
+    receiver.start(source(announced, "a", 5))
+    progress = settled(receiver)
+    assert progress.state == "ready", progress.error
+    assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+    thread.join()
+
+
+def hello(who: str, nonce: bytes, proof: bytes) -> bytes:
+    body: bytes = msgpack.packb({"who": who, "nonce": nonce, "proof": proof})
+    return len(body).to_bytes(4) + body
+
+
+def what_is_told(address: tuple[str, int], *said: bytes, limit_s: float = 20) -> bytes:
+    """Everything that a stranger hears who says this, until it is thrown out."""
+    heard = b""
+    with socket.create_connection(address, timeout=limit_s) as stranger, contextlib.suppress(ConnectionResetError):
+        for part in said:
+            stranger.sendall(part)
+        while piece := stranger.recv(1 << 16):
+            heard += piece
+    return heard
+
+
+def test_a_stranger_hears_a_random_number_and_nothing_else(
+    publisher: Publisher, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = announcement(publisher, 3, publisher.stage(3, WEIGHTS.items()), "a")
+    who = "trainer-life/1/a"
+    # What the protocol before said to whoever asked; and torch's store, which anyone could write into.
+    asked = msgpack.packb({"version": 3, "checksum": announced.checksum, "held": None, "who": who})
+    monkeypatch.setattr(channel, "MEETING_S", 1.0)
+    heard = [
+        what_is_told(publisher.address, len(asked).to_bytes(4) + asked),
+        what_is_told(publisher.address, hello(who, os.urandom(32), os.urandom(32))),
+        what_is_told(publisher.address, hello("trainer-life/1/b", os.urandom(32), os.urandom(32))),
+        what_is_told(publisher.address, b"GET / HTTP/1.1\r\n\r\n"),
+        what_is_told(publisher.address, b"\xff" * 4096),
+    ]
+    assert {len(text) for text in heard} == {NONCE_BYTES}
+    assert len(set(heard)) == len(heard)
+    monkeypatch.undo()
+    assert_serves(publisher, receiver, announced)
+
+
+def test_a_member_with_another_secret_is_not_let_in(publisher: Publisher, receiver: WeightReceiver) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    receiver.start(replace(source(announced, "a", 1), secret=WRONG))
+    assert "did not prove itself" in settled(receiver).error
+    receiver.cancel()
+    # Nor is one that the announcement does not name, though it can read it.
+    receiver.start(source(announced, "b", 1))
+    assert "did not prove itself" in settled(receiver).error
+    receiver.cancel()
+    assert_serves(publisher, receiver, announced)
+
+
+def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
+    publisher: Publisher, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    took: list[bytes] = []
+
+    def pretend() -> None:
+        connection, _ = liar.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(os.urandom(NONCE_BYTES))
+            took.append(connection.recv(4096))
+            # Its own proof, as if it were the trainer's.
+            connection.sendall(took[0][-32:])
+            manifest = TransferManifest(0, "0" * 64, 1 << 20, ())
+            connection.sendall(manifest.to_json() * 100)
+
+    with socket.create_server(("127.0.0.1", 0)) as liar:
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        receiver.start(source(announced.model_copy(update={"master_port": liar.getsockname()[1]}), "a", 5))
+        progress = settled(receiver)
+        thread.join()
+    assert "does not know the secret" in progress.error
+    assert not receiver._resources.buffers
+    # What it was told is of no use to anybody else.
+    assert announced.secret is not None
+    assert bytes.fromhex(announced.secret) not in took[0]
+    monkeypatch.setattr(channel, "MEETING_S", 1.0)
+    assert len(what_is_told(publisher.address, took[0])) == NONCE_BYTES
+    monkeypatch.undo()
+    receiver.cancel()
+    assert_serves(publisher, receiver, announced)
+
+
+def test_an_announcement_without_a_secret_lets_nobody_in(publisher: Publisher, receiver: WeightReceiver) -> None:
+    checksum = publisher.stage(0, WEIGHTS.items())
+    announced = announcement(publisher, 0, checksum, "a", epoch=7)
+    void = announced.model_copy(update={"secret": None, "epoch": 8})
+    publisher.admit(void)
+    receiver.start(source(void, "a", 1))
+    assert "carries no secret" in settled(receiver).error
+    receiver.cancel()
+    receiver.start(replace(source(void, "a", 1), secret=WRONG))
+    assert "did not prove itself" in settled(receiver).error
+
+
+def test_a_member_may_have_read_the_announcement_before_the_trainer(
+    publisher: Publisher, receiver: WeightReceiver
+) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    later = announced.model_copy(update={"epoch": 2, "secret": "77" * 32})
+    receiver.start(source(later, "a", 5))
+    wait_until(lambda: len(_listener(publisher)._strangers) == 1)
+    publisher.serve(later)
+    assert settled(receiver).state == "ready"
+
+
+def test_strangers_are_bounded_and_keep_no_member_out(
+    publisher: Publisher, receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 8)
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    with contextlib.ExitStack() as strangers:
+        for _ in range(40):
+            strangers.enter_context(socket.create_connection(publisher.address))
+        wait_until(lambda: len(_listener(publisher)._strangers) <= 8)
+        assert_serves(publisher, receiver, announced)
+
+
+def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PER_MEMBER", 2)
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    channels = [meet(source(announced, "a", 5), threading.Event()) for _ in range(5)]
+    wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
+    assert channels[-1].is_open()
+    for one in channels:
+        one.close()
+
+
+def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, receiver: WeightReceiver) -> None:
+    checksum = publisher.stage(0, WEIGHTS.items())
+    announced = announcement(publisher, 0, checksum, "a", "liar")
+    lies = [b"", b"\xc1", msgpack.packb({"key": 5}), msgpack.packb([1]), b"\x80", os.urandom(1000)]
+    thread = threading.Thread(target=publisher.serve, args=(announced,))
+    thread.start()
+    for lie in lies:
+        met = meet(source(announced, "liar", 5), threading.Event())
+        with contextlib.suppress(LinkError):
+            met.send(lie)
+        met.close()
+    receiver.start(source(announced, "a", 5))
+    assert settled(receiver).state == "ready"
+    thread.join()
+
+
+def test_a_message_of_somebody_in_between_ends_the_transfer() -> None:
+    ours, theirs = socket.socketpair()
+    never = threading.Event()
+    trainer, member = (Channel(one, timeout_s=5, cancelled=never) for one in (ours, theirs))
+    key = os.urandom(32)
+    trainer.secure(key, "trainer")
+    member.secure(key, "member")
+    trainer.send(b"one")
+    assert member.receive(10) == b"one"
+    # The same once more, as it was overheard; and one that came back from where it went.
+    for sender, number in (("trainer", 0), ("member", 0)):
+        ours.sendall((3).to_bytes(4) + message_code(key, sender, number, b"one") + b"one")  # type: ignore[arg-type]
+        with pytest.raises(LinkError, match="somebody is in between"):
+            member.receive(10)
+    trainer.close()
+    member.close()
+
+
+def test_a_store_of_a_link_takes_so_much_and_no_more() -> None:
+    ours, theirs = socket.socketpair()
+    never = threading.Event()
+    trainer, member = (Channel(one, timeout_s=1, cancelled=never) for one in (ours, theirs))
+    store = LinkStore(member, 1)
+
+    def flood() -> None:
+        with contextlib.suppress(LinkError):
+            for number in range(1000):
+                trainer.secure(b"", "trainer")
+                trainer.send(msgpack.packb({"key": str(number), "value": b"x"}))
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    with pytest.raises(Exception, match="one too many"):
+        store.wait(["never"])
+    member.close()
+    thread.join()
+    trainer.close()
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.binary(min_size=32, max_size=32), st.binary(max_size=40))
+def test_proofs_differ_wherever_anything_does(who: str, other: str, secret: bytes, challenge: bytes) -> None:
+    meeting = Meeting(who, challenge, b"n" * 32)
+    proofs = {
+        meeting.proof(secret, "member"),
+        meeting.proof(secret, "trainer"),
+        meeting.key(secret),
+        meeting.proof(secret[::-1] + b"x", "member"),
+        Meeting(who + "x", challenge, b"n" * 32).proof(secret, "member"),
+        Meeting(who, challenge + b"n", b"n" * 31).proof(secret, "member"),
+        Meeting(other + who + "y", challenge, b"n" * 32).proof(secret, "member"),
+    }
+    assert len(proofs) == 7
+
+
+def test_members_of_old_epochs_are_let_in_no_more() -> None:
+    keyring = Keyring()
+    publisher = WeightServer()
+    announced = announcement(publisher, 0, "0" * 64, "a")
+    publisher.close()
+    for epoch in range(20):
+        keyring.add(announced.model_copy(update={"epoch": epoch}))
+    assert not keyring.knows("trainer-life/3/a")
+    assert keyring.knows("trainer-life/19/a")
+    assert not keyring.knows("trainer-life/19/b")
+    began = time.monotonic()
+    assert keyring.find("trainer-life/19/a", lambda _: False, began + 0.1) is None
+
+
+def test_a_secret_is_in_the_record_and_nowhere_else() -> None:
+    publisher = WeightServer()
+    announced = announcement(publisher, 0, "0" * 64, "a")
+    publisher.close()
+    assert announced.secret is not None
+    assert announced.secret not in repr(announced)
+    assert announced.secret not in str(announced)
+    assert announced.secret not in repr(source(announced, "a", 5))
+    assert decode(encode(announced), ModelVersion).secret == announced.secret
+
+
+def test_ports_are_chosen_by_the_operator() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LinkError, match=f"port {port}"):
+            WeightServer(ports=[port])
+        for made in (WeightServer(ports=range(port, port + 50)), WeightPublisher(ports=range(port, port + 50))):
+            assert port < made.address[1] < port + 50
+            made.close()
+
+
+@pytest.mark.parametrize(("value", "ports"), [("0", [0]), ("7000", [7000]), ("7000-7002", [7000, 7001, 7002])])
+def test_ports_in_settings(value: str, ports: list[int]) -> None:
+    assert list(TrainerSettings(weights_port=value).weights_ports) == ports
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "70000", "7002-7000", "0-5", "7000-"])
+def test_wrong_ports_in_settings(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_TRAINER__WEIGHTS_PORT", value)
+    with pytest.raises(ConfigError, match="expected a port, or a range"):
+        Settings()
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate that is its own authority, for the loopback interface."""
+    key, made = folder / f"{name}.key", folder / f"{name}.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    options = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made]
+    subprocess.run([*command.split(), *options], check=True, capture_output=True)
+    return made, key
+
+
+def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: WeightReceiver) -> None:
+    own, key = certificate(tmp_path, "trainer")
+    other, _ = certificate(tmp_path, "other")
+    sync = SynchronizerSettings(sync_method="memory", sync_timeout_s=5, tls_certfile=own, tls_keyfile=key)
+    server = make_publisher(TrainerSettings(bucket_mib=1), sync, tmp_path, "cpu")
+    announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
+    # Without TLS, and with another authority, nothing is told.
+    for cafile, complaint in (("", "did not prove itself"), (str(other), "CERTIFICATE_VERIFY_FAILED")):
+        receiver.start(replace(source(announced, "a", 5), cafile=cafile))
+        assert complaint in settled(receiver).error
+        receiver.cancel()
+    context = ssl.create_default_context(cafile=own)
+    with (
+        socket.create_connection(server.address) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as stranger,
+    ):
+        assert len(stranger.recv(100)) == NONCE_BYTES
+        assert (stranger.version() or "") >= "TLSv1.2"
+    receiver.start(replace(source(announced, "a", 5), cafile=str(own)))
+    progress = settled(receiver)
+    assert progress.state == "ready", progress.error
+    assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+    server.close()
+
+
+def test_tls_is_for_pulls_and_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, key = certificate(tmp_path, "trainer")
+    monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__TLS_CERTFILE", str(own))
+    with pytest.raises(ConfigError, match="TLS_KEYFILE is not set"):
+        Settings()
+    monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__TLS_KEYFILE", str(key))
+    with pytest.raises(ConfigError, match="cannot be encrypted: only TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD=memory can"):
+        Settings()
+    monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD", "memory")
+    key.write_text("none")
+    with pytest.raises(ConfigError, match="it or its key cannot be used"):
+        make_publisher(TrainerSettings(), Settings().synchronizer, tmp_path, "cpu")
+
+
+def test_a_version_that_is_larger_than_the_model_is_refused_before_memory_is_taken(publisher: Publisher) -> None:
+    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
+    receiver = WeightReceiver(limit_bytes=10_000)
+    thread = threading.Thread(target=publisher.serve, args=(announced,))
+    thread.start()
+    receiver.start(source(announced, "a", 5))
+    progress = settled(receiver)
+    assert "this model takes 10000 at most" in progress.error
+    assert not receiver._resources.buffers
+    receiver.close()
+    publisher.close()
+    thread.join()
+
+
+def _listener(publisher: Publisher) -> listener.PeerListener:
+    assert isinstance(publisher, WeightServer | WeightPublisher)
+    return publisher._listener

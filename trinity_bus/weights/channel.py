@@ -1,0 +1,247 @@
+"""A connection between a member and its trainer, on which each has proven itself to the other: see ``proof``.
+
+::
+
+    CLOSED --meet (member), admit (trainer): both have proven themselves--> OPEN --send, receive, read_into--> OPEN
+                  |                                                          |
+                  +--late, cancelled, no proof: LinkError, closed            +--late, cancelled, wrong code: LinkError
+
+Messages carry a code, so nobody in between can say anything in another's name; what follows them unframed, the bytes of
+a version, is proven by its checksum. Every length is looked at before memory is taken. Failures: ``LinkError`` for what
+the network, the other side or the time limit does, ``WireError`` for what is no message. One thread uses a channel.
+"""
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import msgpack
+
+from trinity_bus.weights import proof
+from trinity_bus.weights.errors import LinkError, WireError
+from trinity_bus.weights.feed import Source
+from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Meeting, Side
+
+_LENGTH = struct.Struct(">I")
+_MAX_WHO = 1024
+_MAX_HELLO_BYTES = 2048
+_SLICE_S = 0.05
+"""How long a wait may take to notice that it was cancelled."""
+MEETING_S = 10.0
+"""Most that may pass until both have proven themselves: the trainer may read the announcement after the member."""
+
+type FindSecret = Callable[[str, Callable[[bytes], bool], float], bytes | None]
+"""Who, whether a secret is the right one, until when (``time.monotonic``): the secret, or None where there is none."""
+
+
+class Channel:
+    """An open connection. ``meet`` and ``admit`` make one.
+
+    Args:
+        connection: A socket, maybe with TLS.
+        timeout_s: How long nothing may move.
+        cancelled: Set by someone who wants every wait to end.
+    """
+
+    def __init__(self, connection: socket.socket, *, timeout_s: float, cancelled: threading.Event) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self.cancelled = cancelled
+        self._key = b""
+        self._side: Side = "member"
+        self._sent = self._received = 0
+
+    def secure(self, key: bytes, side: Side) -> None:
+        """From now on, messages carry codes."""
+        self._key, self._side = key, side
+
+    def send(self, body: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            LinkError: It is not taken.
+        """
+        code = proof.message_code(self._key, self._side, self._sent, body)
+        self._sent += 1
+        self.write(_LENGTH.pack(len(body)) + code + body)
+
+    def receive(self, limit: int, deadline: float | None = None) -> bytes:
+        """The next message.
+
+        Args:
+            limit: Most bytes that it may have.
+            deadline: By ``time.monotonic``; unset: as long as something moves.
+
+        Raises:
+            LinkError: It does not come, or is of somebody else.
+            WireError: It is too long.
+        """
+        (length,) = _LENGTH.unpack(self.read(_LENGTH.size, deadline))
+        if length > limit:
+            raise WireError(f"a message of {length} bytes is over the limit of {limit}")
+        code, body = self.read(PROOF_BYTES, deadline), self.read(length, deadline)
+        sender: Side = "trainer" if self._side == "member" else "member"
+        if not proof.same(code, proof.message_code(self._key, sender, self._received, body)):
+            raise LinkError("a message is not of the other side: somebody is in between")
+        self._received += 1
+        return body
+
+    def read(self, count: int, deadline: float | None = None) -> bytes:
+        """So many bytes, with no frame around them; see :meth:`read_into`."""
+        data = bytearray(count)
+        self.read_into(memoryview(data), deadline)
+        return bytes(data)
+
+    def read_into(self, view: memoryview, deadline: float | None = None) -> None:
+        """Fill ``view``.
+
+        Raises:
+            LinkError: The other side closed, is silent for too long, or the transfer was cancelled.
+        """
+        filled = 0
+        limit = time.monotonic() + self._timeout_s if deadline is None else deadline
+        try:
+            self._connection.settimeout(_SLICE_S)
+            while filled < len(view):
+                if self.cancelled.is_set():
+                    raise LinkError("the transfer was cancelled")
+                try:
+                    count = self._connection.recv_into(view[filled:])
+                except (TimeoutError, ssl.SSLWantReadError):
+                    if time.monotonic() > limit:
+                        raise LinkError("the deadline passed while the other side was silent") from None
+                    continue
+                if count == 0:
+                    raise LinkError("the other side closed the connection")
+                filled += count
+                if deadline is None:
+                    limit = time.monotonic() + self._timeout_s
+                elif time.monotonic() > deadline:
+                    raise LinkError("the deadline passed while the other side was slow")
+        except (OSError, ValueError) as error:
+            if isinstance(error, LinkError):
+                raise
+            raise LinkError(f"the connection broke: {error}") from error
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send bytes with no frame around them, all within the time limit.
+
+        Raises:
+            LinkError: They are not taken.
+        """
+        try:
+            self._connection.settimeout(self._timeout_s)
+            self._connection.sendall(data)
+        except (OSError, ValueError) as error:
+            raise LinkError(f"the connection broke: {error}") from error
+
+    def is_open(self) -> bool:
+        """Whether the other side has not closed it, as far as is known here."""
+        try:
+            self._connection.settimeout(0)
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except (OSError, ValueError):
+            return False
+
+    def close(self) -> None:
+        """Close it, and wake whoever waits on it. Safe to call twice, from any thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._connection.close()
+
+
+def meet(source: Source, cancelled: threading.Event) -> Channel:
+    """Connect to a trainer, as a member; both prove themselves.
+
+    Args:
+        source: Where it is, who this member is, and the secret of the announcement.
+        cancelled: Set by someone who wants this to end.
+
+    Raises:
+        LinkError: Nobody answers, or not the trainer.
+    """
+    where = f"{source.host}:{source.port}"
+    if not source.secret:
+        raise LinkError("the announcement carries no secret: its coordinator is older than this explorer; upgrade it")
+    deadline = time.monotonic() + min(source.timeout_s, MEETING_S)
+    try:
+        connection = socket.create_connection((source.host, source.port), timeout=source.timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source.cafile:
+            context = ssl.create_default_context(cafile=source.cafile)
+            connection = context.wrap_socket(connection, server_hostname=source.host)
+    except (OSError, ValueError) as error:
+        raise LinkError(f"no trainer answers at {where}: {error}") from error
+    channel = Channel(connection, timeout_s=source.timeout_s, cancelled=cancelled)
+    try:
+        _introduce(channel, source, deadline)
+    except LinkError as error:
+        channel.close()
+        raise LinkError(f"the trainer at {where} did not prove itself: {error}") from error
+    return channel
+
+
+def _introduce(channel: Channel, source: Source, deadline: float) -> None:
+    """Prove who this member is, and see the trainer's proof."""
+    secret = bytes.fromhex(source.secret)
+    meeting = Meeting(source.prefix, channel.read(NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
+    hello = {"who": meeting.who, "nonce": meeting.nonce, "proof": meeting.proof(secret, "member")}
+    body: bytes = msgpack.packb(hello)
+    channel.write(_LENGTH.pack(len(body)) + body)
+    if not proof.same(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
+        raise LinkError("who answers does not know the secret of the announcement")
+    channel.secure(meeting.key(secret), "member")
+
+
+def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str:
+    """Let a member in that has connected; both prove themselves.
+
+    Args:
+        channel: To whoever it is.
+        find_secret: Knows the secrets of those that were announced.
+        timeout_s: Limit of a transfer's steps.
+
+    Returns:
+        Who it is.
+
+    Raises:
+        LinkError: It is no member.
+        WireError: It says something else.
+    """
+    deadline = time.monotonic() + min(timeout_s, MEETING_S)
+    challenge = os.urandom(NONCE_BYTES)
+    channel.write(challenge)
+    (length,) = _LENGTH.unpack(channel.read(_LENGTH.size, deadline))
+    if length > _MAX_HELLO_BYTES:
+        raise WireError("what connected is no member")
+    who, nonce, told = _parse_hello(channel.read(length, deadline))
+    meeting = Meeting(who, challenge, nonce)
+    secret = find_secret(who, lambda known: proof.same(told, meeting.proof(known, "member")), deadline)
+    if secret is None:
+        raise LinkError("it does not know the secret of an announcement that names it")
+    channel.write(meeting.proof(secret, "trainer"))
+    channel.secure(meeting.key(secret), "trainer")
+    return who
+
+
+def _parse_hello(body: bytes) -> tuple[str, bytes, bytes]:
+    try:
+        fields = msgpack.unpackb(body)
+    # msgpack raises a zoo of types, all of which mean the same.
+    except Exception as error:
+        raise WireError("what connected is no member") from error
+    match fields:
+        case {"who": str(who), "nonce": bytes(nonce), "proof": bytes(told)} if (
+            len(who) <= _MAX_WHO and len(nonce) == NONCE_BYTES and len(told) == PROOF_BYTES
+        ):
+            return who, nonce, told
+        case _:
+            raise WireError("what connected is no member")

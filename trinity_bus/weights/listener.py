@@ -1,0 +1,261 @@
+"""The trainer's port for its members: whoever connects proves itself first, and costs nobody else anything.
+
+::
+
+    LISTENING --connection--> a thread: (TLS), challenge, proof --> attend(channel, who) --> closed, or kept
+        |                                   |
+        |                                   +--late, no proof, not a member: closed without a word
+        +--close--> (gone; every connection is cut)
+
+Strangers are bounded: beyond ``MAX_STRANGERS`` connections that have not proven themselves the oldest is cut, and each
+has some seconds. So are members: each has ``PER_MEMBER`` connections, the newest ones. Failures: see the drawing; a
+line in the log names the address, once in a while.
+
+The *keyring* has the secrets of the last announcements, for the members that they name. A member may have read its
+announcement before the trainer has, and is then waited for.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from schemas.errors import printable
+from schemas.model_version import ModelVersion
+from trinity_bus.weights.channel import MEETING_S, Channel, admit
+from trinity_bus.weights.errors import LinkError, WeightTransferError
+
+_log = logging.getLogger(__name__)
+
+MAX_STRANGERS = 64
+PER_MEMBER = 16
+"""Connections: each worker of an engine that is split over GPUs has one."""
+_EPOCHS = 8
+"""Epochs whose members are let in. A member of an older one was named again since, if it is wanted."""
+_LINE_S = 10.0
+"""Between two lines about strangers: anyone can connect, as often as they like."""
+_SECRETS = 4
+"""Announcements of one epoch whose secrets hold."""
+
+type Attend = Callable[[Channel, str], bool]
+"""Serves a member; called in the thread of its connection. True where the channel is kept, and closed by its keeper."""
+
+
+def member_name(announced: ModelVersion, explorer: str) -> str:
+    """How a member of an announcement calls itself."""
+    return f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}"
+
+
+class Keyring:
+    """Secrets of announcements. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self._epochs: OrderedDict[tuple[str, int], dict[str, deque[bytes]]] = OrderedDict()
+
+    def add(self, announced: ModelVersion) -> None:
+        """Let the members of an announcement in, from now on; those of old ones no more."""
+        if announced.secret is None:
+            return
+        secret = bytes.fromhex(announced.secret)
+        with self._changed:
+            epoch = (announced.trainer_incarnation, announced.epoch)
+            members = self._epochs.setdefault(epoch, {})
+            self._epochs.move_to_end(epoch)
+            for member in announced.members:
+                known = members.setdefault(member_name(announced, member.explorer), deque(maxlen=_SECRETS))
+                if secret not in known:
+                    known.append(secret)
+            while len(self._epochs) > _EPOCHS:
+                self._epochs.popitem(last=False)
+            self._changed.notify_all()
+
+    def knows(self, who: str) -> bool:
+        """Whether a member is let in."""
+        with self._changed:
+            return bool(self._secrets(who))
+
+    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
+        """The secret of a member that is the right one; waits for announcements, until the deadline."""
+        with self._changed:
+            while not self._closed:
+                found = [secret for secret in self._secrets(who) if is_right(secret)]
+                if found:
+                    return found[0]
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return None
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _secrets(self, who: str) -> list[bytes]:
+        return [secret for members in self._epochs.values() for secret in members.get(who, ())]
+
+
+class PeerListener:
+    """Listens for members.
+
+    Args:
+        host: Address to listen on, and on no other interface.
+        ports: The first free one is taken; 0 is any.
+        timeout_s: How long nothing may move on a connection.
+        attend: What serves a member.
+        tls: Where given, connections are TLS.
+
+    Raises:
+        LinkError: Nothing can listen there.
+    """
+
+    def __init__(
+        self, host: str, ports: Sequence[int], *, timeout_s: float, attend: Attend, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.keyring = Keyring()
+        self._host = host
+        self._timeout_s = timeout_s
+        self._attend = attend
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._strangers: OrderedDict[socket.socket, None] = OrderedDict()
+        self._members: dict[str, list[Channel]] = {}
+        self._closed = threading.Event()
+        self._silent_until = 0.0
+        self._listener = _listen(host, ports)
+        self._port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="weights-door", daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, for ``ModelVersion``."""
+        return self._host, self._port
+
+    def close(self) -> None:
+        """Stop listening and cut all connections."""
+        self._closed.set()
+        self.keyring.close()
+        with self._lock:
+            strangers = list(self._strangers)
+            channels = [channel for channels in self._members.values() for channel in channels]
+        # Closing alone does not wake a thread that waits in ``accept``.
+        for one in (self._listener, *strangers):
+            _shut(one)
+        for channel in channels:
+            channel.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                # Such as too many open files: it may pass, and the listener must outlive it.
+                _log.error("a member could not be let in: %s", error)
+                self._closed.wait(0.1)
+                continue
+            with self._lock:
+                self._strangers[connection] = None
+                if len(self._strangers) > MAX_STRANGERS:
+                    oldest, _ = self._strangers.popitem(last=False)
+                    # Its own thread closes it.
+                    _shut(oldest)
+            if self._closed.is_set():
+                _shut(connection)
+            threading.Thread(
+                target=self._serve, args=(connection, str(address[0])), name="serve-weights-to", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        """Body of a connection's thread."""
+        kept = False
+        channel: Channel | None = None
+        who = ""
+        try:
+            connection.settimeout(min(self._timeout_s, MEETING_S))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection = encrypted = self._wrap(connection, self._tls)
+                encrypted.do_handshake()
+            channel = Channel(connection, timeout_s=self._timeout_s, cancelled=self._closed)
+            who = admit(channel, self.keyring.find, timeout_s=self._timeout_s)
+            self._let_in(connection, channel, who)
+            kept = self._attend(channel, who)
+        except (WeightTransferError, OSError) as error:
+            self._say(f"a connection for weights from {address} came to nothing: {printable(str(error))}")
+        finally:
+            with self._lock:
+                self._strangers.pop(connection, None)
+            if not kept:
+                if channel is not None:
+                    self.close_channel(channel, who)
+                connection.close()
+
+    def _wrap(self, connection: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocket:
+        wrapped = tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            # It is the one that can be cut from now on.
+            self._strangers.pop(connection, None)
+            self._strangers[wrapped] = None
+        return wrapped
+
+    def _say(self, line: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now < self._silent_until:
+                return
+            self._silent_until = now + _LINE_S
+        _log.warning("%s", line)
+
+    def close_channel(self, channel: Channel, who: str) -> None:
+        """Close a channel; its keeper calls it, too."""
+        channel.close()
+        with self._lock:
+            left = [known for known in self._members.get(who, ()) if known is not channel]
+            if left:
+                self._members[who] = left
+            else:
+                self._members.pop(who, None)
+
+    def _let_in(self, connection: socket.socket, channel: Channel, who: str) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                raise LinkError("the trainer ends")
+            self._strangers.pop(connection, None)
+            known = self._members.setdefault(who, [])
+            known.append(channel)
+            surplus = known[:-PER_MEMBER]
+            del known[:-PER_MEMBER]
+        for old in surplus:
+            old.close()
+
+
+def _listen(host: str, ports: Sequence[int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    refused: OSError | None = None
+    for port in ports:
+        try:
+            return socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
+        except OSError as error:
+            refused = error
+    raise LinkError(f"cannot listen on {host!r} for weight transfers, port {_range(ports)}: {refused}") from refused
+
+
+def _range(ports: Sequence[int]) -> str:
+    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
+
+
+def _shut(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        _log.debug("a socket was shut already")
