@@ -433,8 +433,12 @@ class TrainerSettings(Section):
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
     mini_batches: Count = 1
-    """Updates of the weights for each batch: its samples are shuffled and divided into so many parts, or fewer of the
-    same size where groups are skipped because they teach nothing."""
+    """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
+    loss_normalizer: Literal["batch", "update"] = "batch"
+    """What the sum over tokens is divided by. ``batch``: the response tokens of the whole batch, those of groups that
+    teach nothing included, in equal parts for each update (Yu et al., arXiv:2503.14476, eq. 8, over the whole batch),
+    so that a batch of which little is to be learned changes the weights little. ``update``: the trained tokens of the
+    update itself, with fewer updates where groups are skipped."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
     weights at the start of the step, with importance weights between the two; one more forward pass where

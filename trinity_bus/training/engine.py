@@ -155,11 +155,15 @@ class TrainingEngine:
             samples = self._with_logprobs(batch.samples)
             rng = np.random.default_rng((self.settings.seed, self.progress.step))
             order = rng.permutation(len(samples))
-            # Where groups are skipped there are fewer updates, not smaller ones: the mean over few samples is mostly
-            # noise, and Adam makes full steps of it.
-            share = len(samples) / batch.metrics["samples"]
-            parts = np.array_split(order, min(max(1, round(self.settings.mini_batches * share)), len(samples)))
-            reports = [self._update([samples[i] for i in part], learning_rate) for part in parts]
+            updates = self.settings.mini_batches
+            if self.settings.loss_normalizer == "update":
+                # Where groups are skipped there are fewer updates, not smaller ones: the mean over few samples is
+                # mostly noise, and Adam makes full steps of it.
+                updates = max(1, round(updates * len(samples) / batch.metrics["samples"]))
+            parts = np.array_split(order, min(updates, len(samples)))
+            # An equal part of the whole batch for each update, so that the less a batch teaches the smaller they are.
+            share = None if self.settings.loss_normalizer == "update" else batch.response_tokens / len(parts)
+            reports = [self._update([samples[i] for i in part], learning_rate, share) for part in parts]
         self.progress = self.progress.model_copy(
             update={
                 "step": self.progress.step + 1,
@@ -300,8 +304,14 @@ class TrainingEngine:
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
         return samples
 
-    def _update(self, samples: list[TrainSample], learning_rate: float) -> Metrics:
-        """One update of the weights."""
+    def _update(self, samples: list[TrainSample], learning_rate: float, normalizer: float | None) -> Metrics:
+        """One update of the weights.
+
+        Args:
+            samples: What it is made of.
+            learning_rate: Of this step.
+            normalizer: Tokens that the sum over tokens is divided by; None: those of the samples.
+        """
         runner = self._runner
         own_policy_is_old = self.settings.old_logprobs == "recompute" and self.settings.mini_batches == 1
 
@@ -321,15 +331,18 @@ class TrainingEngine:
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 
         trained_tokens = sum(sample.trained_tokens for sample in samples)
+        divisor = trained_tokens if normalizer is None else normalizer
         runner.wrapped.zero_grad_buffer()
         self._optimizer.zero_grad()
-        outputs = runner.run(samples, loss, token_weight=1.0 / trained_tokens, forward_only=False)
+        outputs = runner.run(samples, loss, token_weight=1.0 / divisor, forward_only=False)
         # On a stage that is not the last there are none, and the others' arrive below.
         sums = torch.stack(outputs).sum(0) if outputs else torch.zeros(len(METRICS), device=self.layout.device)
         for group in (self.layout.data_group, self.layout.pipeline_group):
             if group is not None:
                 dist.all_reduce(sums, group=group)
-        metrics: Metrics = dict(zip(METRICS, sums.tolist(), strict=True))
+        # What is reported are means over trained tokens, whatever the loss is divided by.
+        means = (sums * (divisor / trained_tokens)).tolist()
+        metrics: Metrics = dict(zip(METRICS, means, strict=True))
         if not math.isfinite(metrics["loss"]):
             raise TrainingError(
                 f"the loss of step {self.progress.step + 1} is {metrics['loss']}: the update was not made"

@@ -8,8 +8,9 @@ With ``r = exp(logp - logp_old)``, advantage ``A`` and the behaviour policy ``mu
     k3        = exp(logp_ref - logp) - 1 - (logp_ref - logp)     KL to a reference, optional
     loss      = sum over tokens of weight * (w * surrogate + kl_coef * k3 - entropy_coef * H)
 
-``weight`` is 0 on prompt and masked tokens and else 1 / (trained tokens of the whole mini-batch, over all micro-batches
-and ranks): every token counts the same, however long its sample is.
+``weight`` is 0 on prompt and masked tokens and else the same for every token of an update, over all micro-batches and
+ranks, however long its sample is: 1 / (response tokens of the batch / updates), or 1 / (trained tokens of the update);
+see ``trainer.loss_normalizer``.
 
 Sources:
 

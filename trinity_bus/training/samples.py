@@ -30,6 +30,8 @@ class TrainBatch:
     metrics: Metrics
     left_out: list[str]
     """Flawed samples, for people: which, and why."""
+    response_tokens: int
+    """Tokens of all samples that the policy drew, those that teach nothing included."""
 
 
 def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, normalize_std: bool) -> TrainBatch:
@@ -45,7 +47,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, 
     flawed: list[tuple[ExperienceGroup, Flaw]] = []
     rewards: list[float] = []
     staleness: list[int] = []
-    skipped = tokens = count = 0
+    skipped = tokens = count = response_tokens = 0
     for group in groups:
         tokens += len(group.tokens)
         found = flaws(group, bounds)
@@ -57,6 +59,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, 
         skipped += advantages is None
         for index, sample in enumerate(group.samples()):
             count += 1
+            response_tokens += int(sample.mask.sum())
             if sample.version_min >= 0:
                 staleness.append(version - sample.version_min)
             if advantages is None or np.isnan(advantages[index]) or not sample.mask.any():
@@ -94,6 +97,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, 
             f"task {group.task_id}, attempt {group.attempt}, sample {flaw.sample}: {flaw.detail}"
             for group, flaw in flawed
         ],
+        response_tokens,
     )
 
 

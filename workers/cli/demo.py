@@ -14,7 +14,7 @@ from trinity_bus.runtime.service import run_service
 from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
-from workers.demo.settings import LIMIT_S, MAX_STEPS, DemoOptions
+from workers.demo.settings import LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
 from workers.runs import RUNS, SUMMARY, program
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
@@ -45,7 +45,7 @@ def demo(
 
     The model starts from random weights, and everything goes through the topics. Ctrl-C stops all of it.
 
-    Exit code 1 where a service ended, or time was up.
+    Exit code 1 where a service ended, time was up, or the model has not learned in all the steps that it usually takes.
     """
     options = DemoOptions(
         run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-seed{seed}")),
@@ -75,6 +75,14 @@ def demo(
         raise typer.Exit(1) from error
     if done:
         _report(done[0], options)
+        if options.steps >= MAX_STEPS and done[0].exact_after < LEARNED:
+            console.print(
+                f"The model has not learned: {done[0].exact_after:.1%} of the held-out prompts are answered exactly, "
+                f"where {LEARNED:.0%} are usual. Try another --seed, and please report this one.",
+                style="red",
+                soft_wrap=True,
+            )
+            raise typer.Exit(1)
 
 
 def _report(summary: Summary, options: DemoOptions) -> None:

@@ -180,8 +180,21 @@ def test_updates_and_learning_rate(engine: MakeEngine, batches: list[list[Experi
 def test_skipped_groups_cost_updates_and_leave_the_size_of_the_others(engine: MakeEngine, group: MakeGroup) -> None:
     teaching = [group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
     useless = [group(seed=i, rewards=[1.0, 1.0]) for i in range(10)]
-    assert engine(mini_batches=4).train_step(teaching + useless[:2])["updates"] == 2
-    assert engine(mini_batches=4).train_step(teaching + useless)["updates"] == 1
+    by_update = {"mini_batches": 4, "loss_normalizer": "update"}
+    assert engine(**by_update).train_step(teaching + useless[:2])["updates"] == 2
+    assert engine(**by_update).train_step(teaching + useless)["updates"] == 1
+
+
+def test_groups_that_teach_nothing_make_updates_smaller_and_not_fewer(engine: MakeEngine, group: MakeGroup) -> None:
+    teaching = [group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
+    useless = [group(seed=i, rewards=[1.0, 1.0]) for i in range(2, 8)]
+    settings = {"mini_batches": 2, "max_grad_norm": 1e9, "learning_rate": 1e-12}
+    alone, among = engine(**settings).train_step(teaching), engine(**settings).train_step(teaching + useless)
+    assert alone["updates"] == among["updates"] == 2
+    tokens = [sum(int(g.mask.sum()) for g in groups) for groups in (teaching, teaching + useless)]
+    assert among["grad_norm"] == pytest.approx(alone["grad_norm"] * tokens[0] / tokens[1], rel=1e-3)
+    # What is reported stays a mean over trained tokens.
+    assert among["entropy"] == pytest.approx(alone["entropy"], rel=1e-4)
 
 
 def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup, model_folder: Path) -> None:
