@@ -6,6 +6,9 @@ its headers and Kafka's own framing, so whatever the codec lets a writer encode,
 Compaction loses nothing that matters: a topic is compacted only where the last record of a key tells all that the
 earlier ones told. Closed segments wait for ``min_compaction_lag_ms``, so that live readers see every step of the way,
 and tombstones outlast any restart.
+
+Rights on a cluster are on whole topics. So a topic has the writers that may say *all* that its records say, and what
+others may say has a topic of its own.
 """
 
 from dataclasses import dataclass
@@ -63,7 +66,10 @@ class Topic:
     segment_bytes: int = 1 << 30
     description: str
     records: tuple[type, ...]
-    """The types that it carries; empty where its bytes are not for the codec."""
+    """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
+    nobody says what is not theirs to say."""
+    sender: str | None = None
+    """The field of its records that names who wrote them, which is their key too; None where there is no such."""
     writers: tuple[Role, ...]
     readers: tuple[Role, ...]
 
@@ -148,28 +154,44 @@ EXPERIENCES = Topic(
     writers=("explorer", "client"),
     readers=("trainer", "client"),
 )
-EVENTS = Topic(
-    name="events",
-    key="sender",
+EXPLORER_EVENTS = Topic(
+    name="explorer-events",
+    key="explorer name",
     partitions=8,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What workers say happened: heartbeats, rollouts finished, steps trained, weights synced.",
-    records=(
-        ExplorerHeartbeat,
-        ExplorerLeft,
-        RolloutFinished,
-        RunnersReport,
-        CoordinatorHeartbeat,
-        TrainerHeartbeat,
-        StepTrained,
-        VersionWanted,
-        VersionRefused,
-        WeightsSynced,
-    ),
-    writers=("explorer", "trainer", "coordinator"),
+    description="What explorers say happened: heartbeats, rollouts finished, weights taken, states of runners.",
+    records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
+    sender="explorer",
+    writers=("explorer",),
     readers=("coordinator", "trainer", "client"),
 )
+TRAINER_EVENTS = Topic(
+    name="trainer-events",
+    key="trainer name",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    description="What the trainer says happened: heartbeats, steps trained, versions that can be had, or cannot.",
+    records=(TrainerHeartbeat, StepTrained, VersionRefused),
+    sender="trainer",
+    writers=("trainer",),
+    readers=("coordinator", "client"),
+)
+COORDINATOR_EVENTS = Topic(
+    name="coordinator-events",
+    key="coordinator name, or model name",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    description="What the coordinator says: heartbeats with its figures, and which version it wants of the trainer.",
+    records=(CoordinatorHeartbeat, VersionWanted),
+    writers=("coordinator",),
+    readers=("trainer", "client"),
+)
+EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
+"""What happened. A topic for each author, because rights are on topics: what moves the model, for one, only the trainer
+may say."""
 BATCHES = Topic(
     name="batches",
     key="batch id",
@@ -241,10 +263,24 @@ DEAD_LETTERS = Topic(
     retention_ms=30 * _DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
-    description="Records that could not be read, byte for byte, with the reason and the origin in headers.",
+    description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. That "
+    "of a task ends the task.",
     records=(),
-    writers=("coordinator", "explorer"),
+    writers=("coordinator",),
     readers=("taskset", "client"),
+)
+EXPLORER_DEAD_LETTERS = Topic(
+    name="explorer-dead-letters",
+    key="as it came",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=DEAD_LETTERS.retention_ms,
+    retention_bytes=1 << 30,
+    max_message_bytes=DEAD_LETTERS.max_message_bytes,
+    description="The same of explorers: orders that they could not read.",
+    records=(),
+    writers=("explorer",),
+    readers=("client",),
 )
 COORDINATOR_STATE = Topic(
     name="coordinator-state",
@@ -267,13 +303,17 @@ TOPICS = (
     REPLIES,
     ROLLOUTS,
     EXPERIENCES,
-    EVENTS,
+    *EVENTS,
     RESULTS,
     BATCHES,
     MODEL_VERSIONS,
     TASKSETS,
     VERSION_HISTORY,
     DEAD_LETTERS,
+    EXPLORER_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
 """All of them, in the order of the way of the data."""
+
+COORDINATOR_INPUTS = (TASKS, COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
+"""What the coordinator decides upon. Its positions in them are part of its state."""

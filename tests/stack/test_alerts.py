@@ -78,6 +78,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
             "rl.weight_sync.mismatches": {},
             "rl.explorer.runner.deaths": {},
             "rl.coordinator.facts": {"rl__fact": "sync_failed"},
+            "trinity.dead_letters": {"trinity__dead_letter__reason": "forged_author"},
         }
         for name, attributes in rising.items():
             service.add(name, 0, **attributes)
@@ -86,7 +87,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
             service.add("rl.tasks", 0, rl__task__status=status)
         service.set("rl.train.mismatch_k3", 0.2, rl__model__name="pretended")
         service.set("rl.coordinator.batch.age", 3600.0, rl__batch__state="running")
-        service.set("trinity.consumer.lag", 5000.0, messaging__destination__template="events")
+        service.set("trinity.consumer.lag", 5000.0, messaging__destination__template="explorer-events")
 
         def told(name: str, value: float) -> bool:
             samples = stack.query(f'{service.series(name)}{{service_name="pretended"}} == {value}')
@@ -100,6 +101,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
         for name, attributes in rising.items():
             service.add(name, 1, **attributes)
         expected = {"WeightsDiffer", "EnginesDisagree", "RunnersDie", "WeightSyncFails", "BatchStuck", "LagGrows"}
+        expected |= {"ForgedRecords"}
         missing = expected | {"ServiceRestarts", "TasksFail"}
 
         def all_fired() -> bool:

@@ -135,7 +135,8 @@ class FakeCoordinator:
 
     async def say(self, event: Any, sender: str) -> None:
         """Writes an event."""
-        await self._producer.send(EVENTS, sender, event)
+        topic = next(topic for topic in EVENTS if type(event) in topic.records)
+        await self._producer.send(topic, sender, event)
 
     async def _beat(self) -> None:
         while True:

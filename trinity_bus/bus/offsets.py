@@ -53,6 +53,24 @@ class HasBeginnings(Protocol):
         ...
 
 
+class HasOffsets(HasBeginnings, Protocol):
+    """A bus."""
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        """Partition to the offset that the next committed record will have at least."""
+        ...
+
+
+async def recent(bus: HasOffsets, topics: Iterable[Topic], count: int) -> dict[tuple[str, int], int]:
+    """Where the newest ``count`` records of each partition of these topics begin."""
+    start = {}
+    for topic in topics:
+        first = await bus.beginning_offsets(topic)
+        for partition, end in (await bus.end_offsets(topic)).items():
+            start[topic.name, partition] = max(first[partition], end - count)
+    return start
+
+
 async def readable(
     bus: HasBeginnings, topics: Iterable[Topic], positions: Mapping[tuple[str, int], int]
 ) -> tuple[dict[tuple[str, int], int], int]:

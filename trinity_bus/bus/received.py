@@ -9,10 +9,10 @@ from typing import Any
 
 from aiokafka import ConsumerRecord
 
-from schemas.codec import decode
 from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
 from schemas.topics import Topic
+from trinity_bus.bus.authors import decode_own
 from trinity_bus.bus.headers import Headers, header
 
 SLICE_S = 0.005
@@ -64,7 +64,7 @@ def receive(topic: Topic, record: ConsumerRecord, expect: tuple[type, ...]) -> R
     """Decode one record of ``topic``; never raises for what is in it."""
     headers: Headers = tuple(record.headers)
     return Received(
-        record=_decoded(topic, record.value, expect),
+        record=_decoded(topic, record.key, record.value, expect),
         topic=topic,
         partition=record.partition,
         offset=record.offset,
@@ -93,7 +93,7 @@ def unreadable(topic: Topic, partition: int, offset: int, detail: str) -> Receiv
     )
 
 
-def _decoded(topic: Topic, value: bytes | None, expect: tuple[type, ...]) -> Any:
+def _decoded(topic: Topic, key: bytes | None, value: bytes | None, expect: tuple[type, ...]) -> Any:
     if value is None:
         return (
             None if topic.cleanup == "compact" else Undecodable(b"", "no_value", f"{topic.name} takes no null values")
@@ -101,7 +101,7 @@ def _decoded(topic: Topic, value: bytes | None, expect: tuple[type, ...]) -> Any
     if not expect:
         return value
     try:
-        return decode(value, *expect)
+        return decode_own(topic, key, value, expect)
     except DecodeError as error:
         return Undecodable(value, error.reason, error.detail)
 

@@ -66,7 +66,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """To ``events``, for the trainer: a version is wanted."""
+    """To ``coordinator-events``, for the trainer: a version is wanted."""
 
     record: VersionWanted
 

@@ -8,7 +8,7 @@
             what comes while it is committed is decided meanwhile, and goes into the next one,
             which waits a little for more if there is nothing in it that anybody waits for;
             where that takes long, the broker is away, and time stands still until it is back
-    every heartbeat_s, in such a transaction: that it works (changelog), and its figures (events)
+    every heartbeat_s, in such a transaction: that it works (changelog), and its figures (coordinator-events)
     stop:   the changelog says that it has left, so that another one takes over at once
 
 A transaction commits all that was decided since the last one or nothing, and there is one at a time. Killed at any
@@ -49,8 +49,8 @@ from schemas import (
     RunnersReport,
     SubmitBatch,
     Task,
-    VersionWanted,
 )
+from schemas.topics import COORDINATOR_INPUTS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
@@ -72,7 +72,7 @@ from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
-from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
+from workers.coordinator.intake import MAX_SIGNALS, MAX_TASKS, Intake, still_read
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
@@ -80,8 +80,6 @@ from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 log = logging.getLogger("workers.coordinator")
 
 REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
-FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted)
-"""Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
 orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
@@ -187,7 +185,14 @@ class Coordinator:
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(state.entries.items())
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
-        self._positions, lost = await readable(self._bus, INPUTS, state.positions)
+        positions, gone = still_read(state.positions)
+        if gone:
+            log.warning(
+                "the state has positions in %s, which coordinators of this version do not read: they are forgotten, "
+                "and what was not yet read there is not decided upon",
+                ", ".join(gone),
+            )
+        self._positions, lost = await readable(self._bus, COORDINATOR_INPUTS, positions)
         if lost:
             log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
         self._has_unmarked = False
@@ -332,7 +337,8 @@ class Coordinator:
                 inputs.append(TaskArrived(item.record, Origin(item.partition, item.offset), context))
             elif isinstance(item.record, REQUESTS):
                 inputs.append(CommandArrived(item.record, sound(item.traceparent)))
-            elif not isinstance(item.record, FOR_OTHERS):
+            elif not isinstance(item.record, RunnersReport):
+                # That is for people to look at.
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
         if now >= self._ticked_at + self._settings.tick_s:
             self._ticked_at = now

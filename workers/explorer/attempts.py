@@ -28,7 +28,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from schemas import Cancel, Dispatch, RolloutFinished, RunningAttempt
-from schemas.topics import EVENTS, EXPERIENCES
+from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.telemetry import conventions as names
@@ -171,7 +171,7 @@ class Attempts:
                 span.set_status(Status(StatusCode.ERROR, result.error))
             self._count(order, result.status, kind)
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
-            await (await self._producer.send(EVENTS, self._who.explorer, result))
+            await (await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result))
 
     def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}

@@ -24,7 +24,7 @@ from opentelemetry import trace
 
 from schemas import StepTrained, VersionRefused
 from schemas.record import Metrics
-from schemas.topics import EVENTS
+from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
@@ -130,7 +130,7 @@ class Announcer:
                 reason=str(error),
                 available=sorted(kept),
             )
-            await (await self._producer.send(EVENTS, self._who.trainer, refused))
+            await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
             return
         # It may be announced only when attempts have ended that need newer weights; more may be published until then.
         self._publisher.keep(version)
@@ -186,7 +186,7 @@ class Announcer:
             checkpoint=None if folder is None else str(folder.resolve()),
             seconds=last.seconds,
         )
-        await (await self._producer.send(EVENTS, self._who.trainer, step))
+        await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, step))
 
 
 def read_tensors(folder: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":

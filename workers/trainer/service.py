@@ -54,7 +54,7 @@ from schemas import (
     VersionWanted,
     WeightsSynced,
 )
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
@@ -192,7 +192,7 @@ class _Trainer:
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
-            self._bus.reader(EVENTS, start="end") as events,
+            self._bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end") as events,
             self._bus.reader(BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
@@ -327,7 +327,7 @@ class _Trainer:
         host, port = self._publisher.address
         while True:
             durable = await self._producer.send(
-                EVENTS,
+                TRAINER_EVENTS,
                 self._settings.name,
                 TrainerHeartbeat(
                     trainer=self._settings.name,

@@ -18,7 +18,15 @@ import pytest
 from pydantic import SecretStr
 
 from schemas import BatchRecord, Task
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS, TOPICS, Topic
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    TOPICS,
+    Topic,
+)
 from tests.support.secure_broker import secure_broker
 from tests.support.waiting import until
 from trinity_bus.bus import Bus
@@ -254,7 +262,9 @@ class Services:
 async def as_a_trainer_reads(kafka: KafkaSettings) -> list[BatchRecord]:
     """All that the real trainer reads, by a trainer's rights: batches, what their manifests name, versions, events."""
     async with Bus(kafka, client_id="trainer") as bus:
-        async with bus.reader(MODEL_VERSIONS, EVENTS, BATCHES, start="beginning") as reader:
+        async with bus.reader(
+            MODEL_VERSIONS, EXPLORER_EVENTS, COORDINATOR_EVENTS, BATCHES, start="beginning"
+        ) as reader:
             records = [received.record async for received in reader.replay()]
         batches = [r for r in records if isinstance(r, BatchRecord) and r.state == "finalized" and r.manifest]
         for batch in batches:
@@ -304,7 +314,7 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
             assert len(found) == 3
             assert "finalized" in await services.command("client", "status", "--once")
             assert "No dead letters" in await services.command("client", "dead-letters")
-            assert "13 topics are there" in await services.command("admin", "topics", "create")
+            assert f"{len(TOPICS)} topics are there" in await services.command("admin", "topics", "create")
 
     try:
         asyncio.run(main())

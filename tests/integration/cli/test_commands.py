@@ -19,7 +19,7 @@ from schemas import (
     RunningAttempt,
     Task,
 )
-from schemas.topics import BATCHES, EVENTS, TASKS
+from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -134,7 +134,7 @@ def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
                 )
                 sent = [
                     await producer.send(BATCHES, batch.batch_id, batch),
-                    await producer.send(EVENTS, beat.explorer, beat),
+                    await producer.send(EXPLORER_EVENTS, beat.explorer, beat),
                     await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="1")),
                 ]
                 await asyncio.gather(*sent)
@@ -248,7 +248,7 @@ def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
         async with bus.producer() as producer:
             while True:
                 for one in reports:
-                    await (await producer.send(EVENTS, one.explorer, one))
+                    await (await producer.send(EXPLORER_EVENTS, one.explorer, one))
                 await asyncio.sleep(0.5)
 
     async def ask() -> list[subprocess.CompletedProcess[str]]:
