@@ -35,8 +35,8 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
-type Role = Literal["coordinator", "explorer", "trainer", "taskset", "client"]
-"""Who writes or reads: a service of the mesh, or any other program, which is a client."""
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer", "operator"]
+"""Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
@@ -103,19 +103,30 @@ TASKS = Topic(
     max_message_bytes=Task.MAX_BYTES + _ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
-    writers=("client", "taskset"),
+    writers=("producer", "operator", "taskset"),
     readers=("coordinator",),
 )
 COMMANDS = Topic(
     name="commands",
+    key="batch id",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs; msgpack or "
+    "JSON. One partition, so that commands are carried out in the order of their sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks),
+    writers=("producer", "operator"),
+    readers=("coordinator",),
+)
+OPERATOR_COMMANDS = Topic(
+    name="operator-commands",
     key="batch id, or model name",
     partitions=1,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What clients ask of the coordinator: submit, finalize or abort a batch, publish a version. Anyone "
-    "may write here, msgpack or JSON. One partition, so that commands are carried out in the order of their sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion),
-    writers=("client",),
+    description="What only operators may ask: abort anybody's batch, cancel its tasks, say which version is served.",
+    records=(AbortBatch, CancelTasks, PublishVersion),
+    writers=("operator",),
     readers=("coordinator",),
 )
 REPLIES = Topic(
@@ -127,7 +138,7 @@ REPLIES = Topic(
     description="The answer to each command.",
     records=(CommandReply,),
     writers=("coordinator",),
-    readers=("client",),
+    readers=("producer", "operator"),
 )
 ROLLOUTS = Topic(
     name="rollouts",
@@ -151,8 +162,8 @@ EXPERIENCES = Topic(
     max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
-    writers=("explorer", "client"),
-    readers=("trainer", "client"),
+    writers=("explorer", "producer", "operator"),
+    readers=("trainer", "producer", "operator"),
 )
 EXPLORER_EVENTS = Topic(
     name="explorer-events",
@@ -164,7 +175,7 @@ EXPLORER_EVENTS = Topic(
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
-    readers=("coordinator", "trainer", "client"),
+    readers=("coordinator", "trainer", "producer", "operator"),
 )
 TRAINER_EVENTS = Topic(
     name="trainer-events",
@@ -176,7 +187,7 @@ TRAINER_EVENTS = Topic(
     records=(TrainerHeartbeat, StepTrained, VersionRefused),
     sender="trainer",
     writers=("trainer",),
-    readers=("coordinator", "client"),
+    readers=("coordinator", "operator"),
 )
 COORDINATOR_EVENTS = Topic(
     name="coordinator-events",
@@ -187,7 +198,7 @@ COORDINATOR_EVENTS = Topic(
     description="What the coordinator says: heartbeats with its figures, and which version it wants of the trainer.",
     records=(CoordinatorHeartbeat, VersionWanted),
     writers=("coordinator",),
-    readers=("trainer", "client"),
+    readers=("trainer", "producer", "operator"),
 )
 EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
 """What happened. A topic for each author, because rights are on topics: what moves the model, for one, only the trainer
@@ -205,7 +216,7 @@ BATCHES = Topic(
     "order of training, hence the one partition.",
     records=(BatchRecord,),
     writers=("coordinator",),
-    readers=("trainer", "client"),
+    readers=("trainer", "producer", "operator"),
 )
 RESULTS = Topic(
     name="results",
@@ -216,7 +227,7 @@ RESULTS = Topic(
     description="The one accepted answer to each task, the moment it is accepted.",
     records=(TaskResult,),
     writers=("coordinator",),
-    readers=("taskset", "client"),
+    readers=("taskset", "producer", "operator"),
 )
 MODEL_VERSIONS = Topic(
     name="model-versions",
@@ -229,7 +240,7 @@ MODEL_VERSIONS = Topic(
     description="The version to be served, and who takes part in moving its weights.",
     records=(ModelVersion,),
     writers=("coordinator",),
-    readers=("explorer", "trainer", "taskset", "client"),
+    readers=("explorer", "trainer", "taskset", "operator"),
 )
 TASKSETS = Topic(
     name="tasksets",
@@ -253,7 +264,7 @@ VERSION_HISTORY = Topic(
     description="Every version that was ever published: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
-    readers=("client",),
+    readers=("operator",),
 )
 DEAD_LETTERS = Topic(
     name="dead-letters",
@@ -267,7 +278,7 @@ DEAD_LETTERS = Topic(
     "of a task ends the task.",
     records=(),
     writers=("coordinator",),
-    readers=("taskset", "client"),
+    readers=("taskset", "producer", "operator"),
 )
 EXPLORER_DEAD_LETTERS = Topic(
     name="explorer-dead-letters",
@@ -280,7 +291,7 @@ EXPLORER_DEAD_LETTERS = Topic(
     description="The same of explorers: orders that they could not read.",
     records=(),
     writers=("explorer",),
-    readers=("client",),
+    readers=("operator",),
 )
 COORDINATOR_STATE = Topic(
     name="coordinator-state",
@@ -300,6 +311,7 @@ COORDINATOR_STATE = Topic(
 TOPICS = (
     TASKS,
     COMMANDS,
+    OPERATOR_COMMANDS,
     REPLIES,
     ROLLOUTS,
     EXPERIENCES,
@@ -315,5 +327,5 @@ TOPICS = (
 )
 """All of them, in the order of the way of the data."""
 
-COORDINATOR_INPUTS = (TASKS, COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
+COORDINATOR_INPUTS = (TASKS, COMMANDS, OPERATOR_COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
 """What the coordinator decides upon. Its positions in them are part of its state."""

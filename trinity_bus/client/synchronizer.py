@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from schemas.topics import EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
 from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.bus.offsets import recent
 from trinity_bus.client.connection import Connection
@@ -97,7 +97,7 @@ class Synchronizer:
     async def _connect(self) -> None:
         async with AsyncExitStack() as stack:
             topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
-            connection = await Connection.open(self._settings, self._bus, self._name, topics)
+            connection = await Connection.open(self._settings, self._bus, self._name, [*topics, OPERATOR_COMMANDS])
             stack.push_async_callback(connection.close)
             bus = connection.bus
             start = await recent(bus, EVENTS, _RECENT_EVENTS)

@@ -9,6 +9,7 @@ import heapq
 from bisect import insort
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
@@ -22,6 +23,11 @@ from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metric
 
 MAX_TRACE_LINKS = 128
 """Links of one batch; what OpenTelemetry keeps of a span's links unless told otherwise."""
+
+NOBODY: Final = ""
+"""The owner of batches whose tasks name a batch, but no producer."""
+EVERYBODY: Final = "*"
+"""The owner of batches that are filled with tasks that name neither. No producer can have this name, or the other."""
 
 type Queued = tuple[int, int, str]
 """A part to be handed out: order of its task, its index, id of its task."""
@@ -39,6 +45,8 @@ class Batch:
     """Of its creation, over all batches."""
     unnamed: bool = False
     """Whether it is filled with tasks that name no batch."""
+    owner: str = NOBODY
+    """Who is served when its tasks are handed out, and may end it: see :func:`owner_of`."""
     born: int = 0
     """Number of the last task that was accepted before it was registered."""
     min_wait_num: int | None = None
@@ -56,6 +64,8 @@ class Batch:
     """Tasks that were cut off."""
     open_tasks: dict[str, OpenTask] = field(default_factory=dict, compare=False)
     """Tasks without a result; follows from the tasks."""
+    size: int = field(default=0, compare=False)
+    """Bytes of its open tasks; follows from them."""
     results: dict[str, Result] = field(default_factory=dict)
     """Of the others; none are kept of an open batch."""
     packed: Pages = field(default_factory=Pages, compare=False)
@@ -94,6 +104,16 @@ class Batch:
             IllegalTransitionError: The lifecycle has no such transition.
         """
         self.state = Transition(self.state, target).target
+
+    def admit_task(self, task: OpenTask) -> None:
+        """A task is one of the batch from now on."""
+        self.open_tasks[task.task.task_id] = task
+        self.size += task.size
+
+    def release_task(self, task: OpenTask) -> None:
+        """An open task is about to have its result."""
+        del self.open_tasks[task.task.task_id]
+        self.size -= task.size
 
     def count(self, result: Result) -> None:
         """A task has ended."""

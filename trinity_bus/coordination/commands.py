@@ -87,6 +87,8 @@ class Refusal(StrEnum):
     BATCH_FULL = "batch_full"
     BATCH_TOO_LARGE = "batch_too_large"
     BATCH_CLOSED = "batch_closed"
+    OVER_LIMIT = "over_limit"
+    OVER_QUOTA = "over_quota"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Numbers that only grow, but for one: the ``books`` entry of the changelog."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BOOKS_KEY = "books"
 
@@ -21,6 +21,10 @@ class Counters:
     """Attempts at train tasks whose time was taken."""
     attempt_seconds: float = 0.0
     """That they took together."""
+    turns: dict[str, int] = field(default_factory=dict)
+    """Of producers that compete for slots, see :mod:`trinity_bus.coordination.shares`."""
+    training_turns: dict[str, int] = field(default_factory=dict)
+    """Of those that compete for places in training."""
 
     def become(self, other: "Counters") -> None:
         """Takes over the numbers of a changelog."""

@@ -36,18 +36,20 @@ from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.admission import Admission
-from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.batches import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.commands import Refusal
 from trinity_bus.coordination.counters import BOOKS_KEY, Counters
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.journal import Journal
-from trinity_bus.coordination.limits import MAX_KEPT_RESULTS, parts_allowed
+from trinity_bus.coordination.limits import BATCH_SHARE, MAX_KEPT_RESULTS, parts_allowed
 from trinity_bus.coordination.line import Line
 from trinity_bus.coordination.over_rollout import enough
 from trinity_bus.coordination.pages import TaskPages
 from trinity_bus.coordination.parts import Attempt, AttemptKey, split
+from trinity_bus.coordination.shares import Shares
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.tasks import OpenTask, Result
+from trinity_bus.coordination.usage import Usage
 from trinity_bus.coordination.window import Window
 
 CLOSED_WINDOW = 10_000
@@ -73,7 +75,18 @@ class Ledger:
         """FINALIZING batches, by number."""
         self.counters = Counters()
         self.line = Line()
-        self.admission = Admission(settings.max_inflight_batches, policy, self.counters)
+        self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
+        self.shares = Shares(self.counters.turns, self._turned)
+        """Attempts that run, of each producer."""
+        self.usage = Usage()
+        """Open tasks, of each producer."""
+        self.admission = Admission(
+            settings.max_inflight_batches,
+            policy,
+            self.counters,
+            max_unfilled_bytes=settings.max_open_bytes,
+            changed=self._turned,
+        )
         self.pages = TaskPages(journal)
         self.done = Window("done", settings.dedup_window, journal)
         self.closed = Window("closed", CLOSED_WINDOW, journal)
@@ -81,15 +94,25 @@ class Ledger:
         self._journal = journal
         self._active = 0
         """Open tasks of batches that need no more of them to go on."""
+        self._active_bytes = 0
+        """Of them."""
         self._kept_results = 0
+        self._kept_bytes = 0
 
     def wants_tasks(self) -> bool:
         """Whether more tasks should be read.
 
-        Not while ``max_open_tasks`` are open in batches that can go on: those end, be it by running out of time. Tasks
-        of batches that are not full do not count, because only more tasks help them; ``overflow`` bounds them.
+        Not while ``max_open_tasks``, or ``max_open_bytes`` of them, are open in batches that can go on: those end, be
+        it by running out of time. Tasks of batches that are not full do not count, because only more tasks help them;
+        ``overflow`` and the bytes that one batch may have bound them.
         """
-        return self._active < self._settings.max_open_tasks and self._kept_results < MAX_KEPT_RESULTS
+        settings = self._settings
+        return (
+            self._active < settings.max_open_tasks
+            and self._active_bytes < settings.max_open_bytes
+            and self._kept_results < MAX_KEPT_RESULTS
+            and self._kept_bytes < settings.max_open_bytes
+        )
 
     def refusal(self, task: Task) -> tuple[Refusal, str] | None:
         """Why the books cannot take this task; None if they can."""
@@ -100,7 +123,12 @@ class Ledger:
         batch = None if task.batch_id is None else self.batches.get(task.batch_id)
         if batch is None and task.batch_id is not None and task.batch_id in self.closed:
             return Refusal.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
-        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch)
+        return (
+            self._does_not_fit(task, batch)
+            or self._too_many_parts(task, batch)
+            or self._over_a_limit(task, batch)
+            or self._over_a_quota(task, batch)
+        )
 
     def accept(self, arrived: TaskArrived) -> Batch | None:
         """Takes a task for which there is no ``refusal``. Returns its batch if that is new."""
@@ -112,21 +140,27 @@ class Ledger:
         packed = codec.task_bytes(arrived, batch.batch_id, order, runs, per_part)
         page = self.pages.add(order, task.task_id, packed)
         opened = OpenTask(task, batch.batch_id, order, arrived.origin, arrived.traceparent, split(runs, per_part), page)
-        self.tasks[task.task_id] = batch.open_tasks[task.task_id] = opened
+        self._open(opened, batch, len(packed))
         for part in opened.parts:
             self.line.enqueue(batch, opened, part)
         if batch.is_open:
             self._active += 1
-        elif self.admission.grew(batch):
-            self._active += len(batch.open_tasks)
-            self._kept_results += len(batch.results)
-            self.touch(batch)
+            self._active_bytes += opened.size
+        else:
+            if batch.unnamed and batch.size >= self._max_batch_bytes:
+                # Nobody could give it up: it is full now, with fewer tasks.
+                batch.expected = batch.accepted
+                batch.min_wait_num = enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio)
+            if self.admission.grew(batch):
+                self._filled(batch)
+                self.touch(batch)
         self._journal.touch(BOOKS_KEY)
         return batch if is_new else None
 
     def register(self, wanted: SubmitBatch) -> Batch:
         """Takes a batch that a client has submitted and whose id is free."""
-        batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count)
+        owner = wanted.producer or wanted.client
+        batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count, owner)
         if wanted.min_wait_num is not None and batch.expected:
             batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
         return batch
@@ -177,7 +211,9 @@ class Ledger:
         """The task, of which nothing is running or queued any more, has its result. Returns its batch."""
         task_id = task.task.task_id
         batch = self.batches[task.batch_id]
-        del self.tasks[task_id], batch.open_tasks[task_id]
+        del self.tasks[task_id]
+        batch.release_task(task)
+        self.usage.remove(task.producer, task.size)
         self.pages.remove(task.page, task_id)
         self.done.add(task_id)
         if task.progressed:
@@ -189,12 +225,16 @@ class Ledger:
         batch.count(result)
         if batch.filled or batch.is_open:
             self._active -= 1
+            self._active_bytes -= task.size
         if batch.is_open:
             self.touch(batch)
         else:
-            page = batch.keep(result, codec.result_bytes(result))
+            packed = codec.result_bytes(result)
+            page = batch.keep(result, packed)
             self._journal.touch(f"results/{page}/{batch.batch_id}")
-            self._kept_results += bool(batch.filled)
+            if batch.filled:
+                self._kept_results += 1
+                self._kept_bytes += len(packed)
         return batch
 
     def progressed(self, task: OpenTask) -> None:
@@ -232,23 +272,77 @@ class Ledger:
     def restore(self, batches: Iterable[Batch], tasks: Iterable[OpenTask], counters: Counters) -> None:
         """Takes over the books of a changelog; whatever follows from them is found again."""
         self.counters.become(counters)
+        self.shares.restore(self.counters.turns)
         self.batches = {batch.batch_id: batch for batch in sorted(batches, key=lambda b: b.number)}
         for task in sorted(tasks, key=lambda t: t.order):
             batch = self.batches[task.batch_id]
-            self.tasks[task.task.task_id] = batch.open_tasks[task.task.task_id] = task
+            self._open(task, batch, self.pages.size(task.page, task.task.task_id))
             for attempt in task.running:
                 self.running[attempt.key] = attempt
+                self.shares.take(batch.owner)
             for part in task.parts:
                 if part.queued:
                     self.line.enqueue(batch, task, part)
         for batch in self.batches.values():
             if batch.filled or batch.is_open:
-                self._active += len(batch.open_tasks)
-            if batch.filled:
-                self._kept_results += len(batch.results)
+                self._filled(batch)
         self.handed_out = {b.number: b for b in self.batches.values() if b.state is State.RUNNING and not b.is_open}
         self.complete = {b.number: b for b in self.batches.values() if b.state is State.FINALIZING}
         self.admission.restore(self.batches.values())
+
+    def _turned(self) -> None:
+        self._journal.touch(BOOKS_KEY)
+
+    def _open(self, task: OpenTask, batch: Batch, size: int) -> None:
+        """A task of so many bytes is open from now on."""
+        task.size = size
+        task.producer = _sender(task.task, batch)
+        self.tasks[task.task.task_id] = task
+        batch.admit_task(task)
+        self.usage.add(task.producer, task.size)
+
+    def _filled(self, batch: Batch) -> None:
+        """A batch needs no more tasks to go on."""
+        self._active += len(batch.open_tasks)
+        self._active_bytes += batch.size
+        if not batch.is_open:
+            self._kept_results += len(batch.results)
+            self._kept_bytes += batch.packed.size
+
+    def _over_a_limit(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        """What the operator allows nobody."""
+        settings, runs = self._settings, self._runs_of(task)
+        if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
+            return Refusal.OVER_LIMIT, f"{runs} runs; coordinator.max_repeat_times allows {settings.max_repeat_times}"
+        longest = settings.max_task_timeout_s
+        if longest is not None and task.timeout_s is not None and task.timeout_s > longest:
+            return Refusal.OVER_LIMIT, f"timeout_s = {task.timeout_s:g}; coordinator.max_task_timeout_s is {longest:g}"
+        if batch is not None and not batch.is_open and batch.size >= self._max_batch_bytes:
+            return Refusal.BATCH_TOO_LARGE, (
+                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
+                f"allows one batch {self._max_batch_bytes}: send smaller batches"
+            )
+        return None
+
+    def _over_a_quota(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        """What the operator does not allow this producer now."""
+        most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
+        if most is None and most_bytes is None:
+            return None
+        producer = _sender(task, batch)
+        use = self.usage.of(producer)
+        who = f"producer {producer!r}" if producer else "producers without a name"
+        if most is not None and use.tasks >= most:
+            return Refusal.OVER_QUOTA, (
+                f"{who}: {use.tasks} tasks are open, coordinator.producer_max_open_tasks is {most}; "
+                "send it again when some have ended"
+            )
+        if most_bytes is not None and use.size >= most_bytes:
+            return Refusal.OVER_QUOTA, (
+                f"{who}: {use.size} bytes of tasks are open, coordinator.producer_max_open_bytes is {most_bytes}; "
+                "send it again when some have ended"
+            )
+        return None
 
     def _does_not_fit(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
         if batch is None:
@@ -292,9 +386,12 @@ class Ledger:
             return batch, False
         unnamed = task.batch_id is None
         batch_id = task.batch_id or self._new_name(task.batch_type)
-        return self._register(batch_id, task.batch_type, self._size_of(task), unnamed=unnamed), True
+        owner = task.producer or (EVERYBODY if unnamed else NOBODY)
+        return self._register(batch_id, task.batch_type, self._size_of(task), owner, unnamed=unnamed), True
 
-    def _register(self, batch_id: str, batch_type: BatchType, expected: int | None, *, unnamed: bool = False) -> Batch:
+    def _register(
+        self, batch_id: str, batch_type: BatchType, expected: int | None, owner: str, *, unnamed: bool = False
+    ) -> Batch:
         self.counters.batches += 1
         batch = Batch(
             batch_id=batch_id,
@@ -302,6 +399,7 @@ class Ledger:
             expected=expected,
             number=self.counters.batches,
             unnamed=unnamed,
+            owner=owner,
             born=self.counters.tasks,
             min_wait_num=enough(batch_type, expected, self._settings.over_rollout_ratio),
         )
@@ -321,6 +419,7 @@ class Ledger:
     def _close(self, batch: Batch) -> None:
         if batch.filled:
             self._kept_results -= len(batch.results)
+            self._kept_bytes -= batch.packed.size
         self.handed_out.pop(batch.number, None)
         self.complete.pop(batch.number, None)
         self.line.leave(batch)
@@ -330,3 +429,10 @@ class Ledger:
             self._journal.touch(f"results/{page}/{batch.batch_id}")
         self.touch(batch)
         self._journal.touch(BOOKS_KEY)
+
+
+def _sender(task: Task, batch: Batch | None) -> str:
+    """Whose caps a task counts against: who it says that it is from, else the owner of the batch that it names."""
+    if task.producer is not None:
+        return task.producer
+    return NOBODY if batch is None or batch.unnamed else batch.owner

@@ -49,6 +49,11 @@ class Pages:
         self._pages[-1].add(item)
         return len(self._pages) - 1
 
+    @property
+    def size(self) -> int:
+        """Bytes of all items."""
+        return sum(page.size for page in self._pages)
+
     def page(self, number: int) -> list[bytes] | None:
         """The items of a page; None where there is none."""
         return self._pages[number].items if number < len(self._pages) else None
@@ -103,6 +108,11 @@ class TaskPages:
             del self._pages[number]
             self._journal.touch(f"tasks/{number}")
         self._journal.touch(f"ended/{number}")
+
+    def size(self, number: int, task_id: str) -> int:
+        """Bytes of a packed task that has not ended."""
+        page = self._pages[number]
+        return len(page.page.items[page.places[task_id]])
 
     def items(self, number: int) -> list[bytes] | None:
         """The packed tasks of a page; None where there is no such page."""

@@ -14,7 +14,7 @@ from schemas import BatchLifecycleState as State
 from schemas import FinalizeBatch, ManifestEntry, Position, ResultPart, StepTrained, Task
 from schemas.codec import decode, encode
 from schemas.command import BatchResult
-from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.batches import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.finalizers import Finalizer
 from trinity_bus.coordination.fleet import Explorer
@@ -103,6 +103,7 @@ def batch_body(batch: Batch) -> dict[str, Any]:
         "expected": batch.expected,
         "number": batch.number,
         "unnamed": batch.unnamed,
+        "owner": batch.owner,
         "born": batch.born,
         "min_wait_num": batch.min_wait_num,
         "state": batch.state.value,
@@ -123,6 +124,7 @@ def batch_of(batch_id: str, body: dict[str, Any], pages: dict[int, list[bytes]])
         expected=body["expected"],
         number=body["number"],
         unnamed=body["unnamed"],
+        owner=body.get("owner", EVERYBODY if body["unnamed"] else NOBODY),
         born=body["born"],
         min_wait_num=body["min_wait_num"],
         state=State(body["state"]),

@@ -42,6 +42,10 @@ class OpenTask:
     first_error: str | None = None
     progressed: bool = False
     """Whether attempts have ended and it has not."""
+    size: int = 0
+    """Bytes of it, as the changelog has it. This and the next follow from the task and its batch."""
+    producer: str = ""
+    """Who counts as its sender."""
     homes: dict[str, int] = field(default_factory=dict, compare=False)
     """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
     This and the next follow from the parts."""

@@ -21,6 +21,8 @@ class Decided:
     unreadable: list[Received[Any]] = field(default_factory=list)
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)
     """Tasks as they came."""
+    task_bytes: int = 0
+    """Of them."""
     signals: int = 0
     """Commands and events that it is made of."""
     since: float | None = None
@@ -43,6 +45,7 @@ class Decided:
                 self.unreadable.append(item)
             if item.topic is TASKS:
                 self.originals[Origin(item.partition, item.offset)] = item
+                self.task_bytes += len(item.raw)
             else:
                 self.signals += 1
 

@@ -27,6 +27,8 @@ MAX_SIGNALS = 256
 is under way would move in step: explorers would wait while the coordinator decides, and it while they work."""
 MAX_TASKS = 256
 """So many tasks do: taking them in keeps results waiting for as long as it lasts."""
+MAX_TASK_BYTES = 16 << 20
+"""So many bytes of them do too: until it is committed, each is kept as it came, for its dead letter."""
 TASK_FETCH_BYTES = 1 << 20
 """Of tasks that are taken off the log at once: those that are not wanted yet are not to fill the memory."""
 

@@ -26,7 +26,8 @@ the transaction fails           nothing of it counts; the machine is forgotten, 
 the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
-too many tasks are open         tasks are not read any more until some have ended; the log holds them
+too many tasks are open, or     tasks are not read any more until some have ended; the log holds them
+too many bytes of them
 records lost to retention       they are skipped, with an error in the log
 ==============================  =======================================================================================
 """
@@ -50,7 +51,7 @@ from schemas import (
     SubmitBatch,
     Task,
 )
-from schemas.topics import COORDINATOR_INPUTS
+from schemas.topics import COORDINATOR_INPUTS, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
@@ -72,7 +73,7 @@ from trinity_bus.telemetry import setup_telemetry, traceparent
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
-from workers.coordinator.intake import MAX_SIGNALS, MAX_TASKS, Intake, still_read
+from workers.coordinator.intake import MAX_SIGNALS, MAX_TASK_BYTES, MAX_TASKS, Intake, still_read
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
@@ -261,7 +262,8 @@ class Coordinator:
             if decided.since is not None:
                 next_at = min(next_at, self._commit_at(decided))
         now = self._clock()
-        tasks = decided.tasks < MAX_TASKS and self.machine.wants_tasks()
+        has_room = decided.tasks < MAX_TASKS and decided.task_bytes < MAX_TASK_BYTES
+        tasks = has_room and self.machine.wants_tasks()
         if tasks and now < self._tasks_at + TASKS_EVERY_S:
             tasks, next_at = False, min(next_at, self._tasks_at + TASKS_EVERY_S)
         received = await intake.next(
@@ -336,7 +338,8 @@ class Coordinator:
                 context = sound(item.traceparent) or traceparent(span)
                 inputs.append(TaskArrived(item.record, Origin(item.partition, item.offset), context))
             elif isinstance(item.record, REQUESTS):
-                inputs.append(CommandArrived(item.record, sound(item.traceparent)))
+                operator = item.topic is OPERATOR_COMMANDS
+                inputs.append(CommandArrived(item.record, sound(item.traceparent), operator))
             elif not isinstance(item.record, RunnersReport):
                 # That is for people to look at.
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))

@@ -5,7 +5,16 @@ import re
 import pytest
 
 from schemas.codec import RECORDS
-from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, MODEL_VERSIONS, TOPICS, Topic
+from schemas.topics import (
+    BATCHES,
+    COMMANDS,
+    COORDINATOR_STATE,
+    DEAD_LETTERS,
+    MODEL_VERSIONS,
+    OPERATOR_COMMANDS,
+    TOPICS,
+    Topic,
+)
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
@@ -20,9 +29,11 @@ def test_names_are_legal_and_namespaced(topic: Topic) -> None:
     assert re.fullmatch(r"[a-z0-9-]{1,60}", topic.name)
 
 
-def test_every_record_has_exactly_one_topic() -> None:
-    carried = [cls for topic in TOPICS for cls in topic.records]
-    assert sorted(cls.SCHEMA for cls in carried) == sorted(cls.SCHEMA for cls in RECORDS)
+def test_every_record_has_one_topic_and_what_operators_ask_of_others_batches_a_second_one() -> None:
+    carried = [cls.SCHEMA for topic in TOPICS for cls in topic.records]
+    of_operators = [cls.SCHEMA for cls in OPERATOR_COMMANDS.records if cls in COMMANDS.records]
+    assert sorted(carried) == sorted([cls.SCHEMA for cls in RECORDS] + of_operators)
+    assert of_operators == ["command.abort_batch", "command.cancel_tasks"]
 
 
 def test_anything_fits_among_the_dead_letters() -> None:
