@@ -21,6 +21,7 @@ from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Command
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.shares import Shares
+from trinity_bus.coordination.state_codec import pack, unpack
 from trinity_bus.coordination.unfilled import Unfilled
 
 
@@ -150,6 +151,21 @@ def test_only_its_owner_or_an_operator_ends_a_batch() -> None:
     others_again = Story()
     others(others_again)
     assert errors(others_again.command(others_again.request("abort", "theirs", producer="op"), operator=True)) == [None]
+
+
+def test_state_of_a_coordinator_that_knew_no_producers_is_read() -> None:
+    story = Story()
+    others(story)
+    story.task("loose")
+    for key in ("batch/theirs", "batch/train-000001", "books"):
+        value = story.store[key]
+        assert value is not None
+        body = unpack(key, value)
+        story.store[key] = pack({name: body[name] for name in body if name not in {"owner", "turns", "training_turns"}})
+    story.restart()
+    ledger = story.machine.ledger
+    assert {batch.batch_id: batch.owner for batch in ledger.batches.values()} == {"theirs": "", "train-000001": "*"}
+    assert errors(story.command(story.request("abort", "theirs", producer="anybody"), operator=False)) == [None]
 
 
 def test_waiting_without_patience_does_not_end_anothers_batch() -> None:

@@ -63,30 +63,32 @@ class Attempts:
         heapq.heapify(turns)
         while len(turns) > 1 and rooms:
             (*_, producer), turn = turns[0]
-            if self._hand_out(turn, rooms, newest_version, now, ceiling):
+            if self._hand_out(turn, rooms, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
                 heapq.heapreplace(turns, (shares.rank(producer), turn))
             else:
                 heapq.heappop(turns)
-        while turns and rooms and self._hand_out(turns[0][1], rooms, newest_version, now, ceiling):
-            pass
+        if rooms:
+            self._hand_out(turns[0][1], rooms, newest_version, now, ceiling, alone=True)
 
-    def _hand_out(self, turn: "_Turn", rooms: Rooms, newest_version: int, now: float, ceiling: int | None) -> bool:
-        """Hands out one part. Returns whether any fitted."""
+    def _hand_out(
+        self, turn: "_Turn", rooms: Rooms, newest_version: int, now: float, ceiling: int | None, *, alone: bool
+    ) -> bool:
+        """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
         while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
                 room = rooms.of(min_version)
-                queued = batch.next_in_line(room.workflows)
-                if queued is not None:
+                while (queued := batch.next_in_line(room.workflows)) is not None:
                     _, index, task_id = queued
                     task = self._ledger.tasks[task_id]
                     part = task.parts[index]
                     explorer = room.place(task, part)
                     self._ledger.line.take(batch, task.task.workflow)
-                    self._start(task, part, explorer, min_version, now)
+                    self._start(batch, task, part, explorer, min_version, now=now)
                     rooms.taken(explorer)
-                    return True
+                    if not (alone and rooms):
+                        return True
             turn.go_on()
         return False
 
@@ -100,7 +102,7 @@ class Attempts:
         if task.task.workflow not in room.workflows:
             return False
         part = task.parts[attempt.part]
-        self._start(task, part, room.place(task, part), min_version, now)
+        self._start(batch, task, part, room.place(task, part), min_version, now=now)
         return True
 
     def with_room(self) -> list[Explorer]:
@@ -133,8 +135,9 @@ class Attempts:
         )
         self._out.add(Order(order, task.traceparent))
 
-    def _start(self, task: OpenTask, part: Part, explorer: Explorer, min_version: int, now: float) -> None:
-        batch = self._ledger.batches[task.batch_id]
+    def _start(
+        self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
+    ) -> None:
         timeout_s = self._pace.limit(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running[attempt.key] = attempt

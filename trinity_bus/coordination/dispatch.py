@@ -77,7 +77,8 @@ class Room:
     def close(self, explorer: Explorer) -> None:
         """This explorer has no slot left."""
         if explorer.version >= self._min_version:
-            self._open.remove(explorer)
+            # Not ``remove``: it would compare the explorers before this one field by field.
+            self._open = [other for other in self._open if other is not explorer]
             self._workflows = None
 
 

@@ -76,6 +76,9 @@ class Ledger:
         self.counters = Counters()
         self.line = Line()
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
+        caps = (settings.max_repeat_times, settings.max_task_timeout_s)
+        quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
+        self._has_caps = any(cap is not None for cap in caps + quotas)
         self.shares = Shares(self.counters.turns, self._turned)
         """Attempts that run, of each producer."""
         self.usage = Usage()
@@ -123,12 +126,7 @@ class Ledger:
         batch = None if task.batch_id is None else self.batches.get(task.batch_id)
         if batch is None and task.batch_id is not None and task.batch_id in self.closed:
             return Refusal.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
-        return (
-            self._does_not_fit(task, batch)
-            or self._too_many_parts(task, batch)
-            or self._over_a_limit(task, batch)
-            or self._over_a_quota(task, batch)
-        )
+        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch)
 
     def accept(self, arrived: TaskArrived) -> Batch | None:
         """Takes a task for which there is no ``refusal``. Returns its batch if that is new."""
@@ -309,26 +307,23 @@ class Ledger:
             self._kept_results += len(batch.results)
             self._kept_bytes += batch.packed.size
 
-    def _over_a_limit(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
-        """What the operator allows nobody."""
+    def _over_a_cap(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        """What the operator does not allow."""
+        return (self._over_a_limit(task) or self._over_a_quota(task, batch)) if self._has_caps else None
+
+    def _over_a_limit(self, task: Task) -> tuple[Refusal, str] | None:
+        """What is allowed to nobody."""
         settings, runs = self._settings, self._runs_of(task)
         if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
             return Refusal.OVER_LIMIT, f"{runs} runs; coordinator.max_repeat_times allows {settings.max_repeat_times}"
         longest = settings.max_task_timeout_s
         if longest is not None and task.timeout_s is not None and task.timeout_s > longest:
             return Refusal.OVER_LIMIT, f"timeout_s = {task.timeout_s:g}; coordinator.max_task_timeout_s is {longest:g}"
-        if batch is not None and not batch.is_open and batch.size >= self._max_batch_bytes:
-            return Refusal.BATCH_TOO_LARGE, (
-                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
-                f"allows one batch {self._max_batch_bytes}: send smaller batches"
-            )
         return None
 
     def _over_a_quota(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
-        """What the operator does not allow this producer now."""
+        """What is not allowed to this producer now."""
         most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
-        if most is None and most_bytes is None:
-            return None
         producer = _sender(task, batch)
         use = self.usage.of(producer)
         who = f"producer {producer!r}" if producer else "producers without a name"
@@ -356,6 +351,11 @@ class Ledger:
             )
         if batch.accepted == batch.expected:
             return Refusal.BATCH_FULL, f"batch {batch.batch_id!r} has its {batch.expected} tasks; name another one"
+        if batch.size >= self._max_batch_bytes and not batch.is_open:
+            return Refusal.BATCH_TOO_LARGE, (
+                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
+                f"allows one batch {self._max_batch_bytes}: send smaller batches"
+            )
         return None
 
     def _too_many_parts(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
