@@ -16,21 +16,25 @@ from schemas import (
     CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ExplorerLeft,
+    PublishVersion,
     RunnersReport,
     RunnerState,
     StepTrained,
+    Task,
     TrainerHeartbeat,
     VersionWanted,
 )
 from schemas.codec import encode
 from schemas.topics import (
     BATCHES,
+    COMMANDS,
     COORDINATOR_EVENTS,
     COORDINATOR_STATE,
     DEAD_LETTERS,
     EVENTS,
     EXPLORER_EVENTS,
     MODEL_VERSIONS,
+    OPERATOR_COMMANDS,
     TOPICS,
     TRAINER_EVENTS,
     Role,
@@ -90,6 +94,14 @@ def test_who_writes_a_topic_may_say_all_that_it_says() -> None:
 @pytest.mark.parametrize("topic", [EXPLORER_EVENTS, COORDINATOR_EVENTS, BATCHES], ids=lambda topic: topic.name)
 def test_a_record_of_another_author_is_forged(topic: Topic) -> None:
     assert reason(taken(topic, "trainer-0", FORGED_STEP)) == "forged_author"
+
+
+def test_a_producer_that_pins_a_version_where_producers_ask_is_found_out() -> None:
+    pin = PublishVersion(client="c", command_id="1", model="policy", version=3)
+    assert taken(OPERATOR_COMMANDS, "policy", pin) == pin
+    assert reason(taken(COMMANDS, "policy", pin)) == "forged_author"
+    mistaken = Task(task_id="t", workflow="math", prompt="1")
+    assert reason(taken(COMMANDS, "t", mistaken)) == "unexpected_schema", "whoever writes here may send tasks too"
 
 
 def test_what_its_author_says_is_taken() -> None:

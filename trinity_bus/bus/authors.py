@@ -72,12 +72,12 @@ def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
 
 
 def _refuse_forged(topic: Topic, value: bytes) -> None:
-    """Raise for a record that is another author's to write."""
+    """Raise for a record that not everybody who may write the topic may say."""
     cls = _type_of(value)
     if cls is None:
         return
     writers: set[str] = {writer for other in TOPICS if cls in other.records for writer in other.writers}
-    if writers.isdisjoint(topic.writers):
+    if not writers.issuperset(topic.writers):
         raise DecodeError(
             FORGED_AUTHOR,
             f"{cls.__name__} on {topic.name}, the {_names(topic.writers)}'s topic: only {_names(writers)} may say it",

@@ -142,7 +142,14 @@ def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
     asyncio.run(fill())
     shown = trinity_bus(log, "status", "--once")
     assert shown.returncode == 0, shown.stderr
-    for part in ("b-17", "running", "5/64", "explorer-9", "16", "1 tasks, 0 commands, 1 events"):
+    for part in (
+        "b-17",
+        "running",
+        "5/64",
+        "explorer-9",
+        "16",
+        "1 tasks, 0 commands, 0 operator-commands, 1 explorer-events, 0 trainer-events",
+    ):
         assert part in shown.stdout
 
 
