@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trinity-bus-$(DEVICE)
 # The longest first, so that no worker is left with a long one at the end.
-TESTS := tests/e2e tests/integration tests/unit
+TESTS := tests/e2e tests/integration tests/attacks tests/unit
 # Files of tests that run at a time, each worker with a broker of its own.
 WORKERS ?= 2
 
@@ -21,7 +21,7 @@ ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
-.PHONY: help setup demo test stack-test check docs bench clean
+.PHONY: help setup demo test stack-test fuzz check docs site sbom audit hooks wheel images bench clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,19 @@ test: check ## Lint and types, then unit, integration and e2e tests. Options: AR
 stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'
 	@$(BIN)/pytest tests/stack $(ARGS)
 
+fuzz: setup ## Damaged inputs for every decoder and the coordinator: a million. Options: ARGS='--inputs 5000 --seed 7'
+	@$(BIN)/python -W ignore -m tests.support.fuzz.run $(ARGS)
+
+hooks: setup ## Have git run the checks before each commit.
+	@tools/tool_env.sh tools
+	@.cache/tools/bin/pre-commit install
+
+wheel: setup ## Build the wheel into dist/, with nothing that is not pinned.
+	@tools/wheel.sh dist
+
+images: ## Build the images of the compose stack. Needs Docker.
+	@docker compose --project-directory deploy/docker-compose build $(ARGS)
+
 check: setup ## Lint, formatting, types, generated documents.
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -51,7 +64,19 @@ docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/s
 	@$(BIN)/python -m schemas.asyncapi
 	@$(BIN)/python -m trinity_bus.settings_page
 
-bench: setup ## Run one benchmark: NAME=codec, bus, rollout, training, tracing, weight_sync, scheduling or demo.
+site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
+	@tools/tool_env.sh site
+	@NO_MKDOCS_2_WARNING=1 .cache/site/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
+sbom: setup ## Write a bill of materials (CycloneDX) and a list of licences into build/sbom.
+	@tools/tool_env.sh tools
+	@$(BIN)/python tools/sbom.py --device $(DEVICE)
+
+audit: sbom ## Ask whether vulnerabilities are known of what the locks pin. Ends with 3 where nobody could be asked.
+	@$(BIN)/python tools/audit.py $(ARGS)
+
+bench: setup ## Run one benchmark: NAME=codec, bus, compression, rollout, training, tracing, weight_sync, scheduling or demo.
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)

@@ -7,6 +7,7 @@ from typing import Any
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS
+from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.inference.engine import InferenceEngine
@@ -26,6 +27,7 @@ class BareReceiver:
 
     def __init__(self) -> None:
         self._receiver = WeightReceiver()
+        self.bounds = Bounds(vocabulary=1, positions=1)
         self.model_version = -1
         self.tokens_generated = 0
 

@@ -3,7 +3,7 @@
 Light on purpose: msgpack, msgspec, pydantic and numpy. A program that produces tasks needs this and a Kafka client.
 """
 
-from schemas.batch import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, TaskStatus
+from schemas.batch import BatchLifecycleState, BatchRecord, BatchSkipped, ManifestEntry, ResultPart, TaskStatus
 from schemas.command import (
     AbortBatch,
     BatchResult,
@@ -11,7 +11,10 @@ from schemas.command import (
     CommandError,
     CommandReply,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
+    RollBack,
+    SkipBatch,
     SubmitBatch,
 )
 from schemas.event import (
@@ -24,6 +27,7 @@ from schemas.event import (
     RunnerState,
     RunningAttempt,
     StepTrained,
+    Superseded,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -34,6 +38,7 @@ from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.skipped import Rollback, SkippedBatch
 from schemas.task import Message, Sampling, Task
 from schemas.taskset import TasksetPosition
 
@@ -42,6 +47,7 @@ __all__ = [
     "BatchLifecycleState",
     "BatchRecord",
     "BatchResult",
+    "BatchSkipped",
     "Cancel",
     "CancelTasks",
     "CommandError",
@@ -52,6 +58,7 @@ __all__ = [
     "ExplorerHeartbeat",
     "ExplorerLeft",
     "FinalizeBatch",
+    "FinalizeUpgrade",
     "ManifestEntry",
     "Member",
     "Message",
@@ -61,6 +68,8 @@ __all__ = [
     "PublishedVersion",
     "Record",
     "ResultPart",
+    "RollBack",
+    "Rollback",
     "RolloutFinished",
     "RunnerState",
     "RunnersReport",
@@ -68,8 +77,11 @@ __all__ = [
     "Sample",
     "SampleInput",
     "Sampling",
+    "SkipBatch",
+    "SkippedBatch",
     "StepTrained",
     "SubmitBatch",
+    "Superseded",
     "Task",
     "TaskResult",
     "TaskStatus",

@@ -2,6 +2,7 @@
 
 The record of a batch is written anew after each transition, keyed by batch id on a compacted topic. The FINALIZED
 record carries the *manifest*: the experiences, by position in the log, that count. Nothing else is ever trained on.
+A ``BatchSkipped`` behind it takes the batch back: it is not trained on either, and keeps its place in the order.
 
 An *open* batch is one that was submitted without a number of tasks. Its tasks are handed out as they come, with the
 newest weights; it takes no place in the order of training and is never FINALIZED: each task's result is on ``results``,
@@ -11,11 +12,15 @@ and the batch ends when its client aborts it.
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
+from msgspec import Meta
 from pydantic import BeforeValidator, Field
 
 from schemas.event import Position
 from schemas.free_form import MAX_ITEMS
+from schemas.items import AtLeastOne, DrawnBy, Item, Name, Number
+from schemas.numbers import Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.skipped import MAX_REASON_CHARS
 
 MAX_BATCH_TASKS = 16_384
 MAX_BATCH_PARTS = 32_768
@@ -44,30 +49,26 @@ type TaskStatus = Literal["completed", "partial", "failed", "aborted"]
 because its batch was ended without it."""
 
 
-class ResultPart(Record):
+class ResultPart(Item, frozen=True, kw_only=True):
     """What one attempt gave to a task's result. A task that was not split has one."""
 
-    SCHEMA: ClassVar[str] = "result_part"
-
-    attempt: Annotated[int, Field(ge=1)]
-    samples: Annotated[int, Field(ge=0)]
+    attempt: AtLeastOne
+    samples: Number
     position: Position | None = None
     """Where its experiences lie; absent for eval batches."""
 
 
-class ManifestEntry(Record):
+class ManifestEntry(Item, frozen=True, kw_only=True):
     """One accepted result."""
 
-    SCHEMA: ClassVar[str] = "manifest_entry"
-
-    task_id: Identifier
+    task_id: Name
     status: TaskStatus
-    parts: list[ResultPart] = Field(default_factory=list)
+    parts: Annotated[list[ResultPart], Meta(max_length=MAX_ITEMS)] = []  # noqa: RUF012 - msgspec gives each its own
     """In the order of their run ids; none for failed and aborted tasks. Together they are one group."""
     error: str | None = None
     """The first error, or why it was cut off."""
-    version_min: int = -1
-    version_max: int = -1
+    version_min: DrawnBy = -1
+    version_max: DrawnBy = -1
 
 
 class BatchRecord(Record):
@@ -79,23 +80,23 @@ class BatchRecord(Record):
     batch_id: Identifier
     batch_type: BatchType
     state: BatchState
-    sequence: Annotated[int, Field(ge=0)]
+    sequence: Count
     """Train batches: 1, 2, 3 ... in the order in which they are trained, given when all tasks of the batch are there; 0
     before. Smaller by one for each earlier batch that is aborted; final when FINALIZED. Eval and open batches, those
     that end without any task, and ABORTED ones: 0."""
-    expected_task_count: int | None = None
+    expected_task_count: Count | None = None
     """Absent: an open batch."""
-    accepted_task_count: int = 0
-    completed_task_count: int = 0
+    accepted_task_count: Count = 0
+    completed_task_count: Count = 0
     """Tasks with a result, failed ones too."""
-    failed_task_count: int = 0
-    aborted_task_count: int = 0
+    failed_task_count: Count = 0
+    aborted_task_count: Count = 0
     """Tasks that were cut off; not among the completed ones."""
-    min_wait_num: int | None = None
+    min_wait_num: Count | None = None
     """Completed tasks with which it may end."""
-    min_version: int = 0
+    min_version: Version = 0
     """What staleness control asked of the explorers."""
-    manifest: Annotated[list[ManifestEntry], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
+    manifest: Annotated[list[ManifestEntry], Field(max_length=MAX_BATCH_TASKS)] = Field(default_factory=list)
     """Filled in FINALIZED, and in ABORTED where partial results were to be kept; in the order in which the tasks were
     accepted."""
     metrics: Metrics = Field(default_factory=dict)
@@ -104,3 +105,20 @@ class BatchRecord(Record):
     """Why it was aborted."""
     trace_links: Annotated[list[str], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     """W3C ``traceparent`` of the rollouts that count, so that a train step can link to them."""
+
+
+class BatchSkipped(Record):
+    """An operator has said that a FINALIZED train batch is to be passed over: its step changes no weights.
+
+    It stands beside the batch's own record, behind it, under a key of its own. A trainer obeys it unless it has trained
+    on the batch.
+    """
+
+    SCHEMA: ClassVar[str] = "batch_skipped"
+
+    batch_id: Identifier
+    sequence: Positive
+    """Of the batch."""
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+    client: Identifier
+    """Who said so."""

@@ -8,9 +8,19 @@ depends on headers. Whatever the bytes, ``decode`` returns a valid record or rai
 from collections.abc import Mapping
 from functools import lru_cache
 
-from schemas.batch import BatchRecord
+from schemas.batch import BatchRecord, BatchSkipped
 from schemas.columns import decode_group, encode_group
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas.command import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    FinalizeUpgrade,
+    PublishVersion,
+    RollBack,
+    SkipBatch,
+    SubmitBatch,
+)
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
 from schemas.event import (
     CoordinatorHeartbeat,
@@ -19,6 +29,7 @@ from schemas.event import (
     RolloutFinished,
     RunnersReport,
     StepTrained,
+    Superseded,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -41,7 +52,10 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     FinalizeBatch,
     AbortBatch,
     CancelTasks,
+    SkipBatch,
     PublishVersion,
+    FinalizeUpgrade,
+    RollBack,
     CommandReply,
     Dispatch,
     Cancel,
@@ -55,8 +69,10 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     StepTrained,
     VersionWanted,
     VersionRefused,
+    Superseded,
     WeightsSynced,
     BatchRecord,
+    BatchSkipped,
     TaskResult,
     ModelVersion,
     TasksetPosition,

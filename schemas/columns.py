@@ -9,6 +9,7 @@ This is the way of every token, so neither direction goes through pydantic: msgs
 below while it parses, skips what they do not name without building it, and hands out the binary uncopied.
 """
 
+from collections.abc import Callable
 from math import prod
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.experience import COLUMNS, MAX_METRICS, MAX_SAMPLES, ExperienceGroup
 from schemas.group_rules import check_group, check_types
 from schemas.record import BatchType, Metrics
+from schemas.weight import SMALL, Scales, weigh_msgpack
 
 MAX_HEADER_BYTES = 4 << 20
 
@@ -74,6 +76,9 @@ class _Name(Struct, gc=False):
     schema_version: int
 
 
+type _AllMetrics = Annotated[list[Annotated[Metrics, Meta(max_length=MAX_METRICS)]], Meta(max_length=MAX_SAMPLES)]
+
+
 class GroupHeader(_Name, gc=False):
     """The header of a group, as it is on the wire. ``padding`` is last: its length is settled after all else."""
 
@@ -88,13 +93,21 @@ class GroupHeader(_Name, gc=False):
     explorer: str
     incarnation: str
     buffers: GroupBuffers
-    metrics: Annotated[list[Annotated[Metrics, Meta(max_length=MAX_METRICS)]], Meta(max_length=MAX_SAMPLES)] = []
+    metrics: _AllMetrics = []
     finish_reasons: Annotated[list[str], Meta(max_length=MAX_SAMPLES)] = []
     padding: str = ""
 
 
+class LargeHeader(GroupHeader, gc=False):
+    """The header of a message that is not small, of whose metrics nothing is built yet."""
+
+    metrics: msgspec.Raw = msgspec.Raw(b"\x90")  # type: ignore[assignment]  # the same, still bytes
+
+
 _encode_header = Encoder().encode
 _decode_message = Decoder(tuple[GroupHeader, memoryview]).decode
+_decode_large = Decoder(tuple[LargeHeader, memoryview]).decode
+_decode_metrics: Callable[[msgspec.Raw], list[Metrics]] = Decoder(_AllMetrics).decode
 _decode_name = Decoder(tuple[_Name, msgspec.Raw]).decode
 
 
@@ -173,7 +186,12 @@ def decode_group(value: bytes) -> ExperienceGroup:
         DecodeError: ``value`` breaks the format, or a rule that ``encode_group`` keeps.
     """
     try:
-        header, binary = _decode_message(value)
+        if len(value) <= SMALL:
+            header, binary = _decode_message(value)
+            metrics = header.metrics
+        else:
+            header, binary = _decode_large(value)
+            metrics = _metrics_of(header.metrics, len(value) - len(binary), len(value))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(value, error) from error
     size = len(binary)
@@ -202,11 +220,24 @@ def decode_group(value: bytes) -> ExperienceGroup:
         rewards=_cut(floats, 4, "rewards", buffers.rewards, size),
         run_ids=_cut(words, 4, "run_ids", buffers.run_ids, size),
         versions=_cut(words, 12, "versions", buffers.versions, size).reshape(-1, 3),
-        metrics=header.metrics,
+        metrics=metrics,
         finish_reasons=header.finish_reasons,
     )
     check_group(group)
     return group
+
+
+def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]:
+    """The metrics of a message of ``size`` bytes, weighed before they are built where its header is not small."""
+    if header_bytes > SMALL:
+        weigh_msgpack(bytes(raw), Scales(size, share=4))
+    try:
+        return _decode_metrics(raw)
+    except msgspec.ValidationError as error:
+        # Named as in the message that they are a part of.
+        text = str(error)
+        path = text.replace("`$", "`$[0].metrics") if "`$" in text else f"{text} - at `$[0].metrics`"
+        raise msgspec.ValidationError(path) from error
 
 
 def _unreadable(value: bytes, error: Exception) -> DecodeError:

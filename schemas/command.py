@@ -1,6 +1,7 @@
 """Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
 
-``PublishVersion`` alone is about no batch, and keyed by the model's name.
+``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name; ``FinalizeUpgrade`` by
+``coordinator-state``.
 
 Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
 by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
@@ -24,9 +25,10 @@ from pydantic import Field
 
 from schemas.batch import BatchState
 from schemas.free_form import MAX_ITEMS
+from schemas.numbers import Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.skipped import MAX_REASON_CHARS
 
-MAX_REASON_CHARS = 500
 MAX_WAIT_S = 7 * 86_400.0
 
 
@@ -34,6 +36,7 @@ class Command(Record):
     """What every command has."""
 
     SCHEMA: ClassVar[str] = "command"
+    SENT_ON: ClassVar[bool] = True
     JSON: ClassVar[bool] = True
 
     client: Identifier
@@ -54,7 +57,7 @@ class SubmitBatch(Command):
     batch_type: BatchType = "train"
     expected_task_count: Annotated[int, Field(ge=0, le=MAX_ITEMS)] | None = None
     """How many tasks it will have. Absent: it is *open*, see ``schemas.batch``."""
-    min_wait_num: Annotated[int, Field(ge=1)] | None = None
+    min_wait_num: Positive | None = None
     """Finished tasks with which it may end, once the configured time for the others has passed too. Absent: the
     configured over-rollout decides for train batches; eval batches wait for all."""
 
@@ -65,7 +68,7 @@ class FinalizeBatch(Command):
     SCHEMA: ClassVar[str] = "command.finalize_batch"
 
     batch_type: BatchType = "train"
-    timeout_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = None
+    timeout_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] | None = None
     """How long to wait. Absent: what all attempts at one task may take together."""
 
 
@@ -92,6 +95,14 @@ class CancelTasks(Command):
     """Whether runners that are at it are stopped at once, rather than given the time to let go."""
 
 
+class SkipBatch(Command):
+    """Have the trainer pass over a FINALIZED train batch that it has not trained on: one that it cannot train on."""
+
+    SCHEMA: ClassVar[str] = "command.skip_batch"
+
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+
+
 class PublishVersion(Record):
     """Make every explorer serve this version, and no newer one until I say so; or the newest again."""
 
@@ -101,8 +112,36 @@ class PublishVersion(Record):
     client: Identifier
     command_id: Identifier
     model: Identifier
-    version: Annotated[int, Field(ge=0)] | None = None
+    version: Version | None = None
     """Absent: the newest, and from now on each that is published."""
+
+
+class RollBack(Record):
+    """End a lineage that went wrong: train on from this version, serve it at once, discard what is newer.
+
+    Batches that are FINALIZED by now, and that this version was not trained on, are passed over.
+    """
+
+    SCHEMA: ClassVar[str] = "command.roll_back"
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    command_id: Identifier
+    model: Identifier
+    version: Version
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
+
+
+class FinalizeUpgrade(Record):
+    """Write the coordinator's state as the present version does: no program of the version before reads it any more."""
+
+    SCHEMA: ClassVar[str] = "command.finalize_upgrade"
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    command_id: Identifier
+    level: Annotated[int, Field(ge=1)]
+    """Of the state. A coordinator that does not know it refuses; nothing happens where the state has it, or a newer."""
 
 
 class BatchResult(Record):
@@ -113,15 +152,19 @@ class BatchResult(Record):
     batch_id: Identifier
     batch_type: BatchType
     state: BatchState
-    finished_task_count: int
+    finished_task_count: Count
     """Tasks with a result, failed ones too; not those that were cut off."""
     metrics: Metrics = Field(default_factory=dict)
+    sequence: Count = 0
+    """Its place in the order of training; 0 where it has none."""
 
 
 type CommandError = Literal[
     "unknown_batch",
     "already_active",
     "batch_closed",
+    "not_finalized",
+    "already_trained",
     "batch_too_large",
     "wrong_type",
     "open_batch",
@@ -141,7 +184,8 @@ class CommandReply(Record):
     client: Identifier
     command_id: Identifier
     batch_id: Identifier
-    """The batch that was named; in the answer to ``PublishVersion``, the model."""
+    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model; to
+    ``FinalizeUpgrade``, ``coordinator-state``."""
     error: CommandError | None = None
     """Absent: it was carried out."""
     detail: str = ""

@@ -9,29 +9,38 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from schemas.experience import MAX_SAMPLES
+from schemas.free_form import MAX_ITEMS
+from schemas.items import AtLeastOne, Item, Name, Number
+from schemas.numbers import MAX_MIB, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
+from schemas.skipped import Rollback, SkippedBatches
+from schemas.task import MAX_REPEAT_TIMES
+
+MAX_RUNNING = 16_384
+"""Attempts of one explorer."""
+MAX_RUNNERS = 1024
+"""Of one explorer."""
+MAX_WORKFLOWS = 4096
+"""Of one explorer."""
 
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
 type RunnerLifeState = Literal["starting", "idle", "busy", "stopping"]
 
 
-class Position(Record):
+class Position(Item, frozen=True, kw_only=True):
     """Where an experience record lies in the log."""
 
-    SCHEMA: ClassVar[str] = "position"
-
-    partition: Annotated[int, Field(ge=0)]
-    offset: Annotated[int, Field(ge=0)]
+    partition: Number
+    offset: Number
 
 
-class RunningAttempt(Record):
+class RunningAttempt(Item, frozen=True, kw_only=True):
     """One attempt that an explorer is working on, as told in its heartbeat."""
 
-    SCHEMA: ClassVar[str] = "running_attempt"
-
-    task_id: Identifier
-    attempt: int
+    task_id: Name
+    attempt: AtLeastOne
 
 
 class ExplorerHeartbeat(Record):
@@ -42,16 +51,16 @@ class ExplorerHeartbeat(Record):
     explorer: Identifier
     incarnation: Identifier
     state: ExplorerState
-    slots: Annotated[int, Field(ge=1)]
+    slots: Positive
     """How many rollouts it runs at once."""
-    running: list[RunningAttempt] = Field(default_factory=list)
-    model_version: int = -1
+    running: Annotated[list[RunningAttempt], Field(max_length=MAX_RUNNING)] = Field(default_factory=list)
+    model_version: VersionOrNone = -1
     """The version it serves; -1 before it serves any."""
-    workflows: list[Identifier] = Field(default_factory=list)
+    workflows: Annotated[list[Identifier], Field(max_length=MAX_WORKFLOWS)] = Field(default_factory=list)
     """The workflows that its registry knows."""
-    tokens_generated: int = 0
+    tokens_generated: Count = 0
     """Since the start of this incarnation."""
-    sent_at: float = 0.0
+    sent_at: Time = 0.0
 
 
 class RunnerState(Record):
@@ -63,13 +72,13 @@ class RunnerState(Record):
     """``<explorer>/<number>``; a runner that replaces another has its number. ``<explorer>/extra-<serial>`` is one that
     has been replaced and finishes what it has, or that runs one attempt alone after a runner has died."""
     state: RunnerLifeState
-    pid: int
-    running: list[RunningAttempt] = Field(default_factory=list)
-    completed: int = 0
+    pid: Count
+    running: Annotated[list[RunningAttempt], Field(max_length=MAX_RUNNING)] = Field(default_factory=list)
+    completed: Count = 0
     """Attempts that it has ended since it started."""
-    restarts: int = 0
+    restarts: Count = 0
     """How many runners of this number were replaced."""
-    rss_mib: float = 0.0
+    rss_mib: Annotated[float, Field(ge=0, le=MAX_MIB, allow_inf_nan=False)] = 0.0
     values: Annotated[list[PlainMap], Field(max_length=1024)] = Field(default_factory=list)
     """What is known of each attempt in ``running``: ``workflow_id`` (``batch/task/run``), ``model_version``,
     ``begin_time``, ``running_time``, and whatever its workflow has set. Of an idle runner, of the attempt that ended
@@ -83,8 +92,8 @@ class RunnersReport(Record):
 
     explorer: Identifier
     incarnation: Identifier
-    runners: list[RunnerState]
-    sent_at: float = 0.0
+    runners: Annotated[list[RunnerState], Field(max_length=MAX_RUNNERS)]
+    sent_at: Time = 0.0
 
 
 class CoordinatorHeartbeat(Record):
@@ -94,16 +103,16 @@ class CoordinatorHeartbeat(Record):
 
     coordinator: Identifier
     incarnation: Identifier
-    open_batches: int
-    open_tasks: int
-    running_attempts: int
-    max_timeout_s: float
+    open_batches: Count
+    open_tasks: Count
+    running_attempts: Count
+    max_timeout_s: Seconds
     """Limit of one attempt at a task that names none."""
-    attempts_per_task: int
+    attempts_per_task: Count
     """Attempts at a task, or part of one, before it fails; times ``max_timeout_s`` it is the longest it may take."""
-    dynamic_timeout_s: float
+    dynamic_timeout_s: Seconds
     """Limit of an attempt that starts now, see ``trinity_bus.coordination``."""
-    sent_at: float = 0.0
+    sent_at: Time = 0.0
 
 
 class ExplorerLeft(Record):
@@ -124,23 +133,23 @@ class RolloutFinished(Record):
     explorer: Identifier
     incarnation: Identifier
     task_id: Identifier
-    attempt: Annotated[int, Field(ge=1)]
+    attempt: Positive
     batch_id: Identifier
     batch_type: BatchType
     status: RolloutStatus
-    completed_runs: int
-    total_runs: int
+    completed_runs: Annotated[int, Field(ge=0, le=MAX_REPEAT_TIMES)]
+    total_runs: Annotated[int, Field(ge=0, le=MAX_REPEAT_TIMES)]
     metrics: list[Metrics] = Field(default_factory=list)
     """One per run, as the workflow gave them."""
     experience: Position | None = None
     """The experience record of this attempt; absent for eval batches and failures."""
-    samples: int = 0
-    version_min: int = -1
-    version_max: int = -1
+    samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)] = 0
+    version_min: VersionOrNone = -1
+    version_max: VersionOrNone = -1
     """Lowest and highest model version that drew any of its tokens."""
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    seconds: float = 0.0
+    prompt_tokens: Count = 0
+    response_tokens: Count = 0
+    seconds: Seconds = 0.0
     error: str | None = None
     """The first error, with its type, where status is not ``completed``."""
 
@@ -154,25 +163,29 @@ class TrainerHeartbeat(Record):
     incarnation: Identifier
     state: Literal["starting", "ready", "training", "draining"]
     model: Identifier
-    step: int
+    step: Version
     """Steps trained so far."""
-    version: int
+    version: VersionOrNone
     """The newest version whose weights it can send."""
     master_address: str
-    master_port: int
-    sent_at: float = 0.0
+    master_port: Port
+    needs_from: Count | None = None
+    """Offset in ``batches`` from which on its oldest checkpoint would go on; what lies before is trained for good.
+    Absent: not known."""
+    sent_at: Time = 0.0
 
 
 class StepTrained(Record):
     """A step is trained; its weights can be had from the trainer as ``version``."""
 
     SCHEMA: ClassVar[str] = "event.step_trained"
+    SENT_ON: ClassVar[bool] = True
 
     trainer: Identifier
     incarnation: Identifier
     model: Identifier
-    step: int
-    version: int
+    step: Version
+    version: Version
     publish: bool
     """True when this version is to be moved into the explorers."""
     again: bool = False
@@ -185,10 +198,14 @@ class StepTrained(Record):
     checksum: str
     """SHA-256 over the transfer buckets of this version, in order, hex."""
     master_address: str
-    master_port: int
+    master_port: Port
     checkpoint: str | None = None
     """Folder of the newest durable checkpoint."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
+    skipped: SkippedBatches = Field(default_factory=list)
+    """Batches that were passed over on the way to this version, the last ones."""
+    rollback: Rollback | None = None
+    """The last one in its lineage."""
 
 
 class VersionWanted(Record):
@@ -197,11 +214,13 @@ class VersionWanted(Record):
     SCHEMA: ClassVar[str] = "event.version_wanted"
 
     model: Identifier
-    at_least: Annotated[int, Field(ge=0)] = 0
+    at_least: Version = 0
     """This version or a newer one will do, as soon as it is trained."""
-    version: Annotated[int, Field(ge=0)] | None = None
+    version: Version | None = None
     """This very version, from the checkpoint that was kept of it. Then ``at_least`` says nothing."""
-    sent_at: float = 0.0
+    rollback: Rollback | None = None
+    """Training is to go on from this version, and what is newer is discarded. Then the others say nothing."""
+    sent_at: Time = 0.0
 
 
 class VersionRefused(Record):
@@ -212,10 +231,26 @@ class VersionRefused(Record):
     trainer: Identifier
     incarnation: Identifier
     model: Identifier
-    version: int
+    version: Version
     reason: str
-    available: list[int] = Field(default_factory=list)
+    available: Annotated[list[Version], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     """Versions that it can publish."""
+
+
+class Superseded(Record):
+    """Another life of this service has begun, and this one counts no more: it is to end. Written by the coordinator.
+
+    That of an explorer lies in its lane on ``rollouts``, that of a trainer on ``coordinator-events``.
+    """
+
+    SCHEMA: ClassVar[str] = "event.superseded"
+
+    service: Literal["explorer", "trainer"]
+    name: Identifier
+    incarnation: Identifier
+    """The life that is over."""
+    by: Identifier
+    """The one that counts."""
 
 
 class WeightsSynced(Record):
@@ -226,19 +261,19 @@ class WeightsSynced(Record):
     explorer: Identifier
     incarnation: Identifier
     model: Identifier
-    version: int
-    epoch: int
+    version: Version
+    epoch: Count
     ok: bool
     checksum: str = ""
     """SHA-256 of the bytes that it received, computed by itself."""
     error: str | None = None
-    control_s: float = 0.0
+    control_s: Seconds = 0.0
     """From reading the announcement to the first byte."""
-    transfer_s: float = 0.0
+    transfer_s: Seconds = 0.0
     """From then to the last byte."""
-    verify_s: float = 0.0
+    verify_s: Seconds = 0.0
     """From then until the bytes were known to be those that were sent."""
-    prepare_s: float = 0.0
+    prepare_s: Seconds = 0.0
     """From then until all was done that could be done while it generated."""
-    pause_s: float = 0.0
+    pause_s: Seconds = 0.0
     """How long generation stood still."""

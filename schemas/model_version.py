@@ -12,7 +12,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from schemas.numbers import Count, Port, Seconds, Version
 from schemas.record import Identifier, Metrics, Record
+from schemas.skipped import Rollback, SkippedBatches
+
+MAX_MEMBERS = 1024
+"""Explorers of one round: more take the version in the next one."""
 
 
 class Member(Record):
@@ -22,7 +27,7 @@ class Member(Record):
 
     explorer: Identifier
     incarnation: Identifier
-    rank: Annotated[int, Field(ge=1)]
+    rank: Annotated[int, Field(ge=1, le=MAX_MEMBERS)]
     """Its rank in the group of this epoch; the trainer is rank 0."""
 
 
@@ -32,15 +37,15 @@ class ModelVersion(Record):
     SCHEMA: ClassVar[str] = "model_version"
 
     model: Identifier
-    version: Annotated[int, Field(ge=0)]
-    step: int
+    version: Version
+    step: Version
     method: Literal["nccl", "gloo", "memory", "checkpoint"]
-    epoch: Annotated[int, Field(ge=0)]
-    members: list[Member] = Field(default_factory=list)
+    epoch: Count
+    members: Annotated[list[Member], Field(max_length=MAX_MEMBERS)] = Field(default_factory=list)
     trainer: Identifier
     trainer_incarnation: Identifier
     master_address: str
-    master_port: int
+    master_port: Port
     checksum: str
     checkpoint: str | None = None
     metrics: Metrics = Field(default_factory=dict)
@@ -55,8 +60,8 @@ class PublishedVersion(Record):
     SCHEMA: ClassVar[str] = "published_version"
 
     model: Identifier
-    version: Annotated[int, Field(ge=0)]
-    step: int
+    version: Version
+    step: Version
     batch_id: Identifier | None = None
     """The batch that was trained on last; absent for a version that a trainer's life began with."""
     method: Literal["nccl", "gloo", "memory", "checkpoint"]
@@ -67,5 +72,9 @@ class PublishedVersion(Record):
     """Folder of its checkpoint, where it was kept at that time."""
     metrics: Metrics = Field(default_factory=dict)
     """Of the step that made it."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """How long that step took."""
+    skipped: SkippedBatches = Field(default_factory=list)
+    """Batches that were passed over on the way to this version, the last ones."""
+    rollback: Rollback | None = None
+    """The last one in its lineage."""

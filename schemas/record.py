@@ -9,17 +9,17 @@ A record's *schema* is its stable name on the wire (``"task"``); its *version* i
 Nothing here knows how a record becomes bytes; that is ``schemas.codec``.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.free_form import check_plain
 
 MAX_ID_LENGTH = 200
+IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$"
 
-type Identifier = Annotated[
-    str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$")
-]
+type Identifier = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=IDENTIFIER_PATTERN)]
 """A name that travels in keys, headers and file names: printable, no blanks, at most 200 characters."""
 
 type Metrics = dict[str, float]
@@ -32,6 +32,12 @@ type PlainMap = Annotated[dict[str, Any], AfterValidator(check_plain)]
 type BatchType = Literal["train", "eval"]
 
 
+def _is_of_items(annotation: Any) -> bool:
+    """Whether it is a list of ``schemas.items``."""
+    inner = get_args(annotation)
+    return get_origin(annotation) is list and isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct)
+
+
 class Record(BaseModel):
     """Base of all records. Subclasses set ``SCHEMA``, and ``VERSION`` and ``MAX_BYTES`` where they differ."""
 
@@ -41,13 +47,39 @@ class Record(BaseModel):
     VERSION: ClassVar[int] = 1
     MAX_BYTES: ClassVar[int] = 1 << 20
     """Size limit of one encoded record."""
+    CARRIES: ClassVar[bool] = False
+    """Whether it holds another record that is a large one by itself; see ``schemas.weight``."""
+    SENT_ON: ClassVar[bool] = False
+    """Whether who reads it writes it again, inside another record or a state."""
     JSON: ClassVar[bool] = False
     """Whether it is accepted as a JSON object too, because people and simple programs write it."""
 
+    _lists_of_items: ClassVar[set[str] | None] = None
+
     def to_wire(self) -> dict[str, Any]:
         """The record as a plain map, schema and version first, absent (``None``) fields left out."""
-        return {
+        return msgspec.to_builtins(self.fields_to_wire())  # type: ignore[no-any-return]  # of a dict, it makes one
+
+    def fields_to_wire(self) -> dict[str, Any]:
+        """The same, in which items are still items."""
+        wire = {
             "schema": self.SCHEMA,
             "schema_version": self.VERSION,
-            **self.model_dump(mode="python", exclude_none=True),
+            **self.model_dump(mode="python", exclude_none=True, exclude=self._lists_of_items),
         }
+        if self._lists_of_items is not None:
+            # Pydantic would look at each, for much longer than it takes to write them.
+            wire.update((name, getattr(self, name)) for name in self._lists_of_items)
+        return wire
+
+    @classmethod
+    def lists_of_items(cls) -> set[str] | None:
+        """Fields that are lists of ``schemas.items``; None where there are none."""
+        return cls._lists_of_items
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Notes which fields are lists of items."""
+        cls._lists_of_items = {
+            name for name, field in cls.model_fields.items() if _is_of_items(field.annotation)
+        } or None

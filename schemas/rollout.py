@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from schemas.numbers import MAX_SECONDS, Count, Positive, Version
 from schemas.record import BatchType, Identifier, Record
 from schemas.task import MAX_REPEAT_TIMES, Task
 
@@ -17,21 +18,22 @@ class Dispatch(Record):
 
     SCHEMA: ClassVar[str] = "rollout.dispatch"
     MAX_BYTES: ClassVar[int] = Task.MAX_BYTES + (64 << 10)
+    CARRIES: ClassVar[bool] = True
 
     explorer: Identifier
     incarnation: Identifier
     task: Task
-    attempt: Annotated[int, Field(ge=1)]
+    attempt: Positive
     """Numbers every order to run this task, also where it was split or is run twice at once: no two have the same."""
     batch_id: Identifier
     batch_type: BatchType
     repeat_times: Annotated[int, Field(ge=1, le=MAX_REPEAT_TIMES)]
     """How many of the task's runs to do."""
-    run_id_base: Annotated[int, Field(ge=0)] = 0
+    run_id_base: Count = 0
     """The first of them; above 0 where the task was split."""
-    min_version: Annotated[int, Field(ge=0)] = 0
+    min_version: Version = 0
     """The explorer must hold at least this model version when the rollout starts."""
-    timeout_s: Annotated[float, Field(gt=0)]
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class Cancel(Record):
@@ -42,7 +44,7 @@ class Cancel(Record):
     explorer: Identifier
     incarnation: Identifier
     task_id: Identifier
-    attempt: Annotated[int, Field(ge=1)]
+    attempt: Positive
     reason: str
     restart_runner: bool = False
     """Whether a runner that is at it is stopped at once, rather than given the time to let go."""

@@ -12,6 +12,9 @@ from schemas.free_form import MAX_ITEMS
 from schemas.record import BatchType, Identifier, PlainMap, Record
 
 MAX_PROMPT_CHARS = 1 << 20
+MAX_MESSAGES = 4096
+MAX_STOPS = 1024
+MAX_VOCABULARY = 2**31 - 1
 MAX_REPEAT_TIMES = 1024
 
 
@@ -22,10 +25,10 @@ class Sampling(Record):
 
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], Field(max_length=MAX_ITEMS)] | None = None
+    stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
 
 
 class Message(Record):
@@ -42,13 +45,14 @@ class Task(Record):
 
     SCHEMA: ClassVar[str] = "task"
     JSON: ClassVar[bool] = True
+    SENT_ON: ClassVar[bool] = True
     MAX_BYTES: ClassVar[int] = 4 << 20
 
     task_id: Identifier
     workflow: Identifier
     """The name of a workflow in the explorers' registry, such as ``math``."""
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
-    messages: Annotated[list[Message], Field(max_length=MAX_ITEMS)] | None = None
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
     answer: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
     """The reference answer, where the workflow's reward needs one."""
     data: PlainMap = Field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from schemas.event import Position
+from schemas.numbers import Count, VersionOrNone
 from schemas.record import Identifier, Record
 
 
@@ -19,11 +20,11 @@ class TasksetPosition(Record):
     taskset: Identifier
     fingerprint: Annotated[str, Field(min_length=1, max_length=128)]
     """Of the dataset and the seed: the order of lines that ``produced`` counts in."""
-    produced: Annotated[int, Field(ge=0)] = 0
+    produced: Count = 0
     """Train tasks produced so far, over all epochs."""
-    ended: Annotated[int, Field(ge=0)] = 0
+    ended: Count = 0
     """Of them: those with a result or a dead letter."""
-    examined: int = -1
+    examined: VersionOrNone = -1
     """The newest model version for which eval tasks were produced; -1 for none."""
     results: Annotated[list[Position], Field(max_length=1024)] = Field(default_factory=list)
     """Where to read ``results`` on."""

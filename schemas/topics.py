@@ -5,7 +5,14 @@ its headers and Kafka's own framing, so whatever the codec lets a writer encode,
 
 Compaction loses nothing that matters: a topic is compacted only where the last record of a key tells all that the
 earlier ones told. Closed segments wait for ``min_compaction_lag_ms``, so that live readers see every step of the way,
-and tombstones outlast any restart.
+and tombstones outlast any restart. The coordinator writes tombstones for ended batches and old versions, so that these
+topics are bounded too.
+
+What is unread or untrained has no time limit. Where a topic names a ``keep_ms`` no time of Kafka's deletes its records:
+the coordinator does, those that are older than that *and* that nobody needs any more; see
+:mod:`trinity_bus.coordination.retention`. ``retention_bytes`` is the budget above which Kafka deletes the oldest in any
+case; there is an alert before. Times are those of the brokers, not of whoever writes: a task that says it is a month
+old is kept like any other.
 
 Rights on a cluster are on whole topics. So a topic has the writers that may say *all* that its records say, and what
 others may say has a topic of its own.
@@ -14,8 +21,18 @@ others may say has a topic of its own.
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.batch import BatchRecord
-from schemas.command import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
+from schemas.batch import BatchRecord, BatchSkipped
+from schemas.command import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    FinalizeUpgrade,
+    PublishVersion,
+    RollBack,
+    SkipBatch,
+    SubmitBatch,
+)
 from schemas.event import (
     CoordinatorHeartbeat,
     ExplorerHeartbeat,
@@ -23,6 +40,7 @@ from schemas.event import (
     RolloutFinished,
     RunnersReport,
     StepTrained,
+    Superseded,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -59,6 +77,8 @@ class Topic:
     """-1 keeps records for ever."""
     retention_bytes: int = -1
     """Per partition; -1 is no limit."""
+    keep_ms: int | None = None
+    """Where the coordinator deletes what is not needed any more: how long it keeps that all the same."""
     max_message_bytes: int = _MIB + _ROOM
     min_compaction_lag_ms: int = 0
     delete_retention_ms: int = _DAY_MS
@@ -82,6 +102,7 @@ class Topic:
         config = {
             "cleanup.policy": self.cleanup,
             "max.message.bytes": str(self.max_message_bytes),
+            "message.timestamp.type": "LogAppendTime",
             "segment.bytes": str(self.segment_bytes),
             "segment.ms": str(self.segment_ms),
         }
@@ -99,7 +120,8 @@ TASKS = Topic(
     key="task id",
     partitions=8,
     cleanup="delete",
-    retention_ms=7 * _DAY_MS,
+    keep_ms=7 * _DAY_MS,
+    retention_bytes=4 << 30,
     max_message_bytes=Task.MAX_BYTES + _ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
@@ -111,7 +133,8 @@ COMMANDS = Topic(
     key="batch id",
     partitions=1,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
     description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs; msgpack or "
     "JSON. One partition, so that commands are carried out in the order of their sending.",
     records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks),
@@ -120,12 +143,14 @@ COMMANDS = Topic(
 )
 OPERATOR_COMMANDS = Topic(
     name="operator-commands",
-    key="batch id, or model name",
+    key="batch id, model name, or coordinator-state",
     partitions=1,
     cleanup="delete",
-    retention_ms=_DAY_MS,
-    description="What only operators may ask: abort anybody's batch, cancel its tasks, say which version is served.",
-    records=(AbortBatch, CancelTasks, PublishVersion),
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
+    description="What only operators may ask: abort anybody's batch or cancel its tasks, skip a batch, say which "
+    "version is served, roll back, end an upgrade; msgpack or JSON.",
+    records=(AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
     writers=("operator",),
     readers=("coordinator",),
 )
@@ -147,8 +172,8 @@ ROLLOUTS = Topic(
     cleanup="delete",
     retention_ms=_DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + _ROOM,
-    description="Orders to one explorer: run this task now, or stop it.",
-    records=(Dispatch, Cancel),
+    description="Orders to one explorer: run this task now, stop it, or end because another has your name.",
+    records=(Dispatch, Cancel, Superseded),
     writers=("coordinator",),
     readers=("explorer",),
 )
@@ -157,7 +182,7 @@ EXPERIENCES = Topic(
     key="task id",
     partitions=8,
     cleanup="delete",
-    retention_ms=7 * _DAY_MS,
+    keep_ms=7 * _DAY_MS,
     retention_bytes=8 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
@@ -170,7 +195,8 @@ EXPLORER_EVENTS = Topic(
     key="explorer name",
     partitions=8,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
     description="What explorers say happened: heartbeats, rollouts finished, weights taken, states of runners.",
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
@@ -182,7 +208,8 @@ TRAINER_EVENTS = Topic(
     key="trainer name",
     partitions=1,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
     description="What the trainer says happened: heartbeats, steps trained, versions that can be had, or cannot.",
     records=(TrainerHeartbeat, StepTrained, VersionRefused),
     sender="trainer",
@@ -191,12 +218,13 @@ TRAINER_EVENTS = Topic(
 )
 COORDINATOR_EVENTS = Topic(
     name="coordinator-events",
-    key="coordinator name, or model name",
+    key="coordinator name, model name, or trainer name",
     partitions=1,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    description="What the coordinator says: heartbeats with its figures, and which version it wants of the trainer.",
-    records=(CoordinatorHeartbeat, VersionWanted),
+    description="What the coordinator says: heartbeats with its figures, which version it wants of the trainer, and "
+    "that a trainer is to end because another has its name.",
+    records=(CoordinatorHeartbeat, VersionWanted, Superseded),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
@@ -205,7 +233,7 @@ EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
 may say."""
 BATCHES = Topic(
     name="batches",
-    key="batch id",
+    key="batch id, or skip and batch id",
     partitions=1,
     cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + _ROOM,
@@ -213,8 +241,8 @@ BATCHES = Topic(
     segment_ms=_DAY_MS,
     segment_bytes=64 * _MIB,
     description="A batch after each transition; a finalized one names the experiences that count. Their order is the "
-    "order of training, hence the one partition.",
-    records=(BatchRecord,),
+    "order of training, hence the one partition. Of those that have ended and are trained, the last ones are kept.",
+    records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
@@ -261,7 +289,7 @@ VERSION_HISTORY = Topic(
     cleanup="compact",
     segment_ms=_DAY_MS,
     segment_bytes=16 * _MIB,
-    description="Every version that was ever published: step, metrics, checksum, checkpoint.",
+    description="The versions that were published, the last thousand of them: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
     readers=("operator",),
@@ -274,8 +302,9 @@ DEAD_LETTERS = Topic(
     retention_ms=30 * _DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
-    description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. That "
-    "of a task ends the task.",
+    description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. Of "
+    "what is larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash. "
+    "That of a task ends the task.",
     records=(),
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),
@@ -291,6 +320,19 @@ EXPLORER_DEAD_LETTERS = Topic(
     description="The same of explorers: orders that they could not read.",
     records=(),
     writers=("explorer",),
+    readers=("operator",),
+)
+TRAINER_DEAD_LETTERS = Topic(
+    name="trainer-dead-letters",
+    key="as it came",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=DEAD_LETTERS.retention_ms,
+    retention_bytes=1 << 30,
+    max_message_bytes=DEAD_LETTERS.max_message_bytes,
+    description="The same of the trainer: batches and versions that it could not read.",
+    records=(),
+    writers=("trainer",),
     readers=("operator",),
 )
 COORDINATOR_STATE = Topic(
@@ -323,6 +365,7 @@ TOPICS = (
     VERSION_HISTORY,
     DEAD_LETTERS,
     EXPLORER_DEAD_LETTERS,
+    TRAINER_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
 """All of them, in the order of the way of the data."""

@@ -35,3 +35,7 @@ for device in cpu gpu; do
 done
 lock requirements/images/base.lock pyproject.toml --constraint requirements/cpu.lock
 lock requirements/images/build.lock "$PINNED/setuptools.in"
+
+# Tools with an environment of their own.
+lock requirements/tools.lock requirements/tools.in --constraint requirements/cpu.lock "$@"
+lock requirements/site.lock requirements/site.in --constraint requirements/cpu.lock "$@"

@@ -96,8 +96,14 @@ class KafkaSettings(Section):
     """The private key of ``ssl_certfile``, PEM."""
     ssl_password: SecretStr | None = None
     """The password of ``ssl_keyfile``, where it is encrypted."""
-    replication_factor: Count = 1
-    """Copies of each partition, for topics that are created. A production cluster wants 3."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How records are packed before they are sent; readers understand all of them, whatever is set here. Worth it where
+    the network or the disk is narrow: zstd makes experiences 63 % and tasks 28 % of their size and takes 4 to 5 ms of a
+    core for each MiB, snappy 77 % and 46 % at 2 to 3 ms, lz4 70 % and 35 % at 23 to 55 ms, gzip 62 % and 27 % at 53 to
+    411 ms; unpacking takes 0.5 to 1.5 ms, of gzip 3 to 6 (``make bench NAME=compression``)."""
+    replication_factor: Count | None = None
+    """Copies of each partition, for topics that are created. Unset: three, or as many as there are brokers where there
+    are fewer. With three or more a record counts once two brokers have it."""
     request_timeout_s: Seconds = 30.0
     """How long one request to the broker may take before it counts as failed."""
     outage_s: Seconds = 60.0
@@ -226,6 +232,11 @@ class CoordinatorSettings(Section):
     """Bytes of these tasks, as records; beyond it, tasks wait in the log too. One batch may have half of it. Named
     batches that are not full may have as much again, all together; with every bound reached it is four times as much.
     In memory a task of plain text takes twice its bytes, one of nested data up to fifteen times."""
+    retention_s: Seconds = 60.0
+    """How often what nobody needs any more is deleted from the log."""
+    keep_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """How long it is kept all the same, seconds. Unset: tasks and experiences for a week, commands and events for a
+    day."""
 
     @field_validator("takeover_s")
     @classmethod
@@ -461,6 +472,8 @@ class HealthSettings(Section):
     """A process whose event loop does not turn for this long is not alive."""
     start_s: Seconds = 900.0
     """How long a process may take to start."""
+    unread_s: Seconds = 60.0
+    """A service that has read nothing for this long, while there is something for it to read, is not ready."""
 
 
 class TelemetrySettings(Section):

@@ -4,6 +4,7 @@
 
     TrinityError
     +-- ConfigError (ValueError)                    a setting is wrong; one line: which, and what would be right
+    +-- SupersededError                             another process has this service's name, and took its place
     +-- BusError
         +-- BrokerUnreachableError (ConnectionError)    nothing answers at the configured address
         +-- AccessDeniedError (PermissionError)         the user may not do this on the cluster
@@ -24,6 +25,10 @@ class TrinityError(Exception):
 
 class ConfigError(TrinityError, ValueError):
     """A setting is wrong. The message is one line: the environment variable, its value, what would be right."""
+
+
+class SupersededError(TrinityError):
+    """Another life of this service has begun: this one counts no more, and ends."""
 
 
 class BusError(TrinityError):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 
 from schemas import Member, ModelVersion, Sampling
+from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.inference.completion import Completion
@@ -27,6 +28,7 @@ class ZeroCostEngine:
     """Draws the token of ``4`` without computing anything."""
 
     def __init__(self, think_s: float = 0.0) -> None:
+        self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)
         self.model_version = 0
         self.tokens_generated = 0
         self._think_s = think_s

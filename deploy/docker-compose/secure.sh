@@ -2,8 +2,8 @@
 # Makes what compose.secure.yaml needs, in secrets/ beside this file: an authority, the broker's certificate, and a
 # password for each user. Needs openssl, or Docker where that is missing. Nothing is sent anywhere.
 #
-#   ./secure.sh                        # for clients on this machine
-#   ./secure.sh mesh.example.org       # and for those that reach it under this name or address
+#   ./secure.sh                        # for clients on this machine, and those that reach it at KAFKA_HOST of .env
+#   ./secure.sh mesh.example.org       # and for those that begin at this name or address
 #
 #   ca.pem             the authority's certificate: what every client trusts. The only file here that is no secret
 #   ca.key             the authority's key: signs the certificates below, and is needed for nothing else. Keep it offline
@@ -25,7 +25,7 @@ setting() { local value=${!1:-}; echo "${value:-$(sed -n "s/^$1=//p" "$here/.env
 mkdir -p "$out"
 if ! command -v openssl > /dev/null; then
   exec docker run --rm --network none --user "$(id -u):$(id -g)" -v "$here:/here:ro" -v "$out:/out" \
-    -e SECRETS_DIR=/out -e "KAFKA_PORT=$(setting KAFKA_PORT)" -e "NAMESPACE=$(setting NAMESPACE)" \
+    -e SECRETS_DIR=/out -e "KAFKA_PORT=$(setting KAFKA_PORT)" -e "KAFKA_HOST=$(setting KAFKA_HOST)" -e "NAMESPACE=$(setting NAMESPACE)" \
     -e "HOST_DIR=$out" --entrypoint bash "$(setting PYTHON_IMAGE)" /here/secure.sh "$@"
 fi
 work=$(mktemp -d)
@@ -55,8 +55,9 @@ certificate() {
     -set_serial "0x$(openssl rand -hex 16)" -extfile "$work/ext" -out "$work/$1.pem" 2> /dev/null
 }
 
+host=$(setting KAFKA_HOST)
 names=DNS:kafka,DNS:localhost,IP:127.0.0.1
-for name in "$@"; do
+for name in "$host" "$@"; do
   if [[ $name =~ ^[0-9.]+$|: ]]; then names+=,IP:$name; else names+=,DNS:$name; fi
 done
 # The broker is its own client: brokers and controllers know each other by their certificates.
@@ -88,7 +89,7 @@ port=$(setting KAFKA_PORT)
 namespace=$(setting NAMESPACE)
 for user in producer operator admin; do
   {
-    echo "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS=${1:-localhost}:$port"
+    echo "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS=${1:-$host}:$port"
     echo "TRINITY_BUS_KAFKA__NAMESPACE=$namespace"
     echo "TRINITY_BUS_KAFKA__SECURITY_PROTOCOL=SASL_SSL"
     echo "TRINITY_BUS_KAFKA__SASL_USERNAME=$namespace.$user"

@@ -20,8 +20,9 @@ from trinity_bus.client.errors import raise_refusal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Command
 from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.shares import Shares
-from trinity_bus.coordination.state_codec import pack, unpack
+from trinity_bus.coordination.state_codec import StateCodec, unpack
 from trinity_bus.coordination.unfilled import Unfilled
 
 
@@ -161,7 +162,9 @@ def test_state_of_a_coordinator_that_knew_no_producers_is_read() -> None:
         value = story.store[key]
         assert value is not None
         body = unpack(key, value)
-        story.store[key] = pack({name: body[name] for name in body if name not in {"owner", "turns", "training_turns"}})
+        story.store[key] = StateCodec().pack(
+            {name: body[name] for name in body if name not in {"owner", "turns", "training_turns"}}
+        )
     story.restart()
     ledger = story.machine.ledger
     assert {batch.batch_id: batch.owner for batch in ledger.batches.values()} == {"theirs": "", "train-000001": "*"}
@@ -205,7 +208,7 @@ class Slots:
     """So many slots, handed to whoever has the turn, and producers that always want more."""
 
     def __init__(self, count: int) -> None:
-        self.shares = Shares({}, lambda: None)
+        self.shares = Shares(Counters(), "turns")
         self.free = count
         self.services: list[str] = []
 
@@ -271,13 +274,13 @@ def test_nobody_who_holds_nothing_waits_for_more_than_one_turn_of_each(slots: in
 
 
 def test_turns_of_those_who_are_gone_are_forgotten() -> None:
-    turns: dict[str, int] = {}
-    shares = Shares(turns, lambda: None)
+    counters = Counters()
+    shares = Shares(counters, "turns")
     for name in ("a", "b"):
         shares.served(name)
     shares.take("a")
     shares.forget_idle({"c"})
-    assert turns == {"a": 1}
+    assert counters.turns == {"a": 1}
 
 
 # -- room for batches that are not full ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 and all others, with made-up time.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -77,6 +78,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
         rising = {
             "rl.weight_sync.mismatches": {},
             "rl.explorer.runner.deaths": {},
+            "trinity.records.lost": {},
             "rl.coordinator.facts": {"rl__fact": "sync_failed"},
             "trinity.dead_letters": {"trinity__dead_letter__reason": "forged_author"},
         }
@@ -88,6 +90,11 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
         service.set("rl.train.mismatch_k3", 0.2, rl__model__name="pretended")
         service.set("rl.coordinator.batch.age", 3600.0, rl__batch__state="running")
         service.set("trinity.consumer.lag", 5000.0, messaging__destination__template="explorer-events")
+        service.set("trinity.topic.budget.used", 0.95, messaging__destination__template="experiences")
+        service.set("trinity.topic.under_replicated", 3.0, messaging__destination__template="explorer-events")
+        service.set("trinity.disk.size", 100.0, trinity__disk="pretended")
+        service.set("trinity.disk.free", 1.0, trinity__disk="pretended")
+        service.set("trinity.certificate.expiry", time.time() + 86400, trinity__certificate="pretended")
 
         def told(name: str, value: float) -> bool:
             samples = stack.query(f'{service.series(name)}{{service_name="pretended"}} == {value}')
@@ -102,6 +109,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
             service.add(name, 1, **attributes)
         expected = {"WeightsDiffer", "EnginesDisagree", "RunnersDie", "WeightSyncFails", "BatchStuck", "LagGrows"}
         expected |= {"ForgedRecords"}
+        expected |= {"RecordsLost", "BacklogNearBudget", "UnderReplicated", "DiskFills", "CertificateEnds"}
         missing = expected | {"ServiceRestarts", "TasksFail"}
 
         def all_fired() -> bool:
@@ -122,6 +130,23 @@ def test_a_mesh_without_explorer_or_trainer_fires(stack: ComposeStack) -> None:
 def test_a_mesh_without_coordinator_fires(stack: ComposeStack) -> None:
     with killed(stack, "coordinator"):
         await_firing(stack, ["NoCoordinator"])
+
+
+def test_what_fires_is_a_line_of_the_receiver(stack: ComposeStack) -> None:
+    if not stack.containers("alertmanager"):
+        pytest.skip("no image of Alertmanager is here, and none can be pulled")
+    wait_until(
+        lambda: "firing critical NoCoordinator" in stack.compose("logs", "--no-color", "alert-log"),
+        "the receiver's line",
+        LIMIT_S,
+        every_s=2.0,
+    )
+
+
+def test_alerts_that_nobody_gets_fire(stack: ComposeStack) -> None:
+    """Where Alertmanager's image is not to be had, it does so by itself."""
+    with killed(stack, "alert-log"):
+        await_firing(stack, ["AlertsNotDelivered"])
 
 
 def test_a_stack_without_collector_fires(stack: ComposeStack) -> None:

@@ -12,7 +12,7 @@ Docker, compose              the tests are skipped
 an image that is built here  built anew each time, with the layers that are there: a change of the code takes seconds
 an image that is pulled      taken if it is there; else pulled; else the same image under the tag ``latest`` stands in;
                              else the tests are skipped. The report names those that no registry has given.
-Grafana's image              left out of the stack, and the test that needs it is skipped
+Grafana's, Alertmanager's    left out of the stack, and the tests that need it are skipped
 ===========================  =======================================================================================
 """
 
@@ -43,9 +43,9 @@ FILES = ("compose.yaml", "compose.observability.yaml")
 SECURE_FILES = ("compose.yaml", "compose.secure.yaml")
 BUILD_LIMIT_S = 1800.0
 UP_LIMIT_S = 900.0
-OPTIONAL = {"grafana": "GRAFANA_IMAGE"}
+OPTIONAL = {"grafana": "GRAFANA_IMAGE", "alertmanager": "ALERTMANAGER_IMAGE"}
 """Services that the stack works without, and their images."""
-PULLED = ("KAFKA_IMAGE", "OTEL_COLLECTOR_IMAGE", "JAEGER_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE")
+PULLED = ("KAFKA_IMAGE", "OTEL_COLLECTOR_IMAGE", "JAEGER_IMAGE", "PROMETHEUS_IMAGE", *OPTIONAL.values())
 JAEGER_CHECK_WITHOUT_WGET = ["CMD", "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/13133"]
 
 
@@ -133,7 +133,7 @@ class ComposeStack:
     @property
     def bootstrap(self) -> str:
         """``host:port`` of Kafka, from this machine."""
-        return f"localhost:{self.ports['KAFKA_PORT']}"
+        return f"127.0.0.1:{self.ports['KAFKA_PORT']}"
 
     @property
     def kafka(self) -> KafkaSettings:
@@ -257,7 +257,7 @@ def new_stack(folder: Path, found: Images) -> ComposeStack:
         folder: For the file of what differs here.
         found: The images that there are.
     """
-    names = ("KAFKA_PORT", "OTLP_PORT", "JAEGER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+    names = ("KAFKA_PORT", "OTLP_PORT", "JAEGER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT", "GRAFANA_PORT")
     ports = dict(zip(names, quiet_ports(len(names)), strict=True))
     files = [FOLDER / name for name in FILES]
     # All traces, and soon: tests look for the trace of a certain task, which most likely nothing is wrong with.

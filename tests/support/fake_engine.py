@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas import Member, ModelVersion, Sampling
+from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.inference.completion import Completion
@@ -24,6 +25,7 @@ class FakeEngine:
     """Answers every prompt with ``answer``."""
 
     def __init__(self, *, version: int = 0, answer: str = "42") -> None:
+        self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)  # a token is a character
         self.model_version = version
         self.tokens_generated = 0
         self.answer = answer

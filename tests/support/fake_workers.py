@@ -186,6 +186,10 @@ class FakeTrainer:
         self._wanted = 0
         self.trained: list[BatchRecord] = []
         self.evaluated: list[BatchRecord] = []
+        self.read_to = 0
+        """Offset in ``batches`` after the last one that it trained."""
+        self.needs_from: int | None = None
+        """What it says that its oldest checkpoint needs."""
         self.changed = asyncio.Condition()
         self._bus = bus
 
@@ -218,11 +222,12 @@ class FakeTrainer:
     async def _train(self, producer: Producer, batches: Any) -> None:
         while True:
             for received in await batches.batch(10):
-                batch: BatchRecord = received.record
-                if batch.state != "finalized":
+                batch = received.record
+                if not isinstance(batch, BatchRecord) or batch.state != "finalized":
                     continue
                 if batch.batch_type == "train":
                     self.trained.append(batch)
+                    self.read_to = received.offset + 1
                     if not await self._publish_if_due(producer):
                         await self._tell(producer, batch.sequence, publish=False)
                 else:
@@ -241,6 +246,7 @@ class FakeTrainer:
                 version=self.published[-1],
                 master_address="127.0.0.1",
                 master_port=1,
+                needs_from=self.needs_from,
             )
             await producer.send(TRAINER_EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.2)

@@ -17,10 +17,11 @@ from typing import Any
 import yaml
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "docker-compose"
-OF_OTHERS = re.compile(r"otelcol_\w+|up")
-"""Metrics of the collector itself, and of Prometheus about what it reads."""
+OF_OTHERS = re.compile(r"otelcol_\w+|prometheus_\w+|alertmanager_\w+|up")
+"""Metrics of the collector, Prometheus and Alertmanager themselves, and of Prometheus about what it reads."""
 _UNITS = {"s": "seconds", "By": "bytes"}
-_FUNCTIONS = {"rate", "increase", "min_over_time", "changes", "histogram_quantile", "vector", "scalar", "clamp_min"}
+_FUNCTIONS = {"rate", "increase", "min_over_time", "changes", "histogram_quantile"}
+_FUNCTIONS |= {"vector", "scalar", "clamp_min", "time"}
 _WORDS = {"sum", "max", "min", "avg", "count", "by", "on", "without", "unless", "and", "or", "ignoring", "offset", "le"}
 
 _LIST = """

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import os
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from opentelemetry import trace
 
@@ -20,6 +22,39 @@ CHUNK = 8 << 20
 
 def one(reward: float = 1.0) -> Rollout:
     return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-0.5], reward=reward)
+
+
+POISON: dict[str, dict[str, Any]] = {
+    "infinite reward": {"reward": float("inf")},
+    "reward beyond a float32": {"reward": 1e39},
+    "empty prompt": {"prompt_token_ids": []},
+    "token beyond the vocabulary": {"response_token_ids": [0x110000]},
+    "negative token": {"response_token_ids": [-1]},
+    "nan logprob": {"logprobs": [float("nan")]},
+    "infinite logprob": {"logprobs": [float("inf")]},
+    "positive logprob": {"logprobs": [0.5]},
+}
+
+
+@register("poison")
+class Poison:
+    """Gives one good sample, and one with the flaw that its prompt names."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return [one(), dataclasses.replace(one(), **POISON[str(task.prompt)])]
+
+
+@register("chatty")
+class Chatty:
+    """Measures so much that no record can tell it."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        metrics = {f"a_rather_long_name_of_a_metric_that_matters/{i}": float(i) for i in range(int(str(task.prompt)))}
+        return [dataclasses.replace(one(), metrics=metrics) for _ in range(ctx.repeat_times)]
 
 
 @register("block")

@@ -14,6 +14,7 @@ from schemas import (
     ModelVersion,
     Position,
     RolloutFinished,
+    SkipBatch,
     StepTrained,
     SubmitBatch,
     Task,
@@ -136,6 +137,10 @@ class Story:
     def cancel(self, batch_id: str, **fields: Any) -> list[Command]:
         values = {"reason": "too slow", **fields}
         return self.command(CancelTasks(batch_id=batch_id, **self._asker(values, "cancel", batch_id)))
+
+    def skip(self, batch_id: str, **fields: Any) -> list[Command]:
+        values = {"reason": "poison", **fields}
+        return self.command(SkipBatch(batch_id=batch_id, **self._asker(values, "skip", batch_id)))
 
     @staticmethod
     def request(kind: Literal["abort", "cancel"], batch_id: str, *, number: int = 1, **fields: Any) -> Request:

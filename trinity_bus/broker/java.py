@@ -30,7 +30,13 @@ def environment() -> dict[str, str]:
 
 
 def command(
-    main: str, arguments: Sequence[str], classpath: Sequence[Path], *, heap_mib: int, options: Sequence[str] = ()
+    main: str,
+    arguments: Sequence[str],
+    classpath: Sequence[Path],
+    *,
+    heap_mib: int,
+    options: Sequence[str] = (),
+    tmp: Path = Path("tmp"),
 ) -> list[str]:
     """The command line of one of Kafka's programs. It must run with the data folder as its working folder.
 
@@ -40,6 +46,7 @@ def command(
         classpath: The jars.
         heap_mib: Limit of the heap, MiB.
         options: More options of the Java runtime.
+        tmp: Where it unpacks native libraries, as seen from the data folder.
     """
     return [
         str(java()),
@@ -56,7 +63,7 @@ def command(
         "-Xlog:disable",
         "-Xlog:all=error:stderr",
         "--sun-misc-unsafe-memory-access=allow",
-        "-Djava.io.tmpdir=tmp",
+        f"-Djava.io.tmpdir={tmp}",
         "-Dlog4j2.configurationFile=log4j2.properties",
         "-cp",
         os.pathsep.join(map(str, classpath)),

@@ -28,6 +28,7 @@ from trinity_bus.broker.errors import (
     PortInUseError,
 )
 from trinity_bus.broker.layout import Folder, read_state, write_configuration
+from trinity_bus.broker.native import native_folder
 from trinity_bus.broker.probe import ask
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.ports import free_port, is_free
@@ -160,13 +161,14 @@ def launch[P: Running](
     write_configuration(folder, port=port, controller_port=controller_port, fsync=settings.fsync)
     if not folder.formatted:
         format_folder(folder, classpath, settings.heap_mib)
+    tmp = native_folder(settings, folder)
     # Native libraries of an earlier run that was killed.
-    shutil.rmtree(folder.tmp, ignore_errors=True)
-    folder.tmp.mkdir()
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir()
     folder.jvm_log.unlink(missing_ok=True)
     folder.server_log.unlink(missing_ok=True)
     arguments = [folder.properties.name]
-    command = java.command("kafka.Kafka", arguments, classpath, heap_mib=settings.heap_mib, options=options)
+    command = java.command("kafka.Kafka", arguments, classpath, heap_mib=settings.heap_mib, options=options, tmp=tmp)
     return spawn(command), port
 
 

@@ -4,7 +4,8 @@ Each role of a mesh is one user of the cluster, ``<namespace>.<role>``. What it 
 ``schemas.topics`` says that it reads and writes; here is added what Kafka asks for besides::
 
     everyone        sees names, partitions and settings of the mesh's topics, to check them at its start
-    coordinator     commits its inputs in its group, in transactions of its own id
+    coordinator     commits its inputs in its group, in transactions of its own id; deletes what nobody needs any more
+                    of the topics that keep records until they are read or trained; sees sizes and disks of the cluster
     taskset         writes in transactions, each taskset under an id of its own
     operator        sees how far the coordinator's group has come: the lag in `trinity-bus status`
     admin           creates, changes and empties the mesh's topics, and moves groups and transactions; nothing else
@@ -26,6 +27,8 @@ ROLES: tuple[Role, ...] = get_args(Role.__value__)
 ADMIN = "admin"
 USERS: tuple[str, ...] = (*ROLES, ADMIN)
 """All that a mesh has."""
+CLUSTER = "kafka-cluster"
+"""What Kafka calls the cluster among the things that rights are on."""
 
 
 class Kind(IntEnum):
@@ -33,6 +36,7 @@ class Kind(IntEnum):
 
     TOPIC = 2
     GROUP = 3
+    CLUSTER = 4
     TRANSACTIONAL_ID = 5
 
 
@@ -83,9 +87,11 @@ def rights(namespace: str, user: str) -> frozenset[Right]:
     found = set(_admin(namespace) if user == ADMIN else _on_topics(namespace, user))
     coordinator = f"{namespace}.coordinator"
     if user == "coordinator":
+        found |= {Right(Kind.TOPIC, t.full_name(namespace), Operation.DELETE) for t in TOPICS if t.keep_ms is not None}
         found |= {
             Right(Kind.GROUP, coordinator, Operation.READ),
             Right(Kind.TRANSACTIONAL_ID, coordinator, Operation.WRITE),
+            Right(Kind.CLUSTER, CLUSTER, Operation.DESCRIBE),
         }
     elif user == "taskset":
         found.add(Right(Kind.TRANSACTIONAL_ID, f"{namespace}.taskset.", Operation.WRITE, prefix=True))

@@ -1,19 +1,22 @@
 """One process's access to the log."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from schemas.event import Position
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
+from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
 from trinity_bus.bus.farewell import close_admin
+from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
 from trinity_bus.bus.positions import PositionReader
@@ -39,6 +42,7 @@ class Bus:
         self._stack = AsyncExitStack()
         self._admin: AIOKafkaAdminClient | None = None
         self._positions: PositionReader | None = None
+        self._observer: ClusterObserver | None = None
         self._connecting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -53,7 +57,7 @@ class Bus:
 
     async def stop(self) -> None:
         """Disconnect."""
-        self._admin = self._positions = None
+        self._admin = self._positions = self._observer = None
         await self._stack.aclose()
 
     async def __aenter__(self) -> Self:
@@ -77,6 +81,16 @@ class Bus:
         reader = await self._position_reader()
         for topic in created:
             await reader.end_offsets(topic)
+
+    async def cluster_observer(self) -> ClusterObserver:
+        """Who asks the brokers how they are: copies, disks, limits, certificates.
+
+        Raises:
+            BusError: No broker can be reached.
+        """
+        if self._observer is None:
+            self._observer = ClusterObserver(await self._administrator(), self.settings, TOPICS)
+        return self._observer
 
     def producer(self, *, transactional_id: str | None = None) -> Producer:
         """A producer: idempotent, acknowledged by all replicas.
@@ -127,6 +141,17 @@ class Bus:
             key=key,
         )
 
+    async def identity(self, topic: Topic) -> LogIdentity:
+        """Which log this is: of the cluster, and of a topic that exists.
+
+        Raises:
+            BusError: The broker does not say.
+        """
+        name = topic.full_name(self.settings.namespace)
+        admin = await self._administrator()
+        with kafka_errors(f"describe {name}"):
+            return await identity_of(admin, name)
+
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the offset that the next committed record will have at least."""
         return await (await self._position_reader()).end_offsets(topic)
@@ -134,6 +159,30 @@ class Bus:
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         return await (await self._position_reader()).beginning_offsets(topic)
+
+    async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
+        """Partition to the offset from which on all records were written at this time (epoch milliseconds) or later."""
+        return await (await self._position_reader()).offsets_from(topic, time_ms)
+
+    async def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Delete what nobody needs any more.
+
+        Args:
+            offsets: ``(topic name, partition)`` to the first offset that is kept.
+
+        Raises:
+            AccessDeniedError: The user may not.
+            BusError: The broker does not, or not all of it.
+        """
+        if not offsets:
+            return
+        admin = await self._administrator()
+        named = {
+            TopicPartition(f"{self.settings.namespace}.{topic}", partition): RecordsToDelete(before_offset=offset)
+            for (topic, partition), offset in offsets.items()
+        }
+        with kafka_errors("delete records that nobody needs any more"):
+            await admin.delete_records(named, timeout_ms=round(self.settings.request_timeout_s * 1000))
 
     async def committed_offsets(self, group: str, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the offset to read next, as last committed; partitions without one are absent.
@@ -152,7 +201,7 @@ class Bus:
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
-        """The records at these positions, in their order.
+        """The records at these positions, in their order; undecodable where they cannot be read.
 
         Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory.
 
@@ -160,6 +209,10 @@ class Bus:
             RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.
         """
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
+
+    def passed_over(self) -> list[Received[Any]]:
+        """What :meth:`fetch` has met between the positions and could not read, for dead letters; each place once."""
+        return [] if self._positions is None else self._positions.passed_over()
 
     async def _administrator(self) -> AIOKafkaAdminClient:
         async with self._connecting:

@@ -12,6 +12,7 @@ from typing import Literal
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 
+from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
 from trinity_bus.bus.farewell import brief_farewell
 from trinity_bus.config import KafkaSettings
@@ -20,6 +21,8 @@ from trinity_bus.errors import BrokerUnreachableError, BusError
 CREATION_S = 2.0
 """How long a topic that was just created may be unknown to some of the brokers."""
 _POLL_S = 0.05
+
+batches.install()
 
 
 def make_consumer(

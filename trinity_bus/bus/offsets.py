@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiokafka import TopicPartition
@@ -45,23 +46,47 @@ async def committed(
         await asyncio.sleep(_POLL_S)
 
 
-class HasBeginnings(Protocol):
+class HasEnds(Protocol):
     """A bus."""
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
         ...
 
-
-class HasOffsets(HasBeginnings, Protocol):
-    """A bus."""
-
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
-        """Partition to the offset that the next committed record will have at least."""
+        """Partition to the offset that the next record will have."""
         ...
 
 
-async def recent(bus: HasOffsets, topics: Iterable[Topic], count: int) -> dict[tuple[str, int], int]:
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A position that the log does not reach: records were lost after they were read, or the topic was made anew.
+
+    What lies before the end may have been read or not; nobody can tell.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition} ends at {self.end}, and {self.position} was to be read next"
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """Positions from which can be read."""
+
+    positions: dict[tuple[str, int], int]
+    """All that were asked for: moved past what retention has deleted, and back to the end where they lay beyond it."""
+    lost: int
+    """Records that retention has deleted before they were read."""
+    beyond: list[Beyond]
+
+
+async def recent(bus: HasEnds, topics: Iterable[Topic], count: int) -> dict[tuple[str, int], int]:
     """Where the newest ``count`` records of each partition of these topics begin."""
     start = {}
     for topic in topics:
@@ -71,25 +96,26 @@ async def recent(bus: HasOffsets, topics: Iterable[Topic], count: int) -> dict[t
     return start
 
 
-async def readable(
-    bus: HasBeginnings, topics: Iterable[Topic], positions: Mapping[tuple[str, int], int]
-) -> tuple[dict[tuple[str, int], int], int]:
-    """Positions from which can be read: moved past what retention has deleted.
+async def readable(bus: HasEnds, topics: Iterable[Topic], positions: Mapping[tuple[str, int], int]) -> Readable:
+    """Positions from which can be read, and what is wrong with the others.
 
     Args:
         bus: Connected.
         topics: Whose positions to look at.
         positions: ``(topic name, partition)`` to the offset to read next.
-
-    Returns:
-        All positions, and how many records were lost.
     """
     lost = 0
     moved = dict(positions)
+    beyond = []
     for topic in topics:
-        for partition, first in (await bus.beginning_offsets(topic)).items():
-            wanted = positions.get((topic.name, partition))
-            if wanted is not None and wanted < first:
+        begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+        for partition, first in begins.items():
+            wanted, end = positions.get((topic.name, partition)), ends[partition]
+            if wanted is None:
+                continue
+            if wanted < first:
                 lost += first - wanted
-                moved[topic.name, partition] = first
-    return moved, lost
+            if wanted > end:
+                beyond.append(Beyond(topic.name, partition, wanted, first, end))
+            moved[topic.name, partition] = min(max(wanted, first), max(first, end))
+    return Readable(moved, lost, beyond)

@@ -3,6 +3,9 @@
 A manifest names experiences by partition and offset, nearly in the order of the log. So positions are sorted, all
 partitions are read at once, dense ranges are streamed, and a gap is jumped where reading over it would cost more than a
 round trip. Nothing but the wanted records and one fetch is held in memory.
+
+What cannot be read (see :mod:`trinity_bus.bus.batches`) is passed over. A wanted position in it is returned as
+undecodable, in its place; whoever fetches asks for the rest with :meth:`PositionReader.passed_over`, and reports it.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.event import Position
 from schemas.topics import Topic
+from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.received import SLICE_S, Received, receive
@@ -28,6 +32,8 @@ JUMP_BYTES = MAX_PARTITION_FETCH_BYTES
 """Gaps of more than about this many bytes are jumped over; less is in the same fetch anyway."""
 SETTLE_S = 2.0
 """How long a position that is not committed yet is waited for."""
+MAX_PASSED_OVER = 1000
+"""So many places that cannot be read are remembered, not to be reported again."""
 _STEP_MS = 250
 """Longest wait for one batch; then positions are looked at, which also move over what is never returned."""
 
@@ -67,6 +73,15 @@ class Cursor:
         self.found += 1
         return True
 
+    def take_range(self, first: int, last: int) -> list[int]:
+        """The wanted offsets of a stretch that cannot be read."""
+        taken = []
+        while not self.done and self.next <= last:
+            if self.next >= first:
+                taken.append(self.next)
+            self.found += 1
+        return taken
+
     def missed(self, position: int) -> int | None:
         """A wanted offset that reading has passed without seeing it: it holds no record that can be read."""
         return self.next if not self.done and self.next < position else None
@@ -92,6 +107,10 @@ class PositionReader:
             wait_ms=_STEP_MS,
         )
         self._one_at_a_time = asyncio.Lock()
+        self._met: dict[str, Received[Any]] = {}
+        """What could not be read and was not wanted, by its place."""
+        self._told = 0
+        """So many of them have been asked for."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -119,6 +138,22 @@ class PositionReader:
             found = await log_offsets(self._client, self._settings, "beginning", self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
+    async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
+        """Partition to the offset from which on all records are at least as young as this time, by the brokers' clocks.
+
+        Args:
+            topic: Whose.
+            time_ms: Milliseconds since the Unix epoch.
+
+        Raises:
+            BusError: The broker does not answer.
+        """
+        ends = await self.end_offsets(topic)
+        with kafka_errors(f"find the age of {topic.name}"):
+            found = await self._client.offsets_for_times(dict.fromkeys(self._all(topic), time_ms))
+        ages = {place.partition: place_found for place, place_found in found.items()}
+        return {p: end if ages.get(p) is None else ages[p].offset for p, end in ends.items()}
+
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
@@ -138,6 +173,12 @@ class PositionReader:
             await self._check(topic, wanted)
             found = await self._read(topic, {p: Cursor(sorted(offsets)) for p, offsets in wanted.items()}, types)
         return [found[position.partition, position.offset] for position in positions]
+
+    def passed_over(self) -> list[Received[Any]]:
+        """What could not be read and was not asked for, since the last call; each place once."""
+        new = list(self._met.values())[self._told :]
+        self._told = len(self._met)
+        return new
 
     async def _check(self, topic: Topic, wanted: dict[int, set[int]]) -> None:
         """Refuse positions outside the log; wait a little for those that are still being committed."""
@@ -176,20 +217,14 @@ class PositionReader:
         progress = time.monotonic()
         try:
             while left:
-                try:
-                    with kafka_errors(f"fetch from {name}"):
-                        batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
-                except UnicodeDecodeError as error:
-                    raise BusError(
-                        f"fetch from {name}: a record in between has a header whose name is not text ({error}); "
-                        "no manifest can be read over it"
-                    ) from error
+                with kafka_errors(f"fetch from {name}"):
+                    batches = await self._client.getmany(*left, timeout_ms=_STEP_MS)
                 if batches:
                     progress = time.monotonic()
                 elif time.monotonic() - progress > self._settings.outage_s:
                     raise BusError(f"fetch from {name}: nothing came for {self._settings.outage_s:g} s")
                 for position, records in batches.items():
-                    await _take(topic, left[position], records, types, found)
+                    await self._take(topic, left[position], records, types, found)
                 for position, cursor in list(left.items()):
                     if await self._advance(topic, position, cursor):
                         del left[position]
@@ -215,23 +250,29 @@ class PositionReader:
             self._client.seek(position, target)
         return False
 
+    async def _take(
+        self,
+        topic: Topic,
+        cursor: Cursor,
+        records: list[ConsumerRecord | Unreadable],
+        types: tuple[type, ...],
+        found: dict[tuple[int, int], Received[Any]],
+    ) -> None:
+        """Decode what is wanted of a batch, letting the event loop turn every few milliseconds."""
+        until = time.perf_counter() + SLICE_S
+        for record in records:
+            if isinstance(record, Unreadable):
+                received = receive(topic, record, types)
+                wanted = cursor.take_range(record.offset, record.last_offset)
+                found |= {(record.partition, offset): received for offset in wanted}
+                if not wanted and len(self._met) < MAX_PASSED_OVER:
+                    self._met.setdefault(received.place, received)
+            elif cursor.take(record.offset, len(record.value or b"")):
+                found[record.partition, record.offset] = receive(topic, record, types)
+            if time.perf_counter() > until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + SLICE_S
+
     def _all(self, topic: Topic) -> list[TopicPartition]:
         name = topic.full_name(self._settings.namespace)
         return [TopicPartition(name, partition) for partition in range(topic.partitions)]
-
-
-async def _take(
-    topic: Topic,
-    cursor: Cursor,
-    records: list[ConsumerRecord],
-    types: tuple[type, ...],
-    found: dict[tuple[int, int], Received[Any]],
-) -> None:
-    """Decode what is wanted of a batch, letting the event loop turn every few milliseconds."""
-    until = time.perf_counter() + SLICE_S
-    for record in records:
-        if cursor.take(record.offset, len(record.value or b"")):
-            found[record.partition, record.offset] = receive(topic, record, types)
-        if time.perf_counter() > until:
-            await asyncio.sleep(0)
-            until = time.perf_counter() + SLICE_S

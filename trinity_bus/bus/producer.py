@@ -106,6 +106,7 @@ class Producer:
             max_request_size=max(topic.max_message_bytes for topic in TOPICS),
             # A commit closes open batches only after they have lingered.
             linger_ms=LINGER_MS if self.transactional_id is None else 0,
+            compression_type=None if self._settings.compression == "none" else self._settings.compression,
             transactional_id=self.transactional_id,
             # The broker aborts a transaction that is open for longer: its writer has died.
             **(

@@ -3,20 +3,14 @@
 There are no consumer groups and so no rebalances: a reader names its partitions, and its owner keeps its positions (in
 a transaction, in a checkpoint, or nowhere). One fetch is always left pending and only waited for with a limit;
 cancelling :meth:`Reader.batch` at any point loses nothing, the next call goes on from there.
-
-One kind of record stops the client library itself: one with a header whose name is not UTF-8. The client then drops
-what it had unpacked before it and stumbles over it again at each fetch, also when it only wants what follows in the
-same batch. A reader goes back and takes records singly until it knows which one it is, passes over it, and returns it
-as undecodable; so are those after it that its sender put into the same batch::
-
-    NORMAL --the client stumbles: seek to what was returned last--> CAREFUL --found and passed over--> NORMAL
+What cannot be read (see :mod:`trinity_bus.bus.batches`) is passed over, and returned as undecodable in its place.
 
 The client asks the broker for more only when all that it has was taken from it. A reader that reads ``ahead`` takes it
 as it comes, so that what arrives while its owner is busy is there when it asks again, and not still at the broker::
 
     getmany() pending --records--> queued, undecoded --batch()--> decoded, to the owner
          ^                             |
-         '-----until max_records-------'
+         '---until max_records, or fetch_bytes---'
 """
 
 import asyncio
@@ -29,10 +23,11 @@ from typing import Any, Literal, Self
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from schemas.topics import Topic
+from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.lag import watch_lag
-from trinity_bus.bus.received import Received, receive_all, unreadable
+from trinity_bus.bus.received import Received, receive_all
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import metrics
@@ -50,7 +45,10 @@ LONE_FETCH_WAIT_MS = 500
 """With one partition nobody waits for another's fetch, and each fetch costs the broker and the client."""
 _WAIT_S = 60.0
 _REPLAY_WAIT_S = 0.05
-_CAREFUL_POLL_S = 0.005
+_SILENT_MS = 10_000
+"""A partition that no broker has answered for in this time may have grown unseen."""
+
+type _Raw = ConsumerRecord | Unreadable
 
 
 class Reader:
@@ -84,13 +82,14 @@ class Reader:
             for partition in (range(topic.partitions) if partitions is None else partitions)
         ]
         self._running: AIOKafkaConsumer | None = None
-        self._pending: asyncio.Task[dict[TopicPartition, list[ConsumerRecord]]] | None = None
-        self._raw: deque[tuple[Topic, ConsumerRecord]] = deque()
+        self._pending: asyncio.Task[dict[TopicPartition, list[_Raw]]] | None = None
+        self._raw: deque[tuple[Topic, _Raw]] = deque()
         self._ready: list[Received[Any]] = []
         self._next: dict[tuple[str, int], int] = {}
         self._passed: dict[tuple[str, int], int] = {}
         """The offset after the last record of another key, of each partition, since ``batch`` returned."""
-        self._careful = False
+        self._has_returned = False
+        """Whether ``batch`` has returned anything since ``keeps_up`` was asked."""
 
     async def start(self) -> None:
         """Connect and fix the start positions: a record written after this returns is read, wherever the start is.
@@ -153,12 +152,13 @@ class Reader:
         if not self._raw and not self._ready:
             await self._fetch(timeout_s)
         await receive_all(self._raw, self._ready, self._expected, self._max_records, self._wants)
-        if self._ahead and not self._careful and self._pending is None and self._running is not None:
+        if self._ahead and self._pending is None and self._running is not None:
             self._ask(self._running)
         records, self._ready = self._ready, []
+        self._has_returned = self._has_returned or bool(records or self._passed)
         counts: dict[str, int] = {}
         for record in records:
-            self._next[record.topic.name, record.partition] = record.offset + 1
+            self._next[record.topic.name, record.partition] = record.last_offset + 1
             counts[record.topic.name] = counts.get(record.topic.name, 0) + 1
         for place, offset in self._passed.items():
             self._next[place] = max(self._next[place], offset)
@@ -194,6 +194,23 @@ class Reader:
             BusError: The broker does not answer.
         """
         return await self._has_returned_all_before(await self._ends())
+
+    async def keeps_up(self) -> bool:
+        """Whether something was returned since the last call, or brokers say that there is nothing to return.
+
+        For whoever watches over a service: asks nobody, and does not raise.
+        """
+        client, has_returned, self._has_returned = self._running, self._has_returned, False
+        if client is None or has_returned:
+            return has_returned
+        if self._raw or self._ready:
+            return False
+        silent_before = round(time.time() * 1000) - _SILENT_MS
+        for position in self._assigned:
+            end, answered = client.last_stable_offset(position), client.last_poll_timestamp(position)
+            if end is None or (answered or 0) < silent_before or await client.position(position) < end:
+                return False
+        return True
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
@@ -233,17 +250,13 @@ class Reader:
         return all([await self._connected().position(position) >= end for position, end in ends.items()])
 
     async def _fetch(self, timeout_s: float) -> None:
-        client = self._connected()
-        if self._careful:
-            await self._fetch_carefully(client, timeout_s)
-            return
-        pending = self._pending or self._ask(client)
+        pending = self._pending or self._ask(self._connected())
         if timeout_s <= 0:
             await asyncio.sleep(0)
         await asyncio.wait([pending], timeout=max(timeout_s, 0))
         self._take_pending()
 
-    def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[ConsumerRecord]]]:
+    def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[_Raw]]]:
         # The limit is ours, not the client's: a pending fetch is kept over calls and never cancelled.
         pending = asyncio.create_task(client.getmany(timeout_ms=round(_WAIT_S * 1000), max_records=self._max_records))
         self._pending = pending
@@ -251,13 +264,13 @@ class Reader:
             pending.add_done_callback(self._go_on)
         return pending
 
-    def _go_on(self, pending: asyncio.Task[dict[TopicPartition, list[ConsumerRecord]]]) -> None:
+    def _go_on(self, pending: asyncio.Task[dict[TopicPartition, list[_Raw]]]) -> None:
         """Queue what has come and ask for more, unless there is enough, or something is wrong: ``batch`` says what."""
         if pending is not self._pending or pending.cancelled() or pending.exception() is not None:
             return
         self._pending = None
         self._queue(pending.result())
-        if self._running is not None and len(self._raw) < self._max_records:
+        if self._running is not None and self._has_room():
             self._ask(self._running)
 
     def _take_pending(self) -> None:
@@ -265,45 +278,21 @@ class Reader:
         if self._pending is None or not self._pending.done():
             return
         task, self._pending = self._pending, None
-        try:
-            with kafka_errors(self._doing):
-                found = task.result()
-        except UnicodeDecodeError:
-            self._raw.clear()
-            self._ready.clear()
-            self._passed.clear()
-            self._careful = True
-            for position in self._assigned:
-                self._connected().seek(position, self._next[self._place(position)])
-            return
-        self._queue(found)
+        with kafka_errors(self._doing):
+            self._queue(task.result())
 
-    def _queue(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
+    def _has_room(self) -> bool:
+        """Whether more may be queued; a few records may be large."""
+        return (
+            len(self._raw) < self._max_records
+            and sum(len(record.value or b"") for _, record in self._raw if isinstance(record, ConsumerRecord))
+            < self._fetch_bytes
+        )
+
+    def _queue(self, found: Mapping[TopicPartition, list[_Raw]]) -> None:
         for position, records in found.items():
             topic = self._topics[position.topic]
             self._raw.extend((topic, record) for record in records)
-
-    async def _fetch_carefully(self, client: AIOKafkaConsumer, timeout_s: float) -> None:
-        """Take single records until one turns up that the client cannot unpack; queue that as undecodable."""
-        until = time.monotonic() + timeout_s
-        while not self._raw:
-            for position in self._assigned:
-                try:
-                    with kafka_errors(self._doing):
-                        # With no time to wait it does not suspend, so a cancellation cannot lose its result.
-                        self._queue(await client.getmany(position, timeout_ms=0, max_records=1))
-                except UnicodeDecodeError as error:
-                    at = await client.position(position)
-                    client.seek(position, at + 1)
-                    topic = self._topics[position.topic]
-                    self._ready.append(
-                        unreadable(topic, position.partition, at, f"a header's name is not text: {error}")
-                    )
-                    self._careful = False
-                    return
-            if time.monotonic() >= until:
-                return
-            await asyncio.sleep(_CAREFUL_POLL_S)
 
     async def _start_offsets(self, client: AIOKafkaConsumer) -> dict[TopicPartition, int]:
         found = await log_offsets(
@@ -320,9 +309,9 @@ class Reader:
     def _place(self, position: TopicPartition) -> tuple[str, int]:
         return self._topics[position.topic].name, position.partition
 
-    def _wants(self, topic: Topic, record: ConsumerRecord) -> bool:
+    def _wants(self, topic: Topic, record: _Raw) -> bool:
         """Whether a record is to be returned; notes how far the others go."""
-        if self._key is None or record.key == self._key:
+        if self._key is None or isinstance(record, Unreadable) or record.key == self._key:
             return True
         self._passed[topic.name, record.partition] = record.offset + 1
         return False

@@ -13,6 +13,7 @@ from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
 from schemas.topics import Topic
 from trinity_bus.bus.authors import decode_own
+from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.headers import Headers, header
 
 SLICE_S = 0.005
@@ -53,15 +54,25 @@ class Received[R]:
     raw_key: bytes | None = None
     is_null: bool = False
     """The value is null, not merely empty."""
+    unreadable: Unreadable | None = None
+    """Why neither it nor what follows, up to an offset, could be taken off the log; ``raw`` is its beginning then."""
+
+    @property
+    def last_offset(self) -> int:
+        """The last that this stands for: its own, but where a batch of records cannot be read."""
+        return self.offset if self.unreadable is None else self.unreadable.last_offset
 
     @property
     def place(self) -> str:
-        """``topic/partition@offset``, for messages."""
-        return f"{self.topic.name}/{self.partition}@{self.offset}"
+        """``topic/partition@offset``, or ``@first-last``, for messages."""
+        to = "" if self.last_offset == self.offset else f"-{self.last_offset}"
+        return f"{self.topic.name}/{self.partition}@{self.offset}{to}"
 
 
-def receive(topic: Topic, record: ConsumerRecord, expect: tuple[type, ...]) -> Received[Any]:
+def receive(topic: Topic, record: ConsumerRecord | Unreadable, expect: tuple[type, ...]) -> Received[Any]:
     """Decode one record of ``topic``; never raises for what is in it."""
+    if isinstance(record, Unreadable):
+        return _unreadable(topic, record)
     headers: Headers = tuple(record.headers)
     return Received(
         record=_decoded(topic, record.key, record.value, expect),
@@ -78,18 +89,19 @@ def receive(topic: Topic, record: ConsumerRecord, expect: tuple[type, ...]) -> R
     )
 
 
-def unreadable(topic: Topic, partition: int, offset: int, detail: str) -> Received[Any]:
-    """A record that not even the client library can unpack: all that is known of it is its place."""
+def _unreadable(topic: Topic, found: Unreadable) -> Received[Any]:
     return Received(
-        record=Undecodable(b"", "bad_header", detail),
+        record=Undecodable(found.head, found.reason, found.detail),
         topic=topic,
-        partition=partition,
-        offset=offset,
-        key=None,
-        raw=b"",
+        partition=found.partition,
+        offset=found.offset,
+        key=None if found.key is None else found.key.decode("utf-8", "backslashreplace"),
+        raw=found.head,
         headers=(),
         traceparent=None,
         timestamp_ms=0,
+        raw_key=found.key,
+        unreadable=found,
     )
 
 
@@ -107,11 +119,11 @@ def _decoded(topic: Topic, key: bytes | None, value: bytes | None, expect: tuple
 
 
 async def receive_all(
-    raw: deque[tuple[Topic, ConsumerRecord]],
+    raw: deque[tuple[Topic, ConsumerRecord | Unreadable]],
     into: list[Received[Any]],
     expect: Callable[[Topic], tuple[type, ...]],
     limit: int,
-    wants: Callable[[Topic, ConsumerRecord], bool] = lambda _topic, _record: True,
+    wants: Callable[[Topic, ConsumerRecord | Unreadable], bool] = lambda _topic, _record: True,
 ) -> None:
     """Move records of ``raw``, decoded, to ``into`` until it has ``limit``, letting the event loop turn meanwhile.
 

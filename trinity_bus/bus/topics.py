@@ -1,11 +1,22 @@
 """Topics: created explicitly, with what their records need, and checked where they exist already.
 
 Automatic creation by the broker is never relied on: a misspelt topic would silently become one with a single partition.
+
+What is acknowledged must survive the loss of a broker where the cluster has the brokers for that::
+
+    copies of a partition           1     2     3 or more
+    that must have a record         1     1     2              min.insync.replicas, at creation
+    one broker is lost          all lost  kept  kept, goes on
+    a leader that lags behind             never                unclean.leader.election.enable=false, at creation
+
+Both are checked of topics that exist, since another hand may have made or changed them. That a topic has fewer copies
+than the brokers would allow is said in the log, and no reason to stop: what is there works.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -17,10 +28,23 @@ from trinity_bus.bus.consumers import CREATION_S
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
+log = logging.getLogger(__name__)
+
 _NOT_ALLOWED = 29
+_MAY_NOT = (_NOT_ALLOWED, 31)
+"""To change a topic: refused for the topic, or for the cluster."""
 _ALREADY_EXISTS = 36
 _CLEANUP = "cleanup.policy"
 _MAX_MESSAGE = "max.message.bytes"
+_KEPT = ("message.timestamp.type", "retention.ms", "retention.bytes")
+_OF_TOPIC = 1
+"""Where a setting comes from, by Kafka's numbers: from the topic itself."""
+_MIN_IN_SYNC = "min.insync.replicas"
+_UNCLEAN = "unclean.leader.election.enable"
+_COPIES = 3
+"""Of each partition: one broker may be lost while another restarts."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +54,40 @@ class Found:
     partitions: int
     cleanup: str
     max_message_bytes: int
+    copies: int = 1
+    """Of the partition that has the fewest."""
+    min_in_sync: int = 1
+    unclean: bool = False
+    """Whether a replica that lags behind may become leader."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Of ``_KEPT``, what it has."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """What was set for this topic alone."""
+
+
+def outdated(topic: Topic, found: Found) -> dict[str, str]:
+    """What of an existing topic keeps its records for another time than it should, with what it should be."""
+    wanted = topic.config()
+    return {name: wanted[name] for name, value in found.kept.items() if name in wanted and value != wanted[name]}
+
+
+def copies_for(wanted: int | None, brokers: int) -> int:
+    """How many copies of each partition a new topic gets.
+
+    Args:
+        wanted: By the settings; None leaves it to the size of the cluster.
+        brokers: That are alive.
+    """
+    return wanted if wanted is not None else max(1, min(_COPIES, brokers))
+
+
+def durability(copies: int) -> dict[str, str]:
+    """Configuration of a new topic by which what is acknowledged survives the loss of a broker, where it can."""
+    return {_MIN_IN_SYNC: str(_min_in_sync(copies)), _UNCLEAN: "false"}
+
+
+def _min_in_sync(copies: int) -> int:
+    return 2 if copies >= _COPIES else 1
 
 
 def mismatches(topic: Topic, found: Found) -> list[str]:
@@ -44,13 +102,55 @@ def mismatches(topic: Topic, found: Found) -> list[str]:
         wrong.append(f"its {_CLEANUP} is {found.cleanup} and must be {topic.cleanup}")
     if found.max_message_bytes < topic.max_message_bytes:
         wrong.append(f"its {_MAX_MESSAGE} is {found.max_message_bytes} and must be at least {topic.max_message_bytes}")
+    if found.min_in_sync < (least := _min_in_sync(found.copies)):
+        wrong.append(
+            f"its {_MIN_IN_SYNC} is {found.min_in_sync} and must be {least} with {found.copies} copies, or a record "
+            "that is acknowledged is lost with one broker"
+        )
+    elif found.min_in_sync > found.copies:
+        wrong.append(
+            f"its {_MIN_IN_SYNC} is {found.min_in_sync} and must not be above its {found.copies} copies, or no record "
+            "is ever acknowledged"
+        )
+    if found.unclean and found.copies > 1:
+        wrong.append(
+            f"its {_UNCLEAN} is true and must be false, or a replica that lags behind becomes leader and drops what "
+            "was acknowledged"
+        )
     return wrong
+
+
+def weaknesses(found: Mapping[str, Found], settings: KafkaSettings, brokers: int) -> list[str]:
+    """What an operator should know of topics that work, in one line each; empty if nothing.
+
+    Args:
+        found: Name on the cluster to topic.
+        settings: Where ``replication_factor`` is set, that many copies are what is wanted.
+        brokers: That are alive.
+    """
+    said = []
+    wanted = copies_for(settings.replication_factor, brokers)
+    few = [name for name, topic in found.items() if topic.copies < wanted]
+    if few:
+        said.append(
+            f"fewer than {wanted} copies are kept of {', '.join(sorted(few))}, though there are {brokers} brokers: "
+            "what these hold is lost with one of them (docs/operations.md, Three brokers)"
+        )
+    stiff = [name for name, topic in found.items() if 1 < topic.copies == topic.min_in_sync]
+    if stiff:
+        said.append(
+            f"{_MIN_IN_SYNC} equals the number of copies of {', '.join(sorted(stiff))}: nothing can be written there "
+            "while one broker is away"
+        )
+    return said
 
 
 async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
     """Create the topics that are absent and check the others.
 
-    A user who may not create topics is content with those that are there: an administrator has created them.
+    A user who may not create topics is content with those that are there: an administrator has created them. Those that
+    an earlier version has created, to be kept for another time than today, are changed; a user who may not do that says
+    so in the log.
 
     Returns:
         Those that were created.
@@ -61,13 +161,15 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     """
     names = {topic.full_name(settings.namespace): topic for topic in topics}
     with kafka_errors("create topics"):
+        brokers = len((await admin.describe_cluster())["brokers"])
+        copies = copies_for(settings.replication_factor, brokers)
         response = await admin.create_topics(
             [
                 NewTopic(
                     name,
                     num_partitions=topic.partitions,
-                    replication_factor=settings.replication_factor,
-                    topic_configs=topic.config(),
+                    replication_factor=copies,
+                    topic_configs=topic.config() | durability(copies),
                 )
                 for name, topic in names.items()
             ]
@@ -87,7 +189,35 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         raise TopicMismatchError(
             f"{'; '.join(wrong)}: change or delete it, or choose another namespace than {settings.namespace!r}"
         )
+    await _bring_up_to_date(admin, {name: (topic, found[name]) for name, topic in names.items()})
+    for weakness in weaknesses(found, settings, brokers):
+        log.warning("%s", weakness)
     return created
+
+
+async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, Found]]) -> None:
+    # A request replaces all that was set for a topic, so what others have set goes along.
+    news = {name: outdated(topic, found) for name, (topic, found) in topics.items()}
+    changes = {name: dict(topics[name][1].own) | new for name, new in news.items() if new}
+    if not changes:
+        return
+    with kafka_errors("change topics"):
+        responses = await admin.alter_configs(
+            [ConfigResource(ConfigResourceType.TOPIC, name, configs) for name, configs in changes.items()]
+        )
+    for response in responses:
+        for code, message, _, name in response.resources:
+            if code in _MAY_NOT:
+                log.warning(
+                    "topic %s was made by an earlier version and needs %s, which this user may not set: run "
+                    "`trinity-bus topics create` as one who may",
+                    name,
+                    ", ".join(f"{key}={value}" for key, value in news[name].items()),
+                )
+            elif code:
+                raise BusError(f"topic {name} cannot be changed: {message or for_code(code).__name__}")
+            else:
+                log.info("topic %s is kept as today's version keeps it", name)
 
 
 async def _described(
@@ -101,22 +231,22 @@ async def _described(
         refused: Those that this user may not create; they are there, or nobody else is about to create them.
         timeout_s: How long the others may take.
     """
-    partitions: dict[str, int] = {}
+    copies: dict[str, list[int]] = {}
     try:
         async with asyncio.timeout(min(timeout_s, CREATION_S) if refused else timeout_s):
             # A created topic reaches the brokers' metadata a moment later; nothing tells when.
             while True:
                 described = await admin.describe_topics(names)
-                partitions = {
-                    topic["topic"]: len(topic["partitions"])
+                copies = {
+                    topic["topic"]: [len(partition["replicas"]) for partition in topic["partitions"]]
                     for topic in described
                     if topic["error_code"] == 0 and all(p["leader"] >= 0 for p in topic["partitions"])
                 }
-                if len(partitions) == len(names):
+                if len(copies) == len(names):
                     break
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        lacking = sorted(set(names) - set(partitions))
+        lacking = sorted(set(names) - set(copies))
         if refused.issuperset(lacking):
             raise BusError(
                 f"topics {', '.join(lacking)} are not there, or hidden from this user, who may not create them: run "
@@ -126,9 +256,23 @@ async def _described(
             f"topics {', '.join(lacking)} have no leader after {timeout_s:g} s: is the cluster healthy?"
         ) from None
     configs: dict[str, dict[str, str]] = {}
+    own: dict[str, dict[str, str]] = {}
     for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
         for code, message, _, name, entries in response.resources:
             if code:
                 raise BusError(f"topic {name} cannot be described: {message or for_code(code).__name__}")
             configs[name] = {entry[0]: entry[1] for entry in entries}
-    return {name: Found(partitions[name], configs[name][_CLEANUP], int(configs[name][_MAX_MESSAGE])) for name in names}
+            own[name] = {entry[0]: entry[1] for entry in entries if entry[3] == _OF_TOPIC}
+    return {
+        name: Found(
+            partitions=len(copies[name]),
+            cleanup=configs[name][_CLEANUP],
+            max_message_bytes=int(configs[name][_MAX_MESSAGE]),
+            copies=min(copies[name]),
+            min_in_sync=int(configs[name][_MIN_IN_SYNC]),
+            unclean=configs[name][_UNCLEAN] == "true",
+            kept={key: configs[name][key] for key in _KEPT},
+            own=own[name],
+        )
+        for name in names
+    }

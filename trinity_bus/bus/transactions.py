@@ -7,9 +7,10 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import MessageBatch
+from aiokafka.producer.transaction_manager import TransactionManager
 
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.errors import BusError
@@ -19,6 +20,17 @@ from trinity_bus.errors import BusError
 sender.BACKOFF_OVERRIDE = 0.003
 
 log = logging.getLogger(__name__)
+
+MAX_SEQUENCE = 2**31 - 1
+"""Of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients."""
+
+
+def _count_on(self: TransactionManager, partition: TopicPartition, increment: int) -> None:
+    self._sequence_numbers[partition] = (self._sequence_numbers[partition] + increment) & MAX_SEQUENCE
+
+
+# The client would go on with -2^31, which brokers refuse: after 2^31 records a partition could not be written any more.
+TransactionManager.increment_sequence_number = _count_on
 
 SLOW_S = 10.0
 """So often it is said what a transaction waits for."""

@@ -35,8 +35,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import AbortBatch, CancelTasks, CommandReply, FinalizeBatch, PublishVersion, SubmitBatch
-from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES, Topic
+from schemas import (
+    AbortBatch,
+    CancelTasks,
+    CommandReply,
+    FinalizeBatch,
+    FinalizeUpgrade,
+    PublishVersion,
+    RollBack,
+    SkipBatch,
+    SubmitBatch,
+)
+from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.follower import Follower
@@ -46,7 +56,9 @@ from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-type AnyCommand = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | PublishVersion
+type AnyCommand = (
+    SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion | RollBack | FinalizeUpgrade
+)
 
 _NAME_CHARS: Final = 64
 
@@ -119,9 +131,25 @@ class CommandChannel:
         """Ask to end the unfinished tasks of a batch; the fields are those of ``CancelTasks``."""
         return await self._ask(CancelTasks(**self._names(batch_id), **fields))
 
+    async def skip(self, batch_id: str, **fields: Any) -> CommandReply:
+        """Ask, as an operator, that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
+        return await self._ask(SkipBatch(**self._names(batch_id), **fields), OPERATOR_COMMANDS)
+
     async def publish_version(self, model: str, version: int | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""
         command = PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
+        return await self._ask(command, OPERATOR_COMMANDS)
+
+    async def roll_back(self, model: str, version: int, reason: str) -> CommandReply:
+        """Ask, as an operator, that what is newer than a version be discarded."""
+        command = RollBack(
+            client=self.client, command_id=self.command_id(), model=model, version=version, reason=reason
+        )
+        return await self._ask(command, OPERATOR_COMMANDS)
+
+    async def finalize_upgrade(self, level: int) -> CommandReply:
+        """Ask, as an operator, that the coordinator's state be written at this level from now on."""
+        command = FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level)
         return await self._ask(command, OPERATOR_COMMANDS)
 
     def _names(self, batch_id: str | None) -> dict[str, str]:
@@ -164,7 +192,7 @@ class CommandChannel:
                     case Step.AGAIN:
                         problem = await self._send(command, topic)
                         if (
-                            isinstance(command, FinalizeBatch | PublishVersion)
+                            isinstance(command, FinalizeBatch | PublishVersion | RollBack)
                             and self._silent_for(now) >= self._again_s
                         ):
                             problem = await self._send(self._question()) or problem
@@ -226,4 +254,10 @@ class CommandChannel:
 
 def _subject(command: AnyCommand) -> str:
     """What a command is about, and its key on the topic."""
-    return command.model if isinstance(command, PublishVersion) else command.batch_id
+    match command:
+        case PublishVersion() | RollBack():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id

@@ -198,6 +198,24 @@ class RolloutCoordinator:
         if reply.error is not None:
             raise_refusal(reply, batch_id)
 
+    async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
+        """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator.
+
+        Args:
+            batch_id: As it was submitted.
+            reason: Stands in the lineage of every version that follows.
+
+        Raises:
+            PermissionError: This object was not made with ``operator``.
+            ValueError: It cannot be passed over; the message says why.
+            NoCoordinatorError: None answers.
+        """
+        if not self._operator:
+            raise PermissionError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
+        reply = await self._connected().channel.skip(batch_name(batch_id), reason=reason)
+        if reply.error is not None:
+            raise ValueError(reply.detail)
+
     async def process_experiences(self, payloads: list[bytes]) -> Metrics:
         """Check experiences and publish them.
 

@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas import Task, TaskResult
+from schemas import Position, Task, TaskResult
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
-from trinity_bus.bus import Received
+from trinity_bus.bus import Received, Undecodable
 from trinity_bus.client.book import Book
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
@@ -31,6 +31,7 @@ from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
 from trinity_bus.client.letters import refusal_of
 from trinity_bus.client.results import CompletedTaskResult
 from trinity_bus.client.tasks import send_tasks
+from trinity_bus.errors import RecordGoneError
 
 log = logging.getLogger(__name__)
 
@@ -170,19 +171,19 @@ class OpenBatches:
         """The results that are there, taken.
 
         Raises:
-            RecordGoneError: A payload is not on the log any more; nothing was taken.
+            RecordGoneError: A payload is not on the log any more, or cannot be read; nothing was taken.
         """
         async with batch.taking:
             wrappers = batch.book.completed()
             positions = [position for wrapper in wrappers for position in wrapper.positions] if payloads else []
             # Expecting no type, they are left as they are on the log.
-            found = iter(await self.connection.bus.fetch(EXPERIENCES, positions, expect=())) if positions else iter(())
+            found = iter(await self._payloads(positions))
             results = [
                 CompletedTaskResult(
                     batch.book.batch_id,
                     wrapper.task_id,
                     wrapper.status,
-                    [next(found).raw for _ in wrapper.positions] if payloads else [],
+                    [next(found) for _ in wrapper.positions] if payloads else [],
                 )
                 for wrapper in wrappers
                 if wrapper.status is not None
@@ -190,6 +191,15 @@ class OpenBatches:
             batch.book.take(wrappers)
         self.forget_if_empty(batch)
         return results
+
+    async def _payloads(self, positions: Sequence[Position]) -> list[bytes]:
+        if not positions:
+            return []
+        found = await self.connection.bus.fetch(EXPERIENCES, positions, expect=())
+        for received in found:
+            if isinstance(received.record, Undecodable):
+                raise RecordGoneError(f"{received.place} cannot be read: {received.record.detail}")
+        return [received.raw for received in found]
 
     async def close(self, batch: ScheduledBatch, reason: str, *, partial: bool = False, restart: bool = False) -> None:
         """End a batch on the log. Results that it came to are there when this returns.

@@ -266,6 +266,31 @@ class Synchronizer:
             raise ValueError(reply.detail)
         return reply.detail
 
+    async def roll_back(self, version: int, *, reason: str) -> str:
+        """End the lineage after a version: train on from it, have explorers serve it at once, discard what is newer.
+
+        Args:
+            version: Whose checkpoint the trainer has kept.
+            reason: Stands in the lineage of every version that follows.
+
+        Returns:
+            What it costs: the batches that are passed over.
+
+        Raises:
+            ValueError: It cannot be had; the message lists those that can.
+            TimeoutError: The trainer did not answer; it is done when it does.
+            NoCoordinatorError: No coordinator answers.
+        """
+        self._now()
+        if self._connection is None:
+            raise NotPreparedError("prepare() comes first")
+        reply = await self._connection.channel.roll_back(self._view.model, version, reason)
+        if reply.error == "timeout":
+            raise TimeoutError(reply.detail)
+        if reply.error is not None:
+            raise ValueError(reply.detail)
+        return reply.detail
+
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _now(self) -> VersionsView:

@@ -81,7 +81,7 @@ class VersionsView:
                     known.version, known.heard_at = record.version, at
             case TrainerHeartbeat() if record.model == self.model:
                 self.trainer, self.trainer_heard_at = record, at
-            case VersionWanted(version=None) if record.model == self.model:
+            case VersionWanted(version=None, rollback=None) if record.model == self.model:
                 self.wanted = record.at_least
             case _:
                 return

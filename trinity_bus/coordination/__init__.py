@@ -9,6 +9,7 @@ from trinity_bus.coordination.commands import (
     Ask,
     BatchMoved,
     Command,
+    Dismiss,
     Fact,
     Observe,
     Order,
@@ -16,6 +17,7 @@ from trinity_bus.coordination.commands import (
     Refuse,
     Remember,
     Reply,
+    Skip,
 )
 from trinity_bus.coordination.figures import Figures
 from trinity_bus.coordination.inputs import (
@@ -31,6 +33,7 @@ from trinity_bus.coordination.inputs import (
 from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
 from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
 from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination.retention import Retention
 from trinity_bus.coordination.staleness import required_version, staleness
 from trinity_bus.coordination.state_codec import StateError
 from trinity_bus.coordination.sync_policy import SyncPolicy
@@ -44,6 +47,7 @@ __all__ = [
     "Command",
     "CommandArrived",
     "CoordinatorMachine",
+    "Dismiss",
     "Event",
     "EventArrived",
     "Fact",
@@ -61,7 +65,9 @@ __all__ = [
     "Remember",
     "Reply",
     "Request",
+    "Retention",
     "Role",
+    "Skip",
     "StateError",
     "SyncPolicy",
     "TaskArrived",

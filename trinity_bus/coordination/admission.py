@@ -12,7 +12,7 @@ first. Batches that are filled with tasks that name none are never given up.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from schemas import BatchLifecycleState as State
 from schemas.record import BatchType
@@ -32,7 +32,6 @@ class Admission:
         policy: Which versions batches need.
         counters: Where sequence numbers are drawn from.
         max_unfilled_bytes: Of tasks in batches that are not full.
-        changed: Told when the counters change.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Admission:
         counters: Counters,
         *,
         max_unfilled_bytes: int,
-        changed: Callable[[], None],
     ) -> None:
         self.filling: dict[BatchType, Batch] = {}
         """The batches that take tasks that name none."""
@@ -52,7 +50,7 @@ class Admission:
         self._unfilled = Unfilled(MAX_UNFILLED_TASKS, max_unfilled_bytes, MAX_UNFILLED_BATCHES)
         self._waiting: dict[BatchType, OrderedDict[str, Batch]] = {"train": OrderedDict(), "eval": OrderedDict()}
         self._in_training: OrderedDict[str, Batch] = OrderedDict()
-        self._shares = Shares(counters.training_turns, changed)
+        self._shares = Shares(counters, "training_turns")
 
     def created(self, batch: Batch) -> None:
         """A batch was registered, and has no task yet."""
@@ -144,7 +142,6 @@ class Admission:
 
     def restore(self, batches: Iterable[Batch]) -> None:
         """Finds again who waits for what; the batches of a changelog, by number."""
-        self._shares.restore(self._counters.training_turns)
         pending = [batch for batch in batches if batch.state is State.PENDING]
         for batch in sorted(pending, key=_last_touched):
             if not batch.filled:

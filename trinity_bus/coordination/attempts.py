@@ -142,7 +142,7 @@ class Attempts:
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running[attempt.key] = attempt
         self._ledger.shares.take(batch.owner)
-        self._fleet.assign(explorer, attempt.key)
+        self._fleet.assign(explorer, attempt)
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,

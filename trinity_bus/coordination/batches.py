@@ -8,16 +8,17 @@ number of tasks, is never full and never waits; of its tasks that have ended onl
 import heapq
 from bisect import insort
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import UNSET, UnsetType, field
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.lifecycle import Transition
 from trinity_bus.coordination.limits import bounded
-from trinity_bus.coordination.pages import Pages
 from trinity_bus.coordination.parts import Part
+from trinity_bus.coordination.tables import Row
 from trinity_bus.coordination.tasks import OpenTask, Result
 from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metrics
 
@@ -33,20 +34,17 @@ type Queued = tuple[int, int, str]
 """A part to be handed out: order of its task, its index, id of its task."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(Row):
     """A batch that has not ended."""
 
     batch_id: str
-    batch_type: BatchType
+    batch_type: BatchType = field(name="type")
     expected: int | None
     """None: it is open."""
     number: int
     """Of its creation, over all batches."""
     unnamed: bool = False
     """Whether it is filled with tasks that name no batch."""
-    owner: str = NOBODY
-    """Who is served when its tasks are handed out, and may end it: see :func:`owner_of`."""
     born: int = 0
     """Number of the last task that was accepted before it was registered."""
     min_wait_num: int | None = None
@@ -56,26 +54,31 @@ class Batch:
     sequence: int = 0
     """Place in the order of training; 0 for eval batches, and before RUNNING."""
     min_version: int = 0
-    finished: int = 0
-    """Tasks that ended by themselves. These counts follow from the results, but for an open batch."""
-    failed: int = 0
-    """Among the finished ones."""
-    aborted: int = 0
-    """Tasks that were cut off."""
-    open_tasks: dict[str, OpenTask] = field(default_factory=dict, compare=False)
-    """Tasks without a result; follows from the tasks."""
-    size: int = field(default=0, compare=False)
-    """Bytes of its open tasks; follows from them."""
-    results: dict[str, Result] = field(default_factory=dict)
-    """Of the others; none are kept of an open batch."""
-    packed: Pages = field(default_factory=Pages, compare=False)
-    """The results, as the changelog has them."""
-    queued: dict[str, list[Queued]] = field(default_factory=dict, compare=False)
-    """Of each workflow, a heap of what is to be handed out; follows from the tasks."""
-    durations: list[float] = field(default_factory=list, compare=False)
-    """Seconds that answered parts took, sorted; follows from the results."""
-    cut_at: float | None = field(default=None, compare=False)
-    """When its unfinished tasks are cut off, on the machine's own clock; set anew by a restart."""
+    counts: tuple[int, int, int] | UnsetType = UNSET
+    """``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results."""
+    owner: str = NOBODY
+    """Who is served when its tasks are handed out, and may end it: see :mod:`trinity_bus.coordination.requests`. A
+    version that knew no owners wrote none."""
+
+    def __post_init__(self) -> None:
+        if self.unnamed and self.owner == NOBODY:
+            self.owner = EVERYBODY
+        if self.is_open and self.counts is UNSET:
+            self.counts = (0, 0, 0)
+        self.finished, self.failed, self.aborted = (0, 0, 0) if self.counts is UNSET else self.counts
+        """Tasks that ended by themselves; the failed ones among them; tasks that were cut off."""
+        self.open_tasks: dict[str, OpenTask] = {}
+        """Tasks without a result."""
+        self.size = 0
+        """Bytes of them."""
+        self.results: dict[str, Result] = {}
+        """Of the others; none are kept of an open batch."""
+        self.queued: dict[str, list[Queued]] = {}
+        """Of each workflow, a heap of what is to be handed out."""
+        self.durations: list[float] = []
+        """Seconds that answered parts took, sorted."""
+        self.cut_at: float | None = None
+        """When its unfinished tasks are cut off, on the machine's own clock; set anew by a restart."""
 
     @property
     def is_open(self) -> bool:
@@ -117,18 +120,20 @@ class Batch:
 
     def count(self, result: Result) -> None:
         """A task has ended."""
-        if result.entry.status == "aborted":
+        if result.status == "aborted":
             self.aborted += 1
         else:
             self.finished += 1
-            self.failed += result.entry.status == "failed"
+            if result.status == "failed":
+                self.failed += 1
+        if self.is_open:
+            self.counts = (self.finished, self.failed, self.aborted)
 
-    def keep(self, result: Result, packed: bytes) -> int:
-        """Keeps a result. Returns its page."""
-        self.results[result.entry.task_id] = result
+    def keep(self, result: Result) -> None:
+        """Keeps a result."""
+        self.results[result.task_id] = result
         for seconds in result.elapsed:
             insort(self.durations, seconds)
-        return self.packed.add(packed)
 
     def enqueue(self, task: OpenTask, part: Part) -> None:
         """The part is to be handed out, for the first time or again."""
@@ -196,5 +201,5 @@ class Batch:
 
 
 def _trace_links(results: list[Result]) -> list[str]:
-    links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and r.entry.parts)
+    links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and r.parts)
     return list(links)[:MAX_TRACE_LINKS]

@@ -26,22 +26,58 @@ the trainer starts anew                     it is asked for the pinned version; 
 and no longer has it                        a warning: who starts anew meanwhile stays without weights
 ==========================================  ===========================================================================
 
+A *rollback* ends a lineage: what is newer than the chosen version is discarded, for good::
+
+    client              coordinator                      trainer                          explorers
+      |--RollBack 3-------->|   stops all that runs         |                                 |
+      |                     |--VersionWanted, rollback 3--->| discards newer checkpoints,     |
+      |                     |                               | begins a new life from 3        |
+      |                     |<--StepTrained 3, rollback-----|                                 |
+      |<--reply: ok---------|--ModelVersion 3-----------------------------------------------> |
+      |                     |<--StepTrained 4, 5 ... 8------| passes over batches 4 to 8, FINALIZED before
+
+==========================================  ===========================================================================
+what happens                                what follows
+==========================================  ===========================================================================
+it is asked for                             attempts are stopped and wait, without a try lost; nothing is handed out
+the trainer does not have the version       the reply is ``unknown_version``, and all goes on as it was
+the trainer dies before or amid it          its next life is asked again
+the trainer does not answer in time         the reply is ``timeout``; it is done when a trainer answers all the same,
+                                            because nobody knows how far the trainer came
+another choice or rollback comes meanwhile  a rollback takes the place of the first, and the newest version that of any;
+                                            the choice of another version is ``invalid``
+it is done                                  what explorers serve of later versions is void at once, a pin is undone
+a result drawn with discarded weights       its attempt was stopped: it does not count. What was answered before stays
+==========================================  ===========================================================================
+
 Attempts that need newer weights than the chosen version are not interrupted, and no more of them begin once the trainer
 has it at hand: a choice takes effect when the last of them has ended, after the limit of one attempt at most.
 """
 
-from schemas import ModelVersion, PublishVersion, StepTrained, VersionRefused, VersionWanted
+import math
+
+from schemas import (
+    ModelVersion,
+    PublishVersion,
+    RollBack,
+    Rollback,
+    StepTrained,
+    VersionRefused,
+    VersionWanted,
+)
 from schemas.command import CommandError
 from trinity_bus.coordination.commands import Ask, Fact
 from trinity_bus.coordination.kept import Context, Kept
 from trinity_bus.coordination.versions import Choice
 
+ROLLBACK_S = 600.0
+"""How long a trainer may take to begin a new life from an older checkpoint."""
 MAX_NAMED = 8
 """Batches that a reply names."""
 
 
 class VersionChoice:
-    """Carries out ``PublishVersion``.
+    """Carries out ``PublishVersion`` and ``RollBack``.
 
     Args:
         context: What the machine is run with.
@@ -72,6 +108,9 @@ class VersionChoice:
             return
         if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
             return
+        if earlier is not None and earlier.rollback is not None and command.version is not None:
+            self._reply(choice, "invalid", f"a rollback to version {earlier.version} is under way")
+            return
         if earlier is not None:
             self._reply(earlier, "invalid", "another version was chosen meanwhile")
             self._sync.choose(None)
@@ -86,13 +125,63 @@ class VersionChoice:
         else:
             self._sync.choose(choice)
             self._deadline = self._clock.now + self._timeout_s
-            self._out.add(Ask(VersionWanted(model=self._model, version=choice.version)))
+            self._out.add(self._question(choice))
+
+    def roll_back(self, command: RollBack, traceparent: str | None) -> bool:
+        """A client ends a lineage. Returns whether the trainer is asked, so that what runs is to be stopped."""
+        again = self._replies.again(command, traceparent)
+        if again is not None:
+            self._out.add(again)
+            return False
+        through = max(self._ledger.counters.finalized, command.version)
+        rollback = Rollback(to=command.version, through=through, reason=command.reason)
+        choice = Choice(command.version, command.client, command.command_id, traceparent, rollback=rollback)
+        earlier = self._sync.state.choice
+        if command.model != self._model:
+            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {command.model!r}")
+            return False
+        if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
+            return False
+        if self._sync.state.release is None or command.version > self._sync.trained:
+            self._reply(choice, "unknown_version", f"the newest version is {self._sync.trained}")
+            return False
+        if earlier is not None:
+            self._reply(earlier, "invalid", f"a rollback to version {command.version} came meanwhile")
+        self._sync.choose(choice)
+        self._deadline = self._clock.now + ROLLBACK_S
+        self._out.add(self._question(choice))
+        return True
+
+    def rolled_back(self, step: StepTrained, former: StepTrained | None) -> bool:
+        """A version was published. Returns whether its lineage is rolled back, and nobody has heard of that before.
+
+        Args:
+            step: By which the trainer tells of it.
+            former: By which a trainer told of the newest before.
+        """
+        rollback, choice = step.rollback, self._sync.state.choice
+        if rollback is None or (former is not None and former.rollback == rollback):
+            return False
+        self._fleet.discard_after(rollback.to)
+        self._sync.unpin()
+        self._out.observe(Fact.ROLLED_BACK, step.trainer, f"to version {rollback.to}: {rollback.reason}")
+        if choice is not None and choice.rollback == rollback:
+            self._sync.choose(None)
+            first, last = rollback.to + 1, rollback.through
+            self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
+        return True
+
+    def _question(self, choice: Choice) -> Ask:
+        wanted = VersionWanted(model=self._model, version=choice.version)
+        if choice.rollback is not None:
+            wanted = VersionWanted(model=self._model, rollback=choice.rollback)
+        return Ask(wanted)
 
     def offered(self, step: StepTrained, traceparent: str | None) -> None:
         """The trainer has an older version at hand again."""
         state = self._sync.state
-        if state.choice is not None and state.choice.version == step.version:
-            self._sync.choose(state.choice.with_step(step, traceparent))
+        if state.choice is not None and state.choice.rollback is None and state.choice.version == step.version:
+            self._sync.choose(state.choice.but(step=step, step_traceparent=traceparent))
         elif state.pinned and self._sync.version == step.version:
             self._sync.pin(step, traceparent)
         else:
@@ -113,8 +202,8 @@ class VersionChoice:
         """A new life of the trainer: it has not heard what was asked of the former one."""
         state = self._sync.state
         if state.choice is not None:
-            self._sync.choose(state.choice.with_step(None, None))
-            self._out.add(Ask(VersionWanted(model=self._model, version=state.choice.version)))
+            self._sync.choose(state.choice.but(step=None, step_traceparent=None))
+            self._out.add(self._question(state.choice))
         elif state.pinned:
             self._out.add(Ask(VersionWanted(model=self._model, version=self._sync.version)))
 
@@ -126,15 +215,26 @@ class VersionChoice:
             return
         if self._deadline is None:
             # Restored: the trainer has the whole time again.
-            self._deadline = now + self._timeout_s
-        if now >= self._deadline:
+            self._deadline = now + (self._timeout_s if choice.rollback is None else ROLLBACK_S)
+        if now < self._deadline:
+            return
+        if choice.rollback is None:
             self._reply(choice, "timeout", f"the trainer has not answered within {self._timeout_s:g} s")
             self._sync.choose(None)
+        else:
+            detail = f"the trainer has not answered within {ROLLBACK_S:g} s; the rollback is done when it does"
+            self._reply(choice, "timeout", detail)
+            self._deadline = math.inf
 
     def settle(self) -> ModelVersion | None:
         """The announcement of the version that was chosen, once nothing runs that needs a newer one."""
         choice = self._sync.state.choice
-        if choice is None or choice.step is None or self._ledger.newest_drawn_for() > choice.version:
+        if (
+            choice is None
+            or choice.rollback is not None
+            or choice.step is None
+            or self._ledger.newest_drawn_for() > choice.version
+        ):
             return None
         self._sync.choose(None)
         announcement = self._sync.go_back(choice.step, choice.step_traceparent, self._fleet.live(), self._clock.now)
@@ -143,8 +243,10 @@ class VersionChoice:
 
     @property
     def ceiling(self) -> int | None:
-        """The newest version that a task may need to be handed out now; None for any."""
+        """The newest version that a task may need to be handed out now; None for any, -1 where nothing is."""
         state = self._sync.state
+        if state.choice is not None and state.choice.rollback is not None:
+            return -1
         if state.choice is not None and state.choice.step is not None:
             return state.choice.version
         return self._sync.version if state.pinned else None

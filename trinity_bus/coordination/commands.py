@@ -9,11 +9,13 @@ from enum import StrEnum
 
 from schemas import (
     BatchRecord,
+    BatchSkipped,
     Cancel,
     CommandReply,
     Dispatch,
     ModelVersion,
     PublishedVersion,
+    Superseded,
     Task,
     TaskResult,
     VersionWanted,
@@ -35,6 +37,13 @@ class BatchMoved:
     """To ``batches``: a batch after a transition."""
 
     record: BatchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """To ``batches``: the trainer is to pass over a batch."""
+
+    record: BatchSkipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,13 @@ class Answered:
     record: TaskResult
     traceparent: str | None
     """Context of the rollout that counts, else of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """To whom it names: it is to end, because another life has its place."""
+
+    record: Superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +128,14 @@ class Fact(StrEnum):
     TASK_COMPLETED = "task_completed"
     TASK_ABORTED = "task_aborted"
     SECOND_COPY = "second_copy"
+    ROLLED_BACK = "rolled_back"
 
     LATE_RESULT = "late_result"
     ZOMBIE_EXPLORER = "zombie_explorer"
     ZOMBIE_TRAINER = "zombie_trainer"
     LATE_VERSION = "late_version"
     LATE_SYNC = "late_sync"
+    LOST_VERSION = "lost_version"
     OTHER_MODEL = "other_model"
 
     EXPLORER_LOST = "explorer_lost"
@@ -137,7 +155,7 @@ class Observe:
     detail: str = ""
 
 
-type Command = Order | BatchMoved | Answered | Reply | Announce | Ask | Remember | Refuse | Observe
+type Command = Order | BatchMoved | Skip | Answered | Reply | Announce | Ask | Dismiss | Remember | Refuse | Observe
 
 
 class Outbox:

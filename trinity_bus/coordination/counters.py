@@ -1,12 +1,11 @@
 """Numbers that only grow, but for one: the ``books`` entry of the changelog."""
 
-from dataclasses import dataclass, field
+from msgspec import field
 
-BOOKS_KEY = "books"
+from trinity_bus.coordination.tables import Row
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Row):
     """Numbers given out so far, and sums over what has ended."""
 
     tasks: int = 0
@@ -25,8 +24,3 @@ class Counters:
     """Of producers that compete for slots, see :mod:`trinity_bus.coordination.shares`."""
     training_turns: dict[str, int] = field(default_factory=dict)
     """Of those that compete for places in training."""
-
-    def become(self, other: "Counters") -> None:
-        """Takes over the numbers of a changelog."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(other, name))

@@ -25,7 +25,6 @@ from schemas import BatchLifecycleState as State
 from schemas import RolloutFinished
 from schemas.command import BatchResult
 from trinity_bus.coordination import results
-from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.attempts import Attempts
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import Answered, BatchMoved, Fact
@@ -68,10 +67,11 @@ class Endings:
         elapsed = self._timed(attempt)
         task, part = self._attempts.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
-        task.answer(part, results.answer(event, part, batch_type, elapsed, traceparent or task.traceparent))
+        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.traceparent)
+        task.answer(part, answer)
         self._attempts.cancel(part.running, f"attempt {attempt.number} was faster")
         if task.parts_left:
-            self._ledger.answered(task, part.index)
+            self._ledger.answered(task, part.index, answer)
         else:
             self._settle(task, results.joined(task, batch_type))
 
@@ -103,6 +103,7 @@ class Endings:
             self._ledger.line.enqueue(self._ledger.batches[task.batch_id], task, part)
             return
         task.fail(part)
+        self._ledger.progressed(task)
         if not self._settings.return_partial_tasks:
             self.give_up(task, error)
         elif not task.parts_left:
@@ -117,6 +118,17 @@ class Endings:
         for attempt in sorted(lost, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             if attempt.key in explorer.assigned:
                 self.failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
+
+    def hand_out_again(self, reason: str) -> None:
+        """Stops all that runs; it waits to be handed out anew, and no try is lost."""
+        for attempt in sorted(
+            self._ledger.running.values(), key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)
+        ):
+            task, part = self._attempts.stop(attempt)
+            self._attempts.recall(attempt, task, reason)
+            self._ledger.progressed(task)
+            if not part.running:
+                self._ledger.line.enqueue(self._ledger.batches[task.batch_id], task, part)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -197,9 +209,8 @@ class Endings:
         batch = self._ledger.settle(task, result)
         record = results.told(task, batch.batch_type, result)
         self._out.add(Answered(record, result.traceparent or task.traceparent))
-        entry = result.entry
-        fact = _FACTS.get(entry.status, Fact.TASK_COMPLETED)
-        self._out.observe(fact, entry.task_id, entry.status if fact is Fact.TASK_COMPLETED else entry.error or "")
+        fact = _FACTS.get(result.status, Fact.TASK_COMPLETED)
+        self._out.observe(fact, result.task_id, result.status if fact is Fact.TASK_COMPLETED else result.error or "")
         if batch.state is State.RUNNING:
             if batch.all_ended:
                 self._complete(batch)
@@ -225,7 +236,8 @@ class Endings:
             state=batch.state,
             finished_task_count=batch.finished,
             metrics=record.metrics,
+            sequence=record.sequence,
         )
-        self._outcomes.add(batch.batch_id, codec.outcome_bytes(result))
+        self._outcomes.add(result)
         for finalizer in self._finalizers.take(batch.batch_id):
             self._out.add(finalizer.reply(result))

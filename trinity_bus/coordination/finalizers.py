@@ -4,23 +4,24 @@ Each is answered once: when its batch is FINALIZED or ABORTED, with what became 
 is the machine's; after a restart it begins again.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 from schemas import CommandReply, FinalizeBatch
 from schemas.command import BatchResult
 from trinity_bus.coordination.commands import Reply
 from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.state_codec import Value
+from trinity_bus.coordination.tables import Groups
 
 
-@dataclass(frozen=True, slots=True)
-class Finalizer:
+class Finalizer(Value, array_like=True):
     """One command that waits."""
 
     command: FinalizeBatch
     traceparent: str | None
     timeout_s: float
-    deadline: float = field(compare=False)
+
+    def __post_init__(self) -> None:
+        self.deadline = self.timeout_s
+        """On the machine's own clock; set anew by a restart."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -40,47 +41,35 @@ class Finalizers:
     """
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._waiting: dict[str, dict[tuple[str, str], Finalizer]] = {}
+        self._waiting: Groups[tuple[str, str], Finalizer] = Groups("finalizers", Finalizer, journal)
 
-    def add(self, finalizer: Finalizer) -> None:
-        """One more; one that was sent again takes the place of the first."""
-        batch_id = finalizer.command.batch_id
-        self._waiting.setdefault(batch_id, {}).setdefault(finalizer.key, finalizer)
-        self._journal.touch(f"finalizers/{batch_id}")
+    def add(self, finalizer: Finalizer, now: float) -> None:
+        """Adds one; one that was sent again does not take the place of the first."""
+        waiting = self._waiting.of(finalizer.command.batch_id)
+        if finalizer.key not in waiting:
+            finalizer.deadline = now + finalizer.timeout_s
+            waiting.add(finalizer)
 
     def of(self, batch_id: str) -> list[Finalizer]:
         """Those that wait for a batch."""
-        return list(self._waiting.get(batch_id, {}).values())
-
-    def batch_ids(self) -> Iterator[str]:
-        """Batches that somebody waits for."""
-        return iter(self._waiting)
+        return self._waiting.find(batch_id)
 
     def overdue(self, now: float) -> list[Finalizer]:
         """Those whose time is up, in the order in which they came to their batch."""
-        return [one for waiting in self._waiting.values() for one in waiting.values() if one.deadline <= now]
+        return [one for one in self._waiting if one.deadline <= now]
 
     def remove(self, finalizer: Finalizer) -> None:
         """It is answered."""
-        batch_id = finalizer.command.batch_id
-        waiting = self._waiting[batch_id]
-        del waiting[finalizer.key]
-        if not waiting:
-            del self._waiting[batch_id]
-        self._journal.touch(f"finalizers/{batch_id}")
+        del self._waiting.of(finalizer.command.batch_id)[finalizer.key]
 
     def take(self, batch_id: str) -> list[Finalizer]:
         """All that wait for a batch; none are left."""
-        taken = self._waiting.pop(batch_id, {})
-        if taken:
-            self._journal.touch(f"finalizers/{batch_id}")
-        return list(taken.values())
+        return self._waiting.take(batch_id)
 
-    def restore(self, finalizers: list[Finalizer]) -> None:
-        """Takes over those of a changelog, whose deadlines are set anew."""
-        for finalizer in finalizers:
-            self._waiting.setdefault(finalizer.command.batch_id, {})[finalizer.key] = finalizer
+    def rebuild(self, now: float) -> None:
+        """Gives those of a changelog their whole time again."""
+        for finalizer in self._waiting:
+            finalizer.deadline = now + finalizer.timeout_s
 
 
 def ended_reply(command: FinalizeBatch, result: BatchResult, traceparent: str | None) -> Reply:

@@ -15,15 +15,15 @@ that everybody gets the whole time again. An explorer that is gone is remembered
 knew: tasks for them wait rather than fail while it restarts.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import MAX_SLOTS
-from trinity_bus.coordination.parts import AttemptKey
+from trinity_bus.coordination.parts import Attempt, AttemptKey
+from trinity_bus.coordination.tables import Groups, Row, Table
 
 GONE_KEPT_S = 3600.0
 ZOMBIES_KEPT = 32
@@ -31,8 +31,7 @@ ZOMBIES_KEPT = 32
 for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as it starts."""
 
 
-@dataclass(slots=True)
-class Explorer:
+class Explorer(Row):
     """What is known of one explorer."""
 
     name: str
@@ -40,14 +39,17 @@ class Explorer:
     state: ExplorerState
     slots: int
     version: int
-    workflows: frozenset[str]
+    workflows: tuple[str, ...]
+    """Sorted, each once."""
     gone: bool = False
     zombies: tuple[str, ...] = ()
     distrusted: int | None = None
     """A version that it believes to serve, but whose bytes did not arrive as they were sent."""
-    last_seen: float = field(default=0.0, compare=False)
-    assigned: dict[AttemptKey, None] = field(default_factory=dict)
-    """Attempts that it was handed and has not answered, in the order of their dispatch."""
+
+    def __post_init__(self) -> None:
+        self.last_seen = 0.0
+        self.assigned: Mapping[AttemptKey, Attempt] = {}
+        """Attempts that it was handed and has not answered, in the order of their dispatch; kept by the fleet."""
 
     @property
     def free(self) -> int:
@@ -76,13 +78,14 @@ class Fleet:
 
     Args:
         timeout_s: Silence after which an explorer is dead.
-        journal: Told of every lasting change; heartbeats that change nothing leave no trace.
+        journal: Told of every change; heartbeats that change nothing leave no trace.
     """
 
     def __init__(self, timeout_s: float, journal: Journal) -> None:
-        self.explorers: dict[str, Explorer] = {}
+        self.explorers: Table[Explorer] = Table("explorer", Explorer, journal, named="name")
+        self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, journal)
+        """Running attempts by explorer."""
         self._timeout_s = timeout_s
-        self._journal = journal
         self.news = 0
         """Grows when explorers that know other workflows come or go."""
         self._known: frozenset[str] | None = None
@@ -117,43 +120,42 @@ class Fleet:
             return None
         return explorer
 
-    def assign(self, explorer: Explorer, key: AttemptKey) -> None:
+    def assign(self, explorer: Explorer, attempt: Attempt) -> None:
         """It is handed an attempt."""
-        explorer.assigned[key] = None
-        self._journal.touch(f"assigned/{explorer.name}")
+        self._assigned.of(explorer.name).add(attempt)
 
     def release(self, name: str, key: AttemptKey) -> None:
         """An attempt that this explorer was handed is over."""
-        del self.explorers[name].assigned[key]
-        self._journal.touch(f"assigned/{name}")
+        del self._assigned.of(name)[key]
 
     def depart(self, explorer: Explorer, *, for_good: bool) -> None:
         """It is gone. ``for_good``: this life never comes back."""
         explorer.gone = True
         if for_good:
             explorer.zombies = (*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:]
-        self._journal.touch(f"explorer/{explorer.name}")
 
     def set_version(self, explorer: Explorer, version: int) -> None:
         """It says that it serves ``version`` now, and is done with syncing."""
         state: ExplorerState = "ready" if explorer.state == "syncing" else explorer.state
-        told = (version, state, None)
-        if (explorer.version, explorer.state, explorer.distrusted) != told:
-            explorer.version, explorer.state, explorer.distrusted = told
-            self._journal.touch(f"explorer/{explorer.name}")
+        explorer.version, explorer.state, explorer.distrusted = version, state, None
 
     def distrust(self, explorer: Explorer, version: int) -> None:
         """It took wrong bytes for ``version``: nothing may be drawn with them, whatever its heartbeats say."""
         explorer.version, explorer.distrusted = -1, version
-        self._journal.touch(f"explorer/{explorer.name}")
+
+    def discard_after(self, version: int) -> None:
+        """What explorers serve of versions after this one is void: nothing may be drawn with it any more."""
+        for explorer in self.explorers.values():
+            if explorer.version > version:
+                self.distrust(explorer, explorer.version)
 
     def silent(self, now: float) -> list[Explorer]:
         """Live explorers that were not heard of for too long; also forgets those that are gone for an hour."""
         forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]
         for explorer in forgotten:
             del self.explorers[explorer.name]
+            self._assigned.take(explorer.name)
             self._forget_known()
-            self._journal.touch(f"explorer/{explorer.name}")
         silent = [e for e in self.live() if now - e.last_seen > self._timeout_s]
         return sorted(silent, key=lambda e: e.name)
 
@@ -176,12 +178,19 @@ class Fleet:
         self.knows("")
         return sorted(self._known or ())
 
-    def restore(self, explorers: list[Explorer], now: float) -> None:
-        """Takes over the explorers of a changelog; all of them count as just heard of."""
-        self.explorers = {explorer.name: explorer for explorer in explorers}
-        self._forget_known()
-        for explorer in explorers:
+    def rebuild(self, now: float) -> None:
+        """Takes over from a changelog: explorers count as just heard of, attempts have their whole time again."""
+        for name in self._assigned.names():
+            for attempt in self._assigned.of(name).values():
+                attempt.place(self.explorers[name].name, self.explorers[name].incarnation, now)
+        for explorer in self.explorers.values():
+            explorer.assigned = self._assigned.of(explorer.name)
             explorer.last_seen = now
+        self._forget_known()
+
+    def attempts(self) -> Iterator[Attempt]:
+        """All that run, by explorer."""
+        return iter(self._assigned)
 
     def _join(self, beat: ExplorerHeartbeat, zombies: tuple[str, ...]) -> Explorer:
         explorer = Explorer(
@@ -190,17 +199,17 @@ class Fleet:
             state=beat.state,
             slots=min(beat.slots, MAX_SLOTS),
             version=beat.model_version,
-            workflows=frozenset(beat.workflows),
+            workflows=_sorted(beat.workflows),
             zombies=zombies,
         )
+        explorer.assigned = self._assigned.of(beat.explorer)
         self.explorers[beat.explorer] = explorer
         self._forget_known()
-        self._journal.touch(f"explorer/{beat.explorer}")
         return explorer
 
     def _update(self, explorer: Explorer, beat: ExplorerHeartbeat) -> News:
         rejoined = explorer.gone
-        workflows = frozenset(beat.workflows)
+        workflows = _sorted(beat.workflows)
         version = -1 if beat.model_version == explorer.distrusted else beat.model_version
         told = (beat.state, min(beat.slots, MAX_SLOTS), version, workflows)
         if not rejoined and told == (explorer.state, explorer.slots, explorer.version, explorer.workflows):
@@ -208,9 +217,12 @@ class Fleet:
         explorer.state, explorer.slots, explorer.version, explorer.workflows = told
         explorer.gone = False
         self._forget_known()
-        self._journal.touch(f"explorer/{explorer.name}")
         return News.JOINED if rejoined else News.CHANGED
 
     def _forget_known(self) -> None:
         self._known = None
         self.news += 1
+
+
+def _sorted(workflows: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(workflows)))

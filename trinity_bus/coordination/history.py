@@ -22,6 +22,8 @@ def entry(step: StepTrained) -> PublishedVersion:
         checkpoint=step.checkpoint,
         metrics=bounded(step.metrics),
         seconds=step.seconds,
+        skipped=step.skipped,
+        rollback=step.rollback,
     )
 
 

@@ -8,8 +8,11 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
+    RollBack,
     RolloutFinished,
+    SkipBatch,
     StepTrained,
     SubmitBatch,
     Task,
@@ -54,8 +57,8 @@ class Tick:
     """Nothing came for a while; time-outs are due."""
 
 
-type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks
-type Request = BatchRequest | PublishVersion
+type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch
+type Request = BatchRequest | PublishVersion | RollBack | FinalizeUpgrade
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,9 @@ from trinity_bus.coordination.finalizers import Finalizers
 from trinity_bus.coordination.fleet import Fleet
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.ledger import Ledger
-from trinity_bus.coordination.memory import Memory
-from trinity_bus.coordination.replies import Replies
+from trinity_bus.coordination.replies import Outcomes, Replies
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions import WeightSync
-
-OUTCOMES_KEPT = 1000
-"""Ended batches whose result is remembered, for those who ask for it later."""
-OUTCOMES_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class Kept:
         fleet: Explorers.
         sync: Versions of weights.
         finalizers: Who waits for the end of a batch.
-        outcomes: What became of batches that have ended, a packed ``BatchResult`` each.
+        outcomes: What became of batches that have ended.
         replies: Answers that were given.
     """
 
@@ -49,5 +44,14 @@ class Kept:
         self.fleet = Fleet(settings.explorer_timeout_s, journal)
         self.sync = WeightSync(settings.model, policy, synchronizer.sync_timeout_s, journal)
         self.finalizers = Finalizers(journal)
-        self.outcomes = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, journal)
+        self.outcomes = Outcomes(journal)
         self.replies = Replies(journal)
+
+    def rebuild(self, now: float) -> None:
+        """Finds again whatever follows from the tables, which were filled from a changelog."""
+        self.fleet.rebuild(now)
+        self.ledger.rebuild(self.fleet.attempts())
+        self.sync.rebuild(now)
+        self.finalizers.rebuild(now)
+        self.outcomes.memory.rebuild()
+        self.replies.memory.rebuild()

@@ -14,7 +14,9 @@ batch likewise, and for a shorter time what became of it. Nothing else is kept o
 Entries of the changelog. A task that is accepted, handed out once and answered shares all of its entries with others:
 
 ====================================  ==================================================================================
-``books``                             the counters
+``level``                             what the state may hold; see ``coordination.state_codec``
+``books``, ``sync``                   the counters, and which weights are served
+``explorer/<name>``                   an explorer that is, or was lately, in the mesh
 ``batch/<id>``                        a batch that has not ended
 ``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.pages``
 ``assigned/<explorer>``               its running attempts
@@ -34,21 +36,21 @@ from schemas import BatchRecord, SubmitBatch, Task
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination import state_codec as codec
 from trinity_bus.coordination.admission import Admission
 from trinity_bus.coordination.batches import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.commands import Refusal
-from trinity_bus.coordination.counters import BOOKS_KEY, Counters
+from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import BATCH_SHARE, MAX_KEPT_RESULTS, parts_allowed
 from trinity_bus.coordination.line import Line
 from trinity_bus.coordination.over_rollout import enough
-from trinity_bus.coordination.pages import TaskPages
-from trinity_bus.coordination.parts import Attempt, AttemptKey, split
+from trinity_bus.coordination.pages import ResultPages, TaskPages
+from trinity_bus.coordination.parts import Attempt, AttemptKey, PartAnswer
 from trinity_bus.coordination.shares import Shares
 from trinity_bus.coordination.sync_policy import SyncPolicy
-from trinity_bus.coordination.tasks import OpenTask, Result
+from trinity_bus.coordination.tables import Single, Table
+from trinity_bus.coordination.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.usage import Usage
 from trinity_bus.coordination.window import Window
 
@@ -68,18 +70,19 @@ class Ledger:
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, journal: Journal) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running: dict[AttemptKey, Attempt] = {}
-        self.batches: dict[str, Batch] = {}
+        self.batches: Table[Batch] = Table("batch", Batch, journal, named="batch_id")
         self.handed_out: dict[int, Batch] = {}
         """RUNNING batches that are not open, by number."""
         self.complete: dict[int, Batch] = {}
         """FINALIZING batches, by number."""
         self.counters = Counters()
+        Single("books", self.counters, journal)
         self.line = Line()
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
         caps = (settings.max_repeat_times, settings.max_task_timeout_s)
         quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
         self._has_caps = any(cap is not None for cap in caps + quotas)
-        self.shares = Shares(self.counters.turns, self._turned)
+        self.shares = Shares(self.counters, "turns")
         """Attempts that run, of each producer."""
         self.usage = Usage()
         """Open tasks, of each producer."""
@@ -88,13 +91,16 @@ class Ledger:
             policy,
             self.counters,
             max_unfilled_bytes=settings.max_open_bytes,
-            changed=self._turned,
         )
         self.pages = TaskPages(journal)
+        self._results = ResultPages(journal)
+        self._progress: Table[Progress] = Table("progress", Progress, journal)
+        self._answers: Table[PartAnswer] = Table("answer", PartAnswer, journal)
+        """Of tasks with several parts, by :func:`_answer_name`."""
         self.done = Window("done", settings.dedup_window, journal)
         self.closed = Window("closed", CLOSED_WINDOW, journal)
         self._settings = settings
-        self._journal = journal
+        self._codec = journal.codec
         self._active = 0
         """Open tasks of batches that need no more of them to go on."""
         self._active_bytes = 0
@@ -134,11 +140,20 @@ class Ledger:
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
         order = self.counters.tasks
-        runs, per_part = self._runs_of(task), self._settings.max_repeat_times_per_runner
-        packed = codec.task_bytes(arrived, batch.batch_id, order, runs, per_part)
-        page = self.pages.add(order, task.task_id, packed)
-        opened = OpenTask(task, batch.batch_id, order, arrived.origin, arrived.traceparent, split(runs, per_part), page)
-        self._open(opened, batch, len(packed))
+        accepted = AcceptedTask(
+            batch_id=batch.batch_id,
+            order=order,
+            partition=arrived.origin.partition,
+            offset=arrived.origin.offset,
+            traceparent=arrived.traceparent,
+            runs=self._runs_of(task),
+            per_part=self._settings.max_repeat_times_per_runner,
+            task=task,
+        )
+        packed = self._codec.encode(accepted)
+        opened = accepted.opened(self.pages.add(order, task.task_id, packed), len(packed))
+        self.tasks[task.task_id] = opened
+        self._join(opened, batch)
         for part in opened.parts:
             self.line.enqueue(batch, opened, part)
         if batch.is_open:
@@ -151,8 +166,6 @@ class Ledger:
                 batch.min_wait_num = enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio)
             if self.admission.grew(batch):
                 self._filled(batch)
-                self.touch(batch)
-        self._journal.touch(BOOKS_KEY)
         return batch if is_new else None
 
     def register(self, wanted: SubmitBatch) -> Batch:
@@ -166,7 +179,6 @@ class Ledger:
     def start_open(self, batch: Batch) -> None:
         """An open batch starts at once."""
         batch.move(State.RUNNING)
-        self.touch(batch)
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
         """Starts full batches for which there is room; see :meth:`Admission.admit`."""
@@ -176,8 +188,6 @@ class Ledger:
             batch.move(State.RUNNING)
             self.handed_out[batch.number] = batch
             self.line.join(batch)
-            self.touch(batch)
-            self._journal.touch(BOOKS_KEY)
             records.append(batch.record())
             if batch.all_ended:
                 records.append(self.completed(batch))
@@ -202,7 +212,6 @@ class Ledger:
         self.handed_out.pop(batch.number, None)
         self.complete[batch.number] = batch
         self.line.leave(batch)
-        self.touch(batch)
         return batch.record()
 
     def settle(self, task: OpenTask, result: Result) -> Batch:
@@ -214,22 +223,17 @@ class Ledger:
         self.usage.remove(task.producer, task.size)
         self.pages.remove(task.page, task_id)
         self.done.add(task_id)
-        if task.progressed:
-            self._journal.touch(f"progress/{task_id}")
-            if len(task.parts) > 1:
-                for part in task.parts:
-                    if part.answer is not None:
-                        self._journal.touch(f"answer/{part.index}/{task_id}")
+        if self._progress.pop(task_id, None) is not None:
+            for part in task.parts:
+                self._answers.pop(_answer_name(task_id, part.index), None)
         batch.count(result)
         if batch.filled or batch.is_open:
             self._active -= 1
             self._active_bytes -= task.size
-        if batch.is_open:
-            self.touch(batch)
-        else:
-            packed = codec.result_bytes(result)
-            page = batch.keep(result, packed)
-            self._journal.touch(f"results/{page}/{batch.batch_id}")
+        if not batch.is_open:
+            batch.keep(result)
+            packed = self._codec.encode(result)
+            self._results.add(batch.batch_id, packed)
             if batch.filled:
                 self._kept_results += 1
                 self._kept_bytes += len(packed)
@@ -237,17 +241,13 @@ class Ledger:
 
     def progressed(self, task: OpenTask) -> None:
         """An attempt at the task has ended, and the task has not."""
-        task.progressed = True
-        self._journal.touch(f"progress/{task.task.task_id}")
+        task_id = task.task.task_id
+        self._progress[task_id] = task.progress(self._progress.get(task_id))
 
-    def answered(self, task: OpenTask, index: int) -> None:
+    def answered(self, task: OpenTask, index: int, answer: PartAnswer) -> None:
         """A part of the task is answered, and the task has not ended."""
         self.progressed(task)
-        self._journal.touch(f"answer/{index}/{task.task.task_id}")
-
-    def touch(self, batch: Batch) -> None:
-        """What is kept of the batch itself has changed."""
-        self._journal.touch(f"batch/{batch.batch_id}")
+        self._answers[_answer_name(task.task.task_id, index)] = answer
 
     def finalized(self, batch: Batch) -> None:
         """A complete batch whose turn has come has ended."""
@@ -259,7 +259,6 @@ class Ledger:
         """A batch that is ABORTED, and none of whose tasks is open any more, leaves the books."""
         for moved_up in self.admission.aborted(batch):
             self.line.moved(moved_up)
-            self.touch(moved_up)
         self._close(batch)
 
     def overdue(self, now: float) -> list[Attempt]:
@@ -267,17 +266,23 @@ class Ledger:
         late = [attempt for attempt in self.running.values() if attempt.deadline <= now]
         return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
 
-    def restore(self, batches: Iterable[Batch], tasks: Iterable[OpenTask], counters: Counters) -> None:
-        """Takes over the books of a changelog; whatever follows from them is found again."""
-        self.counters.become(counters)
-        self.shares.restore(self.counters.turns)
-        self.batches = {batch.batch_id: batch for batch in sorted(batches, key=lambda b: b.number)}
-        for task in sorted(tasks, key=lambda t: t.order):
+    def rebuild(self, running: Iterable[Attempt]) -> None:
+        """Finds again whatever follows from the tables, which were filled from a changelog.
+
+        Args:
+            running: Attempts that explorers were handed.
+        """
+        self._rebuild_tasks(running)
+        self.batches.sort(key=lambda batch_id: self.batches[batch_id].number)
+        for batch_id in self._results.rebuild():
+            batch = self.batches[batch_id]
+            for item in self._results.of(batch_id):
+                result = self._codec.decode(Result, item)
+                batch.count(result)
+                batch.keep(result)
+        for task in self.tasks.values():
             batch = self.batches[task.batch_id]
-            self._open(task, batch, self.pages.size(task.page, task.task.task_id))
-            for attempt in task.running:
-                self.running[attempt.key] = attempt
-                self.shares.take(batch.owner)
+            self._join(task, batch)
             for part in task.parts:
                 if part.queued:
                     self.line.enqueue(batch, task, part)
@@ -287,15 +292,32 @@ class Ledger:
         self.handed_out = {b.number: b for b in self.batches.values() if b.state is State.RUNNING and not b.is_open}
         self.complete = {b.number: b for b in self.batches.values() if b.state is State.FINALIZING}
         self.admission.restore(self.batches.values())
+        self.done.rebuild()
+        self.closed.rebuild()
 
-    def _turned(self) -> None:
-        self._journal.touch(BOOKS_KEY)
+    def _rebuild_tasks(self, running: Iterable[Attempt]) -> None:
+        self.pages.rebuild(self._open_again)
+        for name, answer in self._answers.items():
+            index, _, task_id = name.partition("/")
+            task = self.tasks[task_id]
+            task.answer(task.parts[int(index)], answer)
+        for task_id, progress in self._progress.items():
+            self.tasks[task_id].take_progress(progress)
+        for attempt in running:
+            task = self.tasks[attempt.task_id]
+            task.resume(attempt)
+            self.running[attempt.key] = attempt
+            self.shares.take(self.batches[task.batch_id].owner)
+        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
 
-    def _open(self, task: OpenTask, batch: Batch, size: int) -> None:
-        """A task of so many bytes is open from now on."""
-        task.size = size
-        task.producer = _sender(task.task, batch)
+    def _open_again(self, page: str, item: bytes) -> str:
+        task = self._codec.decode(AcceptedTask, item).opened(page, len(item))
         self.tasks[task.task.task_id] = task
+        return task.task.task_id
+
+    def _join(self, task: OpenTask, batch: Batch) -> None:
+        """An open task is one of the batch from now on."""
+        task.producer = _sender(task.task, batch)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 
@@ -305,7 +327,7 @@ class Ledger:
         self._active_bytes += batch.size
         if not batch.is_open:
             self._kept_results += len(batch.results)
-            self._kept_bytes += batch.packed.size
+            self._kept_bytes += self._results.size(batch.batch_id)
 
     def _over_a_cap(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
         """What the operator does not allow."""
@@ -405,8 +427,6 @@ class Ledger:
         )
         self.batches[batch_id] = batch
         self.admission.created(batch)
-        self.touch(batch)
-        self._journal.touch(BOOKS_KEY)
         return batch
 
     def _new_name(self, batch_type: BatchType) -> str:
@@ -419,16 +439,17 @@ class Ledger:
     def _close(self, batch: Batch) -> None:
         if batch.filled:
             self._kept_results -= len(batch.results)
-            self._kept_bytes -= batch.packed.size
+            self._kept_bytes -= self._results.size(batch.batch_id)
         self.handed_out.pop(batch.number, None)
         self.complete.pop(batch.number, None)
         self.line.leave(batch)
         del self.batches[batch.batch_id]
         self.closed.add(batch.batch_id)
-        for page in range(len(batch.packed)):
-            self._journal.touch(f"results/{page}/{batch.batch_id}")
-        self.touch(batch)
-        self._journal.touch(BOOKS_KEY)
+        self._results.remove(batch.batch_id)
+
+
+def _answer_name(task_id: str, index: int) -> str:
+    return f"{index}/{task_id}"
 
 
 def _sender(task: Task, batch: Batch | None) -> str:

@@ -35,15 +35,18 @@ batches are finalized, until nothing more follows.
 """
 
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Literal, assert_never
 
 from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
+    FinalizeUpgrade,
     ModelVersion,
     PublishVersion,
+    RollBack,
     RolloutFinished,
     StepTrained,
+    Superseded,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -59,6 +62,7 @@ from trinity_bus.coordination.commands import (
     Ask,
     BatchMoved,
     Command,
+    Dismiss,
     Fact,
     Outbox,
     Refusal,
@@ -108,12 +112,12 @@ class CoordinatorMachine:
         self.kept = Kept(settings, synchronizer, self._policy, self._journal)
         self.ledger, self.fleet, self.sync = self.kept.ledger, self.kept.fleet, self.kept.sync
         context = Context(settings, synchronizer, self._clock, self._journal, self._out)
-        self._pace = Pace(settings, self.ledger.counters, self._journal)
+        self._pace = Pace(settings, self.ledger.counters)
         self._attempts = Attempts(self.ledger, self.fleet, self._pace, self._out)
         self._endings = Endings(context, self.kept, self._attempts, self._pace)
         self._requests = Requests(context, self.kept, self._endings)
         self._choice = VersionChoice(context, self.kept)
-        self._store = StateStore(self.kept)
+        self._store = StateStore(self._journal)
         self._judged: tuple[int, int, bool] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
@@ -158,11 +162,11 @@ class CoordinatorMachine:
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries of the state that changed since the last call, with their present values; None: no longer there."""
         self.ledger.pages.turn()
-        return [(key, self._store.entry(key)) for key in self._journal.take()]
+        return self._store.changes()
 
     def entries(self) -> dict[str, bytes]:
         """The whole state: what all changes since the beginning add up to."""
-        return {key: value for key in self._store if (value := self._store.entry(key)) is not None}
+        return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
         """Becomes the machine that wrote these changes. To be called on a new machine.
@@ -170,8 +174,13 @@ class CoordinatorMachine:
         Raises:
             StateError: They cannot be read.
         """
-        self._store.load(entries, self._clock.now)
+        self._store.load(entries, lambda: self.kept.rebuild(self._clock.now))
         self._endings.restored()
+
+    @property
+    def level(self) -> int:
+        """What the state may hold; see :mod:`trinity_bus.coordination.state_codec`."""
+        return self._store.level
 
     def figures(self) -> Figures:
         """How much there is to do, and how long it may take."""
@@ -201,11 +210,24 @@ class CoordinatorMachine:
         self._endings.give_up_unfilled()
 
     def _command(self, arrived: CommandArrived) -> None:
-        command = arrived.command
-        if isinstance(command, PublishVersion):
-            self._choice.asked(command, arrived.traceparent)
-        else:
-            self._requests.handle(command, arrived.traceparent, operator=arrived.operator)
+        command, traceparent = arrived.command, arrived.traceparent
+        match command:
+            case PublishVersion():
+                self._choice.asked(command, traceparent)
+            case RollBack():
+                if self._choice.roll_back(command, traceparent):
+                    self._endings.hand_out_again(f"the lineage after version {command.version} is ended")
+            case FinalizeUpgrade():
+                self._finalize_upgrade(command, traceparent)
+            case _:
+                self._requests.handle(command, traceparent, operator=arrived.operator)
+
+    def _finalize_upgrade(self, command: FinalizeUpgrade, traceparent: str | None) -> None:
+        reply = self.kept.replies.again(command, traceparent)
+        if reply is None:
+            error, detail = self._store.raise_level(command.level)
+            reply = self.kept.replies.give(command, error, detail, traceparent)
+        self._out.add(reply)
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:
@@ -233,7 +255,8 @@ class CoordinatorMachine:
             self._lose(replaced, "a new life of the explorer has begun", cancel=True)
         news = self.fleet.heartbeat(beat, self._clock.now)
         if news is News.ZOMBIE:
-            self._out.observe(Fact.ZOMBIE_EXPLORER, beat.explorer, f"life {beat.incarnation} is over")
+            counts = self.fleet.explorers[beat.explorer].incarnation
+            self._dismiss("explorer", beat.explorer, beat.incarnation, counts)
         elif news in (News.JOINED, News.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
 
@@ -262,16 +285,24 @@ class CoordinatorMachine:
 
     def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
         release = self.sync.state.release
+        if beat.model != self._settings.model:
+            return
         if self.sync.is_zombie(beat.incarnation):
-            self._out.observe(Fact.ZOMBIE_TRAINER, beat.trainer, f"life {beat.incarnation} is over")
-        elif release is not None and release.incarnation == beat.incarnation:
+            self._dismiss_trainer(beat.trainer, beat.incarnation)
+            return
+        if release is not None and release.incarnation == beat.incarnation:
             self.sync.trainer_beat(self._clock.now)
+        if self.sync.has_not_heard_of(beat.incarnation, beat.version):
+            # Its first word came before this heartbeat, if it came at all.
+            detail = f"version {beat.version} was published, and nobody heard of it"
+            self._out.observe(Fact.LOST_VERSION, beat.trainer, detail)
+            self._ask(VersionWanted(model=beat.model, at_least=beat.version))
 
     def _trained(self, step: StepTrained, traceparent: str | None) -> None:
         if step.model != self._settings.model:
             self._out.observe(Fact.OTHER_MODEL, step.trainer, f"{step.model!r}, here it is {self._settings.model!r}")
         elif self.sync.is_zombie(step.incarnation):
-            self._out.observe(Fact.ZOMBIE_TRAINER, step.trainer, f"life {step.incarnation} is over")
+            self._dismiss_trainer(step.trainer, step.incarnation)
         elif step.again:
             self._choice.offered(step, traceparent)
         elif not step.publish:
@@ -282,6 +313,7 @@ class CoordinatorMachine:
 
     def _published(self, step: StepTrained, traceparent: str | None) -> None:
         before, former = self.sync.newest, self.sync.state.release
+        told_last = self.sync.state.held or former
         if not self.sync.publish(step, traceparent):
             detail = f"version {step.version}, not newer than {before}"
             self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
@@ -290,6 +322,8 @@ class CoordinatorMachine:
         if step.batch_id is not None or step.version > before:
             self._out.add(Remember(history.entry(step)))
         self._ask(self.sync.reminder())
+        if self._choice.rolled_back(step, told_last):
+            self._endings.hand_out_again(f"the trainer has rolled back to version {step.version}")
         if former is not None and former.incarnation != step.incarnation:
             self._choice.trainer_began()
 
@@ -304,8 +338,10 @@ class CoordinatorMachine:
         counts = self.sync.answered((event.explorer, event.incarnation), event.version, event.epoch, ok=ok)
         if not counts:
             self._out.observe(Fact.LATE_SYNC, event.explorer, f"version {event.version}, epoch {event.epoch}")
-        if ok:
+        if ok and (counts or explorer.distrusted is None):
             self.fleet.set_version(explorer, event.version)
+        elif ok:
+            return  # What it serves is void, and this is not the answer that was waited for.
         elif wrong_bytes:
             detail = f"version {event.version} arrived as {event.checksum}, was sent as {release.checksum}"
             self._out.observe(Fact.SYNC_FAILED, event.explorer, detail)
@@ -387,6 +423,18 @@ class CoordinatorMachine:
         """A life of an explorer is over. To be called while it is in the fleet."""
         self._endings.lose(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
+
+    def _dismiss_trainer(self, name: str, incarnation: str) -> None:
+        newest = self.sync.state.held or self.sync.state.release
+        if newest is not None:
+            self._dismiss("trainer", name, incarnation, newest.incarnation)
+
+    def _dismiss(self, service: Literal["explorer", "trainer"], name: str, incarnation: str, counts: str) -> None:
+        """Tells a life that still speaks that another one has its place."""
+        fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
+        detail = f"life {incarnation} speaks, but life {counts} has begun since: are there two of this name?"
+        self._out.observe(fact, name, detail)
+        self._out.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts)))
 
     def _nobody_knows(self, workflow: str) -> bool:
         return not self.fleet.knows(workflow) and self.fleet.can_judge()

@@ -1,9 +1,7 @@
 """A bounded memory of values by name, one entry of the changelog for each: ``kind/<number>``."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.tables import Table
 
 
 class Memory:
@@ -17,11 +15,9 @@ class Memory:
     """
 
     def __init__(self, kind: str, capacity: int, max_bytes: int, journal: Journal) -> None:
-        self._kind = kind
         self._capacity = capacity
         self._max_bytes = max_bytes
-        self._journal = journal
-        self._entries: dict[int, tuple[str, bytes]] = {}
+        self._entries: Table[tuple[str, bytes]] = Table(kind, tuple[str, bytes], journal)
         self._values: dict[str, bytes] = {}
         self._bytes = 0
 
@@ -36,32 +32,20 @@ class Memory:
         """Remembers a value; may forget the oldest."""
         if name in self._values:
             return
-        number = next(reversed(self._entries), -1) + 1
-        self._entries[number] = (name, value)
+        self._entries[str(int(next(reversed(self._entries), "-1")) + 1)] = (name, value)
         self._values[name] = value
         self._bytes += len(value)
-        self._journal.touch(f"{self._kind}/{number}")
         self._trim()
 
-    def entry(self, number: int) -> tuple[str, bytes] | None:
-        """A name and its value."""
-        return self._entries.get(number)
-
-    def keys(self) -> Iterator[str]:
-        """The keys of all its entries."""
-        return (f"{self._kind}/{number}" for number in self._entries)
-
-    def restore(self, entries: dict[int, Any]) -> None:
-        """Takes over the entries of a changelog."""
-        self._entries = {number: (entries[number][0], entries[number][1]) for number in sorted(entries)}
+    def rebuild(self) -> None:
+        """Finds the values in the entries of a changelog."""
+        self._entries.sort()
         self._values = dict(self._entries.values())
         self._bytes = sum(map(len, self._values.values()))
         self._trim()
 
     def _trim(self) -> None:
         while len(self._entries) > 1 and (len(self._entries) > self._capacity or self._bytes > self._max_bytes):
-            number = next(iter(self._entries))
-            name, value = self._entries.pop(number)
+            name, value = self._entries.pop(next(iter(self._entries)))
             del self._values[name]
             self._bytes -= len(value)
-            self._journal.touch(f"{self._kind}/{number}")

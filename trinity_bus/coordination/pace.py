@@ -9,8 +9,7 @@ for each of its parts, besides the time that it waits to be handed out.
 
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.counters import BOOKS_KEY, Counters
-from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.parts import Attempt
 
 
@@ -20,11 +19,9 @@ class Pace:
     Args:
         settings: The ratio and the limit of tasks that name none.
         counters: Where the sums are kept.
-        journal: Told of every change.
     """
 
-    def __init__(self, settings: CoordinatorSettings, counters: Counters, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, settings: CoordinatorSettings, counters: Counters) -> None:
         self._settings = settings
         self._counters = counters
 
@@ -47,5 +44,4 @@ class Pace:
         if batch_type == "train":
             self._counters.timed_attempts += 1
             self._counters.attempt_seconds += seconds
-            self._journal.touch(BOOKS_KEY)
         return seconds

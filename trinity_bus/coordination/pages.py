@@ -6,10 +6,12 @@ entries go when all have. The results of a batch are kept in pages too; the last
 result, until it is full.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.tables import Table
 
 PAGE_ITEMS = 32
 PAGE_BYTES = 64 << 10
@@ -23,6 +25,11 @@ class Page:
     size: int = 0
     """Bytes of them."""
 
+    @classmethod
+    def of(cls, items: list[bytes]) -> Self:
+        """A page of these."""
+        return cls(items, sum(map(len, items)))
+
     def has_room(self, item: bytes) -> bool:
         """Whether the item may be added."""
         return not self.items or (len(self.items) < PAGE_ITEMS and self.size + len(item) <= PAGE_BYTES)
@@ -33,34 +40,48 @@ class Page:
         self.size += len(item)
 
 
-class Pages:
-    """Items in the order in which they came."""
+class ResultPages:
+    """Packed results of batches, in the order in which they came.
 
-    def __init__(self) -> None:
-        self._pages: list[Page] = []
+    Args:
+        journal: Told of every change.
+    """
 
-    def __len__(self) -> int:
-        return len(self._pages)
+    def __init__(self, journal: Journal) -> None:
+        self._table: Table[list[bytes]] = Table("results", list[bytes], journal)
+        self._pages: dict[str, list[Page]] = {}
+        """Of each batch that has results."""
 
-    def add(self, item: bytes) -> int:
-        """Adds the item. Returns the number of its page: 0, 1, 2 ..."""
-        if not self._pages or not self._pages[-1].has_room(item):
-            self._pages.append(Page())
-        self._pages[-1].add(item)
-        return len(self._pages) - 1
+    def add(self, batch_id: str, item: bytes) -> None:
+        """Adds a result."""
+        pages = self._pages.setdefault(batch_id, [])
+        if not pages or not pages[-1].has_room(item):
+            pages.append(Page())
+        pages[-1].add(item)
+        self._table[f"{len(pages) - 1}/{batch_id}"] = pages[-1].items
 
-    @property
-    def size(self) -> int:
-        """Bytes of all items."""
-        return sum(page.size for page in self._pages)
+    def size(self, batch_id: str) -> int:
+        """Bytes of the results of a batch."""
+        return sum(page.size for page in self._pages.get(batch_id, ()))
 
-    def page(self, number: int) -> list[bytes] | None:
-        """The items of a page; None where there is none."""
-        return self._pages[number].items if number < len(self._pages) else None
+    def remove(self, batch_id: str) -> None:
+        """The batch has ended."""
+        for number in range(len(self._pages.pop(batch_id, ()))):
+            del self._table[f"{number}/{batch_id}"]
 
-    def restore(self, pages: dict[int, list[bytes]]) -> None:
-        """Takes over the pages of a changelog."""
-        self._pages = [Page(items, sum(map(len, items))) for _, items in sorted(pages.items())]
+    def of(self, batch_id: str) -> Iterator[bytes]:
+        """The results of a batch."""
+        return (item for page in self._pages.get(batch_id, ()) for item in page.items)
+
+    def rebuild(self) -> Collection[str]:
+        """Finds the pages of a changelog, as they were, whatever would fit into one now. Returns their batches."""
+        numbered = sorted((int(name.partition("/")[0]), name) for name in self._table)
+        for number, name in numbered:
+            pages = self._pages.setdefault(name.partition("/")[2], [])
+            if len(pages) != number:
+                raise ValueError(f"results {name} come after page {len(pages) - 1}")
+            pages.append(Page.of(self._table[name]))
+        return self._pages.keys()
 
 
 @dataclass(slots=True)
@@ -68,8 +89,6 @@ class _TaskPage:
     page: Page = field(default_factory=Page)
     places: dict[str, int] = field(default_factory=dict)
     """Of the tasks that have not ended, by id."""
-    ended: int = 0
-    """A bit for each place whose task has ended."""
 
 
 class TaskPages:
@@ -80,57 +99,46 @@ class TaskPages:
     """
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._pages: dict[int, _TaskPage] = {}
-        self._filling: int | None = None
+        self._items: Table[list[bytes]] = Table("tasks", list[bytes], journal)
+        self._ended: Table[int] = Table("ended", int, journal)
+        """Of each page, a bit for each place whose task has ended."""
+        self._pages: dict[str, _TaskPage] = {}
+        self._filling = ""
 
-    def add(self, order: int, task_id: str, packed: bytes) -> int:
-        """Keeps an accepted task. Returns the number of its page: the ``order`` of the first task in it."""
-        number = self._filling
-        if number is None or number not in self._pages or not self._pages[number].page.has_room(packed):
-            number = self._filling = order
-            self._pages[number] = _TaskPage()
-        page = self._pages[number]
+    def add(self, order: int, task_id: str, packed: bytes) -> str:
+        """Keeps an accepted task. Returns the name of its page: the ``order`` of the first task in it."""
+        page = self._pages.get(self._filling)
+        if page is None or not page.page.has_room(packed):
+            self._filling = str(order)
+            page = self._pages[self._filling] = _TaskPage()
         page.places[task_id] = len(page.page.items)
         page.page.add(packed)
-        self._journal.touch(f"tasks/{number}")
-        return number
+        self._items[self._filling] = page.page.items
+        return self._filling
 
     def turn(self) -> None:
         """What is accepted from now on goes to another page."""
-        self._filling = None
+        self._filling = ""
 
-    def remove(self, number: int, task_id: str) -> None:
+    def remove(self, name: str, task_id: str) -> None:
         """A task has ended."""
-        page = self._pages[number]
-        page.ended |= 1 << page.places.pop(task_id)
-        if not page.places:
-            del self._pages[number]
-            self._journal.touch(f"tasks/{number}")
-        self._journal.touch(f"ended/{number}")
+        page = self._pages[name]
+        place = page.places.pop(task_id)
+        if page.places:
+            self._ended[name] = self._ended.get(name, 0) | 1 << place
+            return
+        del self._pages[name], self._items[name]
+        self._ended.pop(name, None)
 
-    def size(self, number: int, task_id: str) -> int:
-        """Bytes of a packed task that has not ended."""
-        page = self._pages[number]
-        return len(page.page.items[page.places[task_id]])
+    def rebuild(self, open_tasks: Callable[[str, bytes], str]) -> None:
+        """Finds the pages of a changelog.
 
-    def items(self, number: int) -> list[bytes] | None:
-        """The packed tasks of a page; None where there is no such page."""
-        page = self._pages.get(number)
-        return None if page is None else page.page.items
-
-    def ended(self, number: int) -> int | None:
-        """Which tasks of a page have ended, as bits; None where none has."""
-        page = self._pages.get(number)
-        return None if page is None or not page.ended else page.ended
-
-    def keys(self) -> Iterator[str]:
-        """The keys of all entries."""
-        for number, page in self._pages.items():
-            yield f"tasks/{number}"
-            if page.ended:
-                yield f"ended/{number}"
-
-    def restore(self, number: int, items: list[bytes], ended: int, task_ids: dict[str, int]) -> None:
-        """Takes over a page of a changelog; ``task_ids`` are the places of those that have not ended."""
-        self._pages[number] = _TaskPage(Page(items, sum(map(len, items))), task_ids, ended)
+        Args:
+            open_tasks: Told of each page and task that has not ended; returns the task's id.
+        """
+        if not self._ended.keys() <= self._items.keys():
+            raise ValueError("tasks have ended that are not there")
+        for name, items in self._items.items():
+            ended = self._ended.get(name, 0)
+            places = {open_tasks(name, item): place for place, item in enumerate(items) if not ended >> place & 1}
+            self._pages[name] = _TaskPage(Page.of(items), places)

@@ -18,15 +18,16 @@ part, have the same. Once it has ended, nothing that it still says counts.
 
 from dataclasses import dataclass, field
 
-from schemas import ResultPart
+from schemas import Position, ResultPart
 from schemas.record import Metrics
+from trinity_bus.coordination.state_codec import Value
+from trinity_bus.coordination.tables import Row
 
 type AttemptKey = tuple[str, int]
 """Task id and number of an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Value, array_like=True):
     """One try at a part of a task, on one life of one explorer."""
 
     task_id: str
@@ -34,13 +35,18 @@ class Attempt:
     """Index of the part."""
     number: int
     """1, 2, 3 ... over all parts of the task."""
-    explorer: str
-    incarnation: str
     timeout_s: float
-    deadline: float = field(compare=False)
-    """On the machine's own clock; set anew by a restart, so that time spent dead is not charged to the attempt."""
-    started: float | None = field(default=None, compare=False)
-    """On the machine's own clock; None if that was before a restart."""
+
+    def __post_init__(self) -> None:
+        self.explorer = self.incarnation = ""
+        self.deadline = self.timeout_s
+        """On the machine's own clock; set anew by a restart, so that time spent dead is not charged to the attempt."""
+        self.started: float | None = None
+        """On the machine's own clock; None if that was before a restart."""
+
+    def place(self, explorer: str, incarnation: str, now: float) -> None:
+        """Says who runs it, and that its time begins now."""
+        self.explorer, self.incarnation, self.deadline = explorer, incarnation, now + self.timeout_s
 
     @property
     def key(self) -> AttemptKey:
@@ -48,11 +54,25 @@ class Attempt:
         return self.task_id, self.number
 
 
-@dataclass(frozen=True, slots=True)
-class PartAnswer:
+class StoredPart(Value, array_like=True):
+    """A ``ResultPart`` as the state keeps it: in the state's own form, whatever becomes of the record's."""
+
+    attempt: int
+    samples: int
+    place: tuple[int, int] | None
+    """Partition and offset of its experiences."""
+
+    @property
+    def record(self) -> ResultPart:
+        """The part, as results and manifests name it."""
+        position = None if self.place is None else Position(partition=self.place[0], offset=self.place[1])
+        return ResultPart(attempt=self.attempt, samples=self.samples, position=position)
+
+
+class PartAnswer(Row, array_like=True):
     """What a good attempt gave."""
 
-    part: ResultPart
+    part: StoredPart
     completed_runs: int
     whole: bool
     """Whether these are all runs of the part."""
@@ -68,6 +88,15 @@ class PartAnswer:
     explorer: str
     traceparent: str | None
     """Context of the rollout."""
+
+
+class LostPart(Value, array_like=True):
+    """What attempts without an answer have left behind at a part."""
+
+    index: int
+    lost: int = 0
+    failed: bool = False
+    failed_on: str | None = None
 
 
 @dataclass(slots=True)

@@ -4,16 +4,71 @@ What a batch came to is not kept here but with the batch's outcome, once for all
 it asks for it anew when it is sent again, and gets the same.
 """
 
-import msgpack
+from collections.abc import Mapping
+from typing import ClassVar
 
-from schemas import CommandReply, PublishVersion
+from msgspec import Struct
+
+from schemas import BatchLifecycleState, CommandReply, FinalizeUpgrade, PublishVersion, RollBack
+from schemas.command import BatchResult, CommandError
+from schemas.record import BatchType, Metrics
+from schemas.topics import COORDINATOR_STATE
 from trinity_bus.coordination.commands import Reply
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.memory import Memory
+from trinity_bus.coordination.state_codec import Value
 
 REPLIES_KEPT = 4096
-_MAX_BYTES = 8 << 20
+REPLIES_BYTES = 8 << 20
+OUTCOMES_KEPT = 1000
+"""Ended batches whose result is remembered, for those who ask for it later."""
+OUTCOMES_BYTES = 16 << 20
+
+
+class _Given(Struct, array_like=True, frozen=True):
+    """What a command was answered: the value of an item of ``replies/<n>``."""
+
+    error: CommandError | None
+    detail: str
+
+
+class _Outcome(Value, array_like=True):
+    """What a batch came to: the value of an item of ``outcomes/<n>``."""
+
+    batch_id: str
+    batch_type: BatchType
+    state: BatchLifecycleState
+    finished_task_count: int
+    metrics: Metrics
+    sequence: int = 0
+
+    SINCE: ClassVar[Mapping[str, int]] = {"sequence": 3}
+
+
+class Outcomes:
+    """What became of batches that have ended lately.
+
+    Args:
+        journal: Told of every change.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, journal)
+        self._codec = journal.codec
+
+    def add(self, result: BatchResult) -> None:
+        """A batch has ended."""
+        kept = _Outcome(*(getattr(result, name) for name in _Outcome.__struct_fields__))
+        self.memory.add(result.batch_id, self._codec.encode(kept))
+
+    def get(self, batch_id: str) -> BatchResult | None:
+        """What a batch came to; None if it has not ended, or too long ago."""
+        item = self.memory.get(batch_id)
+        if item is None:
+            return None
+        kept = self._codec.decode(_Outcome, item)
+        return BatchResult(**{name: getattr(kept, name) for name in _Outcome.__struct_fields__})
 
 
 class Replies:
@@ -24,20 +79,31 @@ class Replies:
     """
 
     def __init__(self, journal: Journal) -> None:
-        self.memory = Memory("replies", REPLIES_KEPT, _MAX_BYTES, journal)
+        self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, journal)
+        self._codec = journal.codec
 
     def again(self, command: Request, traceparent: str | None) -> Reply | None:
         """The answer that the command got when it was sent before; None if it was not, or too long ago."""
-        kept = self.memory.get(_name(command))
-        if kept is None:
+        item = self.memory.get(_name(command))
+        if item is None:
             return None
-        error, detail = msgpack.unpackb(kept)
+        kept = self._codec.decode(_Given, item)
+        return _reply(command, kept.error, kept.detail, traceparent)
+
+    def give(self, command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> Reply:
+        """The answer to a command, remembered."""
+        self.memory.add(_name(command), self._codec.encode(_Given(error, detail)))
         return _reply(command, error, detail, traceparent)
 
-    def give(self, command: Request, error: str | None, detail: str, traceparent: str | None) -> Reply:
-        """The answer to a command, remembered."""
-        self.memory.add(_name(command), msgpack.packb((error, detail)))
-        return _reply(command, error, detail, traceparent)
+
+def _subject(command: Request) -> str:
+    match command:
+        case PublishVersion() | RollBack():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id
 
 
 def _name(command: Request) -> str:
@@ -45,11 +111,11 @@ def _name(command: Request) -> str:
     return f"{command.client} {command.command_id}"
 
 
-def _reply(command: Request, error: str | None, detail: str, traceparent: str | None) -> Reply:
+def _reply(command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> Reply:
     record = CommandReply(
         client=command.client,
         command_id=command.command_id,
-        batch_id=command.model if isinstance(command, PublishVersion) else command.batch_id,
+        batch_id=_subject(command),
         error=error,
         detail=detail,
     )

@@ -15,6 +15,10 @@ command            answer
 ``AbortBatch``     ok, also where the batch has ended or was never known; ``not_yours`` where it is another's, unless an
                    operator asks
 ``CancelTasks``    the same; its unfinished tasks have results now
+``SkipBatch``      ok, and the trainer is told on ``batches`` to pass over it; ``unknown_batch``; ``not_finalized``
+                   where it goes on, or was aborted; ``wrong_type`` where it is never trained on;
+                   ``already_trained``, as far as published versions tell; ``batch_closed`` where it ended so long ago
+                   that it is forgotten. Only operators can ask for it
 =================  ===================================================================================================
 
 A batch without tasks stays PENDING until it is finalized, which takes no time and no place in training, or aborted.
@@ -26,13 +30,12 @@ names a batch and no producer is anybody's; one that is filled with tasks that n
 
 from typing import assert_never
 
-from schemas import AbortBatch, CancelTasks, FinalizeBatch, SubmitBatch
+from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBatch, SubmitBatch
 from schemas import BatchLifecycleState as State
 from schemas.batch import MAX_BATCH_TASKS
-from schemas.command import CommandError
-from trinity_bus.coordination import state_codec as codec
+from schemas.command import BatchResult, CommandError
 from trinity_bus.coordination.batches import EVERYBODY, NOBODY, Batch
-from trinity_bus.coordination.commands import BatchMoved
+from trinity_bus.coordination.commands import BatchMoved, Skip
 from trinity_bus.coordination.endings import Endings
 from trinity_bus.coordination.finalizers import Finalizer, ended_reply
 from trinity_bus.coordination.inputs import BatchRequest
@@ -57,6 +60,7 @@ class Requests:
         self._finalizers = kept.finalizers
         self._outcomes = kept.outcomes
         self._replies = kept.replies
+        self._sync = kept.sync
         self._endings = endings
         self._hasty = False
         """Whether somebody came who does not want to wait at all."""
@@ -74,6 +78,8 @@ class Requests:
                 self._finalize(command, traceparent)
             case AbortBatch() | CancelTasks():
                 self._end(command, traceparent, operator=operator)
+            case SkipBatch():
+                self._skip(command, traceparent)
             case _:
                 assert_never(command)
 
@@ -167,14 +173,13 @@ class Requests:
             timeout_s = command.timeout_s
             if timeout_s is None:
                 timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
-            self._finalizers.add(Finalizer(command, traceparent, timeout_s, self._clock.now + timeout_s))
+            self._finalizers.add(Finalizer(command, traceparent, timeout_s), self._clock.now)
             self._hasty = self._hasty or timeout_s <= 0
 
     def _finalize_ended(self, command: FinalizeBatch, traceparent: str | None) -> None:
         batch_id = command.batch_id
-        kept = self._outcomes.get(batch_id)
-        if kept is not None:
-            result = codec.outcome_of(kept)
+        result = self._outcomes.get(batch_id)
+        if result is not None:
             if result.batch_type == command.batch_type:
                 self._out.add(ended_reply(command, result, traceparent))
             else:
@@ -184,6 +189,41 @@ class Requests:
             self._answer(command, traceparent, "batch_closed", detail)
         else:
             self._answer(command, traceparent, "unknown_batch", f"Batch {batch_id} is not registered.")
+
+    # -- skip --------------------------------------------------------------------------------------------------------
+
+    def _skip(self, command: SkipBatch, traceparent: str | None) -> None:
+        batch_id, result = command.batch_id, self._outcomes.get(command.batch_id)
+        if result is None:
+            self._answer(command, traceparent, *self._no_outcome(batch_id))
+            return
+        refused = self._cannot_skip(batch_id, result)
+        if refused is not None:
+            self._answer(command, traceparent, *refused)
+            return
+        skipped = BatchSkipped(
+            batch_id=batch_id, sequence=result.sequence, reason=command.reason, client=command.client
+        )
+        self._out.add(Skip(skipped))
+        self._answer(command, traceparent)
+
+    def _no_outcome(self, batch_id: str) -> tuple[CommandError, str]:
+        if batch_id in self._ledger.batches:
+            return "not_finalized", f"Batch {batch_id} has not ended; abort it, and nothing of it is trained on."
+        if batch_id in self._ledger.closed:
+            return "batch_closed", f"Batch {batch_id} ended too long ago to be passed over."
+        return "unknown_batch", f"Batch {batch_id} is not registered."
+
+    def _cannot_skip(self, batch_id: str, result: BatchResult) -> tuple[CommandError, str] | None:
+        if result.state is not State.FINALIZED:
+            return "not_finalized", f"Batch {batch_id} is {result.state.value}: nothing of it is ever trained on."
+        if result.batch_type != "train" or result.sequence == 0:
+            return "wrong_type", f"Batch {batch_id} has no place in the order of training."
+        if self._sync.trained >= result.sequence:
+            return "already_trained", (
+                f"Batch {batch_id} is number {result.sequence}, and version {self._sync.trained} was trained on it."
+            )
+        return None
 
     def _wrong_type(self, command: FinalizeBatch, found: str, traceparent: str | None) -> None:
         detail = f"Batch {command.batch_id} is {found}, expected {command.batch_type}."

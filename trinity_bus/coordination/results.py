@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from schemas import ManifestEntry, ResultPart, RolloutFinished, TaskResult
+from schemas import RolloutFinished, TaskResult
+from schemas.batch import TaskStatus
 from schemas.record import BatchType
 from trinity_bus.coordination.limits import bounded, short_error
-from trinity_bus.coordination.parts import Part, PartAnswer
+from trinity_bus.coordination.parts import Part, PartAnswer, StoredPart
 from trinity_bus.coordination.tasks import OpenTask, Result
 from trinity_bus.rollout.metrics import calculate_task_level_metrics
 
@@ -40,11 +41,12 @@ def answer(
     error = None
     if not whole:
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
+    position = event.experience if batch_type == "train" else None
     return PartAnswer(
-        part=ResultPart(
+        part=StoredPart(
             attempt=event.attempt,
             samples=event.samples,
-            position=event.experience if batch_type == "train" else None,
+            place=None if position is None else (position.partition, position.offset),
         ),
         completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
         whole=whole,
@@ -74,14 +76,12 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
     runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
     return Result(
         order=task.order,
-        entry=ManifestEntry(
-            task_id=task.task.task_id,
-            status="completed" if whole else "partial",
-            parts=[answer.part for answer in answers],
-            error=None if error is None else short_error(error),
-            version_min=min([answer.version_min for answer in answers]),
-            version_max=max([answer.version_max for answer in answers]),
-        ),
+        task_id=task.task.task_id,
+        status="completed" if whole else "partial",
+        parts=[answer.part for answer in answers],
+        error=None if error is None else short_error(error),
+        version_min=min([answer.version_min for answer in answers]),
+        version_max=max([answer.version_max for answer in answers]),
         metrics=bounded(calculate_task_level_metrics(runs, batch_type == "eval")),
         traceparent=first.traceparent,
         elapsed=[answer.elapsed for answer in answers if answer.elapsed is not None],
@@ -90,36 +90,48 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
 
 def failure(task: OpenTask, error: str) -> Result:
     """The result of a task that will not be tried again. It has no metrics: a failure is not a reward of zero."""
-    entry = ManifestEntry(task_id=task.task.task_id, status="failed", error=short_error(error))
-    return Result(order=task.order, entry=entry, metrics={}, traceparent=None, elapsed=[])
+    return _nothing(task, "failed", error)
 
 
 def cut_off(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
     """The result of a task that is not waited for any longer."""
     if keep_partial and task.answers:
         return joined(task, batch_type, reason)
-    entry = ManifestEntry(task_id=task.task.task_id, status="aborted", error=short_error(reason))
-    return Result(order=task.order, entry=entry, metrics={}, traceparent=None, elapsed=[])
+    return _nothing(task, "aborted", reason)
 
 
 def told(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
     """The result as its record on ``results``."""
-    entry = result.entry
-    counted = task.answers if entry.parts else []
+    counted = task.answers if result.parts else []
     return TaskResult(
-        task_id=entry.task_id,
+        task_id=result.task_id,
         batch_id=task.batch_id,
         batch_type=batch_type,
-        status=entry.status,
+        status=result.status,
         completed_runs=sum(answer.completed_runs for answer in counted),
         total_runs=task.total_runs,
-        parts=entry.parts,
+        parts=[part.record for part in result.parts],
         metrics=result.metrics,
-        version_min=entry.version_min,
-        version_max=entry.version_max,
+        version_min=result.version_min,
+        version_max=result.version_max,
         seconds=sum(answer.seconds for answer in counted),
         attempts=task.attempts,
-        error=entry.error,
+        error=result.error,
+    )
+
+
+def _nothing(task: OpenTask, status: TaskStatus, error: str) -> Result:
+    return Result(
+        order=task.order,
+        task_id=task.task.task_id,
+        status=status,
+        parts=[],
+        error=short_error(error),
+        version_min=-1,
+        version_max=-1,
+        metrics={},
+        traceparent=None,
+        elapsed=[],
     )
 
 

@@ -14,7 +14,10 @@ Turns are remembered, as part of the coordinator's state, only while producers c
 anything is forgotten.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Container
+from typing import Literal
+
+from trinity_bus.coordination.counters import Counters
 
 type Rank = tuple[int, int, str]
 """How many it holds, the number of its last turn, its name."""
@@ -24,19 +27,20 @@ class Shares:
     """Who holds how much of one thing.
 
     Args:
-        turns: The number of the last turn of each producer; kept up to date here, stored by the owner.
-        changed: Told when turns change.
+        counters: Keep the turns.
+        field: Theirs that has the number of the last turn of each producer.
     """
 
-    def __init__(self, turns: dict[str, int], changed: Callable[[], None]) -> None:
+    def __init__(self, counters: Counters, field: Literal["turns", "training_turns"]) -> None:
         self.held: dict[str, int] = {}
         """Producers that hold something, and how much."""
-        self._turns = turns
-        self._changed = changed
+        self._counters = counters
+        self._field = field
 
-    def restore(self, turns: dict[str, int]) -> None:
-        """Takes over the turns of a changelog; who holds what is told by ``take``."""
-        self._turns = turns
+    @property
+    def _turns(self) -> dict[str, int]:
+        turns: dict[str, int] = getattr(self._counters, self._field)
+        return turns
 
     def rank(self, producer: str) -> Rank:
         """The smallest of those who compete has the turn."""
@@ -44,8 +48,8 @@ class Shares:
 
     def served(self, producer: str) -> None:
         """It has had a turn while others competed."""
-        self._turns[producer] = max(self._turns.values(), default=0) + 1
-        self._changed()
+        turns = self._turns
+        self._keep({**turns, producer: max(turns.values(), default=0) + 1})
 
     def take(self, producer: str) -> None:
         """It holds one more."""
@@ -64,10 +68,11 @@ class Shares:
         Args:
             waiting: Who wants something.
         """
-        if not self._turns:
-            return
-        idle = [name for name in self._turns if name not in self.held and name not in waiting]
-        for name in idle:
-            del self._turns[name]
-        if idle:
-            self._changed()
+        turns = self._turns
+        kept = {name: turn for name, turn in turns.items() if name in self.held or name in waiting}
+        if len(kept) < len(turns):
+            self._keep(kept)
+
+    def _keep(self, turns: dict[str, int]) -> None:
+        # Another dictionary: counters take note of assignments.
+        setattr(self._counters, self._field, turns)

@@ -14,12 +14,47 @@
 The result of a failed task is its *first* error: later ones are often its consequences.
 """
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from schemas import ManifestEntry, Task
+from schemas.batch import TaskStatus
 from schemas.record import Metrics
 from trinity_bus.coordination.inputs import Origin
-from trinity_bus.coordination.parts import Attempt, Part, PartAnswer
+from trinity_bus.coordination.parts import Attempt, LostPart, Part, PartAnswer, StoredPart, split
+from trinity_bus.coordination.tables import Row
+
+
+class AcceptedTask(Struct, array_like=True, frozen=True):
+    """What never changes about a task: an item of ``tasks/<n>``."""
+
+    batch_id: str
+    order: int
+    """Number of its acceptance, over all tasks."""
+    partition: int
+    offset: int
+    traceparent: str | None
+    runs: int
+    per_part: int | None
+    """Runs of each part but the last; None: one part has all."""
+    task: Task
+
+    def opened(self, page: str, size: int) -> "OpenTask":
+        """The task as it was when it was accepted, kept on this page with so many bytes."""
+        parts = split(self.runs, self.per_part)
+        origin = Origin(self.partition, self.offset)
+        return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page, size)
+
+
+class Progress(Row):
+    """What attempts at a task that have ended left behind: ``progress/<task id>``."""
+
+    last_ended: int = 0
+    first_error: str | None = None
+    parts: list[LostPart] = field(default_factory=list)
+    """Those that have lost attempts."""
 
 
 @dataclass(slots=True)
@@ -33,23 +68,21 @@ class OpenTask:
     origin: Origin
     traceparent: str | None
     parts: list[Part]
-    page: int
+    page: str
     """Where it is kept in the changelog, see :mod:`trinity_bus.coordination.pages`."""
+    size: int
+    """Bytes of it, as they are kept there."""
     attempts: int = 0
     """How many were started, at all parts: the number of the last one."""
     last_ended: int = 0
     """The highest number of an attempt that has ended."""
     first_error: str | None = None
-    progressed: bool = False
-    """Whether attempts have ended and it has not."""
-    size: int = 0
-    """Bytes of it, as the changelog has it. This and the next follow from the task and its batch."""
     producer: str = ""
-    """Who counts as its sender."""
-    homes: dict[str, int] = field(default_factory=dict, compare=False)
+    """Who counts as its sender; follows from the task and its batch."""
+    homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
     """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
     This and the next follow from the parts."""
-    parts_left: int = field(init=False, compare=False)
+    parts_left: int = dataclasses.field(init=False, compare=False)
     """Parts that have not ended."""
 
     def __post_init__(self) -> None:
@@ -73,9 +106,9 @@ class OpenTask:
     def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
         """Begins the next attempt."""
         self.attempts += 1
-        attempt = Attempt(
-            self.task.task_id, part.index, self.attempts, explorer, incarnation, timeout_s, now + timeout_s, now
-        )
+        attempt = Attempt(self.task.task_id, part.index, self.attempts, timeout_s)
+        attempt.place(explorer, incarnation, now)
+        attempt.started = now
         part.running.append(attempt)
         self.homes[explorer] = self.homes.get(explorer, 0) + 1
         return attempt
@@ -107,17 +140,55 @@ class OpenTask:
         part.failed = True
         self.parts_left -= 1
 
+    def progress(self, before: Progress | None) -> Progress:
+        """What is kept of its attempts that have ended, and was kept of them before."""
+        known = {} if before is None else {kept.index: kept for kept in before.parts}
+        lost = [
+            known.get(part.index, LostPart(part.index)).but(
+                lost=part.lost, failed=part.failed, failed_on=part.failed_on
+            )
+            for part in self.parts
+            if part.lost
+        ]
+        return (before or Progress()).but(last_ended=self.last_ended, first_error=self.first_error, parts=lost)
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The one result of a task."""
+    def take_progress(self, progress: Progress) -> None:
+        """Becomes what it was when this was kept."""
+        self.attempts = self.last_ended = progress.last_ended
+        self.first_error = progress.first_error
+        for kept in progress.parts:
+            part = self.parts[kept.index]
+            part.lost, part.failed_on = kept.lost, kept.failed_on
+            if kept.failed:
+                self.fail(part)
+
+
+class Result(Struct, array_like=True, frozen=True):
+    """The one result of a task: an item of ``results/<n>/<batch id>``."""
 
     order: int
     """Of the task's acceptance; manifests are sorted by it."""
-    entry: ManifestEntry
+    task_id: str
+    status: TaskStatus
+    parts: list[StoredPart]
+    error: str | None
+    version_min: int
+    version_max: int
     metrics: Metrics
     """Of the task, reduced over its runs; empty for a failed or aborted one."""
     traceparent: str | None
     """Context of the rollout that counts."""
     elapsed: list[float]
     """Seconds that its parts took, where that is known."""
+
+    @property
+    def entry(self) -> ManifestEntry:
+        """The line of the manifest."""
+        return ManifestEntry(
+            task_id=self.task_id,
+            status=self.status,
+            parts=[part.record for part in self.parts],
+            error=self.error,
+            version_min=self.version_min,
+            version_max=self.version_max,
+        )

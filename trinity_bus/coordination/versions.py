@@ -27,6 +27,8 @@ a member does not answer for too long       it is out of the round, as failed
 the round is empty                          explorers that do not serve the version (joiners, the failed) make
                                             the next round, with the same version
 the same explorer needs round after round   it waits longer each time, up to half a minute
+what the trainer said of a version is lost  its heartbeats tell of the version: it is asked to say it again
+a former life of the trainer still speaks   it is told that it is superseded, and ends
 a trainer starts anew                       its former life is ignored, and what is held of it can no longer be had;
                                             its version is served at once if nobody serves a newer one; else that
                                             one stays until the trainer has caught up: it trains the same batches
@@ -38,14 +40,19 @@ a round has other members than the one before, or the one before did not end wel
 the same members it stays, so that connections can be used again.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
-from schemas import Member, ModelVersion, StepTrained, VersionWanted
+from msgspec import field
+
+from schemas import Member, ModelVersion, Rollback, StepTrained, VersionWanted
+from schemas.model_version import MAX_MEMBERS
 from trinity_bus.coordination.fleet import ZOMBIES_KEPT, Explorer
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import bounded
+from trinity_bus.coordination.state_codec import Value
 from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.tables import Row, Single
 
 type Life = tuple[str, str]
 """An explorer's name and incarnation."""
@@ -54,11 +61,9 @@ FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 30.0
 TRAINER_SILENCE_S = 30.0
 """After which a trainer that used to send heartbeats is not asked to serve anybody."""
-SYNC_KEY = "sync"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Value):
     """Somebody asks for an older version; see :mod:`trinity_bus.coordination.choice`."""
 
     version: int
@@ -68,15 +73,27 @@ class Choice:
     step: StepTrained | None = None
     """The trainer's word that it has the version at hand."""
     step_traceparent: str | None = None
+    rollback: Rollback | None = None
+    """What is newer is to be discarded."""
 
-    def with_step(self, step: StepTrained | None, traceparent: str | None) -> "Choice":
-        """The same with the trainer's answer."""
-        return Choice(self.version, self.client, self.command_id, self.traceparent, step, traceparent)
+    SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3}
 
 
-@dataclass(slots=True)
-class SyncState:
-    """What outlives a restart."""
+class Rounds(Value, array_like=True):
+    """How often an explorer was named in rounds of the version that is to be served."""
+
+    explorer: str
+    incarnation: str
+    count: int = 0
+
+    @property
+    def life(self) -> Life:
+        """Of the explorer."""
+        return self.explorer, self.incarnation
+
+
+class SyncState(Row):
+    """What outlives a restart: ``sync``."""
 
     release: StepTrained | None = None
     """The version that is to be served."""
@@ -100,8 +117,7 @@ class SyncState:
     """Whether nothing has gone wrong in the last round."""
     pending: dict[str, str] = field(default_factory=dict)
     """Members that have not answered: name to incarnation."""
-    rounds: dict[Life, int] = field(default_factory=dict)
-    """Rounds of this version that an explorer was named in."""
+    rounds: list[Rounds] = field(default_factory=list)
     zombies: tuple[str, ...] = ()
     """Former lives of the trainer."""
 
@@ -118,10 +134,10 @@ class WeightSync:
 
     def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, journal: Journal) -> None:
         self.state = SyncState()
+        Single("sync", self.state, journal)
         self._model = model
         self._policy = policy
         self._timeout_s = timeout_s
-        self._journal = journal
         self._deadline = 0.0
         self._retry_at: dict[Life, float] = {}
         self._trainer_seen: float | None = None
@@ -137,6 +153,13 @@ class WeightSync:
         return self.version if self.state.held is None else max(self.version, self.state.held.version)
 
     @property
+    def trained(self) -> int:
+        """The newest version of the trainer's present life that was published, or -1."""
+        state = self.state
+        newest = state.release if state.held is None else state.held
+        return -1 if newest is None else newest.version
+
+    @property
     def for_evaluation(self) -> int:
         """The version that an evaluation is of that begins now; -1 before there is any."""
         return self.version if self.state.pinned else self.newest
@@ -144,6 +167,13 @@ class WeightSync:
     def is_zombie(self, trainer_incarnation: str) -> bool:
         """Whether this life of the trainer is over."""
         return trainer_incarnation in self.state.zombies
+
+    def has_not_heard_of(self, incarnation: str, version: int) -> bool:
+        """Whether this life of the trainer has published a version whose announcement never came."""
+        newest = self.state.held or self.state.release
+        if version < 0 or self.is_zombie(incarnation):
+            return False
+        return newest is None or newest.incarnation != incarnation or newest.version < version
 
     def trainer_beat(self, now: float) -> None:
         """The trainer lives."""
@@ -161,7 +191,6 @@ class WeightSync:
         if step.version >= state.wanted:
             state.wanted = 0
         self._trainer_seen = None
-        self._journal.touch(SYNC_KEY)
         return True
 
     def release(self, oldest_needed: int | None, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
@@ -184,14 +213,13 @@ class WeightSync:
             return None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None
-        state.rounds.clear()
+        state.rounds = []
         self._retry_at.clear()
         return self._announce(held, [e for e in explorers if e.can_sync], now)
 
     def choose(self, choice: Choice | None) -> None:
         """Keeps a choice that has yet to take effect, or forgets it."""
         self.state.choice = choice
-        self._journal.touch(SYNC_KEY)
 
     def pin(self, step: StepTrained, traceparent: str | None) -> None:
         """This version is served until :meth:`unpin`; nobody moves who serves it already."""
@@ -199,21 +227,19 @@ class WeightSync:
         if state.held is None and state.release is not None and state.release.version != step.version:
             state.held, state.held_traceparent = state.release, state.traceparent
         state.release, state.traceparent, state.pinned = step, traceparent, True
-        self._journal.touch(SYNC_KEY)
 
     def go_back(
         self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
     ) -> ModelVersion:
         """Pins a version; its announcement."""
         self.pin(step, traceparent)
-        self.state.rounds.clear()
+        self.state.rounds = []
         self._retry_at.clear()
         return self._announce(step, [e for e in explorers if e.can_sync], now)
 
     def unpin(self) -> None:
         """What is held may be released again."""
         self.state.pinned = False
-        self._journal.touch(SYNC_KEY)
 
     def want(self, finalized: int) -> VersionWanted | None:
         """What the trainer is to be asked for, because the explorers' side has come to the end of an interval.
@@ -225,7 +251,6 @@ class WeightSync:
         if want is None:
             return None
         self.state.asked_after, self.state.wanted = want.after, max(want.at_least, self.newest + 1)
-        self._journal.touch(SYNC_KEY)
         return self.reminder()
 
     def reminder(self) -> VersionWanted | None:
@@ -244,8 +269,7 @@ class WeightSync:
     def departed(self, life: Life) -> None:
         """An explorer's life is over."""
         self._retry_at.pop(life, None)
-        if self.state.rounds.pop(life, None) is not None:
-            self._journal.touch(SYNC_KEY)
+        self.state.rounds = [rounds for rounds in self.state.rounds if rounds.life != life]
         if self.state.pending.get(life[0]) == life[1]:
             self._settle(life[0], ok=False)
 
@@ -272,32 +296,31 @@ class WeightSync:
         ]
         return self._announce(release, laggards, now) if laggards else None
 
-    def restore(self, state: SyncState, now: float) -> None:
-        """Takes over the state of a changelog; the round under way gets its whole time again."""
-        self.state = state
+    def rebuild(self, now: float) -> None:
+        """Gives the round under way, of a changelog, its whole time again."""
         self._deadline = now + self._timeout_s
-        self._retry_at = {}
-        self._trainer_seen = None
 
     def _settle(self, name: str, *, ok: bool) -> None:
-        del self.state.pending[name]
+        self.state.pending = {other: life for other, life in self.state.pending.items() if other != name}
         self.state.intact = self.state.intact and ok
-        self._journal.touch(SYNC_KEY)
 
     def _trainer_is_silent(self, now: float) -> bool:
         return self._trainer_seen is not None and now - self._trainer_seen > TRAINER_SILENCE_S
 
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state
-        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members))
+        # Those that are too many for one record make the next round.
+        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members)[:MAX_MEMBERS])
         if group != state.group or not state.intact or state.pending:
             state.epoch += 1
         state.group, state.intact, state.pending = group, True, dict(group)
         self._deadline = now + self._timeout_s
+        rounds = {of.life: of for of in state.rounds}
         for life in group:
-            state.rounds[life] = state.rounds.get(life, 0) + 1
-            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** (state.rounds[life] - 1), LONGEST_RETRY_S)
-        self._journal.touch(SYNC_KEY)
+            before = rounds.get(life, Rounds(*life))
+            rounds[life] = before.but(count=before.count + 1)
+            self._retry_at[life] = now + min(FIRST_RETRY_S * 2.0 ** min(before.count, 16), LONGEST_RETRY_S)
+        state.rounds = list(rounds.values())
         return ModelVersion(
             model=release.model,
             version=release.version,

@@ -4,9 +4,8 @@ Kept in the changelog block by block rather than name by name, so that it is res
 The block being filled is written anew at each change; with many names a transaction that costs little.
 """
 
-from collections.abc import Iterator
-
 from trinity_bus.coordination.journal import Journal
+from trinity_bus.coordination.tables import Table
 
 BLOCK_SIZE = 128
 
@@ -21,10 +20,8 @@ class Window:
     """
 
     def __init__(self, kind: str, capacity: int, journal: Journal) -> None:
-        self._kind = kind
         self._capacity = capacity
-        self._journal = journal
-        self._blocks: dict[int, list[str]] = {}
+        self._blocks: Table[list[str]] = Table(kind, list[str], journal)
         self._names: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -37,26 +34,18 @@ class Window:
         """Remembers ``name``; may forget the oldest block."""
         if name in self._names:
             return
-        last = next(reversed(self._blocks), None)
-        if last is None or len(self._blocks[last]) >= BLOCK_SIZE:
-            last = 0 if last is None else last + 1
-            self._blocks[last] = []
-        self._blocks[last].append(name)
+        last = next(reversed(self._blocks), "-1")
+        block = self._blocks.get(last, [])
+        if last == "-1" or len(block) >= BLOCK_SIZE:
+            last, block = str(int(last) + 1), []
+        block.append(name)
+        self._blocks[last] = block
         self._names.add(name)
-        self._journal.touch(f"{self._kind}/{last}")
         self._trim()
 
-    def block(self, number: int) -> list[str] | None:
-        """The names of a block, oldest first; None where there is no such block."""
-        return self._blocks.get(number)
-
-    def keys(self) -> Iterator[str]:
-        """The keys of all its entries."""
-        return (f"{self._kind}/{number}" for number in self._blocks)
-
-    def restore(self, blocks: dict[int, list[str]]) -> None:
-        """Takes over the blocks of a changelog; a smaller capacity than before forgets the oldest."""
-        self._blocks = {number: list(blocks[number]) for number in sorted(blocks)}
+    def rebuild(self) -> None:
+        """Finds the names in the blocks of a changelog; a smaller capacity than before forgets the oldest."""
+        self._blocks.sort()
         self._names = {name for names in self._blocks.values() for name in names}
         self._trim()
 
@@ -66,4 +55,3 @@ class Window:
             if len(self._names) - len(self._blocks[oldest]) < self._capacity:
                 return
             self._names.difference_update(self._blocks.pop(oldest))
-            self._journal.touch(f"{self._kind}/{oldest}")

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from trinity_bus.config import HealthSettings, KafkaSettings
@@ -13,12 +13,30 @@ from trinity_bus.health.state import HealthState, Phase
 _TURN_S: Final = 0.5
 
 _state: HealthState | None = None
+_watched: dict[str, Callable[[], Awaitable[bool]]] = {}
 
 
 def mark_ready() -> None:
     """The service works now. Without a health endpoint this does nothing."""
     if _state is not None:
         _state.phase = Phase.WORKING
+
+
+@contextmanager
+def watching(what: str, keeps_up: Callable[[], Awaitable[bool]]) -> Iterator[None]:
+    """For the length of the block this process is not ready when something that it is to read is not read for long.
+
+    Args:
+        what: Such as ``"the inputs"``, for people.
+        keeps_up: Whether something was read since the last call, or there was nothing to read. Never raises.
+    """
+    _watched[what] = keeps_up
+    try:
+        yield
+    finally:
+        del _watched[what]
+        if _state is not None:
+            _state.done_reading(what)
 
 
 @asynccontextmanager
@@ -32,7 +50,9 @@ async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterat
     if settings.port is None:
         yield
         return
-    state = _state = HealthState(time.monotonic(), wedged_s=settings.wedged_s, start_s=settings.start_s)
+    state = _state = HealthState(
+        time.monotonic(), wedged_s=settings.wedged_s, start_s=settings.start_s, unread_s=settings.unread_s
+    )
     server = HealthServer(settings, state, BrokerCheck(kafka))
     turning = asyncio.create_task(_turn(state), name="health")
     try:
@@ -47,4 +67,8 @@ async def serving(settings: HealthSettings, kafka: KafkaSettings) -> AsyncIterat
 async def _turn(state: HealthState) -> None:
     while True:
         state.turned(time.monotonic())
+        for what, keeps_up in list(_watched.items()):
+            is_read = await keeps_up()
+            if what in _watched:
+                state.reading(what, time.monotonic(), keeps_up=is_read)
         await asyncio.sleep(_TURN_S)

@@ -6,14 +6,15 @@
     alive: within start_s     alive: the event loop has turned within wedged_s
     not ready                 ready: alive, and the broker answers     not ready
 
-========================  ==========  ===========
-what fails                ``/livez``  ``/readyz``
-========================  ==========  ===========
-the event loop is wedged  503         503
-the start takes too long  503         503
-the broker is lost        200         503
-the service is stopping   200         503
-========================  ==========  ===========
+==============================  ==========  ===========
+what fails                      ``/livez``  ``/readyz``
+==============================  ==========  ===========
+the event loop is wedged        503         503
+the start takes too long        503         503
+the broker is lost              200         503
+what is to be read is not read  200         503
+the service is stopping         200         503
+==============================  ==========  ===========
 
 A lost broker is no reason to start a process anew: that would not bring the broker back, and would throw away an engine
 that took minutes to load.
@@ -47,17 +48,30 @@ class HealthState:
         now: Seconds of any steady clock.
         wedged_s: The event loop must turn at least this often once the service works.
         start_s: Limit of the start, in which heavy libraries may hold the loop.
+        unread_s: How long a reader may return nothing while there is something to read, or nobody tells whether.
     """
 
-    def __init__(self, now: float, *, wedged_s: float, start_s: float) -> None:
+    def __init__(self, now: float, *, wedged_s: float, start_s: float, unread_s: float) -> None:
         self.phase = Phase.STARTING
         self._started = self._turned = now
         self._wedged_s = wedged_s
         self._start_s = start_s
+        self._unread_s = unread_s
+        self._read: dict[str, float] = {}
+        """When each thing that is watched was found to be read last."""
 
     def turned(self, now: float) -> None:
         """The event loop has turned."""
         self._turned = now
+
+    def reading(self, what: str, now: float, *, keeps_up: bool) -> None:
+        """It was looked whether something is read; since when it is not counts from the first time."""
+        if keeps_up or what not in self._read:
+            self._read[what] = now
+
+    def done_reading(self, what: str) -> None:
+        """It is no longer to be read."""
+        self._read.pop(what, None)
 
     def alive(self, now: float) -> Verdict:
         """Whether the process should be left running."""
@@ -85,4 +99,9 @@ class HealthState:
             return Verdict(False, self.phase.name.lower())
         if broker is not None:
             return Verdict(False, broker)
+        for what, read_at in list(self._read.items()):
+            if now - read_at > self._unread_s:
+                return Verdict(
+                    False, f"nothing was read of {what} for {now - read_at:.0f} s, the limit is {self._unread_s:g} s"
+                )
         return Verdict(True, "ready")

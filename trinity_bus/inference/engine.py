@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
 from schemas.task import Sampling
+from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, completion_of
 from trinity_bus.inference.door import Doors
@@ -75,6 +76,17 @@ class InferenceEngine:
     def model_name(self) -> str:
         """What its model is called in traces: the last part of its path."""
         return Path(self._settings.model_path or "").name
+
+    @property
+    def bounds(self) -> Bounds:
+        """What its model can be trained on.
+
+        Raises:
+            EngineError: It is not started, or was stopped.
+        """
+        model = self.llm.model_config
+        positions = getattr(model.hf_text_config, "max_position_embeddings", model.max_model_len)
+        return Bounds(model.get_vocab_size(), positions)
 
     @property
     def model_version(self) -> int:

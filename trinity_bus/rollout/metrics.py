@@ -54,6 +54,10 @@ _REDUCTIONS: dict[Aggregation | Stat, Reduction] = {
 }
 
 
+_QUIET = np.errstate(over="ignore", invalid="ignore")
+"""Metrics may be infinite, or NaN; what is made of them then is too, and no reason for a warning."""
+
+
 def split_suffix(key: str) -> tuple[str, Aggregation]:
     """The name and the aggregation of a metric's key.
 
@@ -88,6 +92,7 @@ def aggregate_eval_metrics(
     return _aggregate(metrics, prefix, DETAILED_STATS if detailed_stats else ("mean",), plain=not detailed_stats)
 
 
+@_QUIET
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
     """Reduces the metrics of a task's runs; names keep their suffix, so that they can be reduced again."""
     return {
@@ -97,6 +102,7 @@ def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics
     }
 
 
+@_QUIET
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
     """The metrics of a task from those of its runs.
 
@@ -181,6 +187,7 @@ def _spread(name: str, values: Values) -> Metrics:
     return result
 
 
+@_QUIET
 def _aggregate(metrics: Iterable[Mapping[str, Any]], prefix: str, stats: Sequence[Stat], *, plain: bool) -> Metrics:
     """``plain`` leaves the name of the statistic out."""
     start = f"{prefix}/" if prefix else ""

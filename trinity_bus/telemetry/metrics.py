@@ -34,6 +34,11 @@ SEND_DURATION = _METER.create_histogram(
 DEAD_LETTERS = _METER.create_counter(
     "trinity.dead_letters", unit="{message}", description="Records that could not be taken, by reason."
 )
+RECORDS_LOST = _METER.create_counter(
+    "trinity.records.lost",
+    unit="{message}",
+    description="Records that were deleted before whoever needed them had read them.",
+)
 TASKS = _METER.create_counter("rl.tasks", unit="{task}", description="Tasks ended, by status.")
 TASK_RETRIES = _METER.create_counter(
     "rl.task.retries", unit="{attempt}", description="Attempts that failed or ran out of time and are made again."
@@ -81,10 +86,14 @@ TRAIN = {
         ("reward_mean", "", "Over the samples of the last step."),
         ("reward_std", "", "Over the samples of the last step."),
         ("groups_skipped", "{group}", "Groups of the last step that teach nothing, all their rewards being equal."),
+        ("samples_left_out", "{sample}", "Samples of the last step that no model could be trained on."),
         ("trained_tokens", "{token}", "Tokens of the last step that gradients came from."),
     )
 }
 """What a train step reports, by the name that it has there."""
+SAMPLES_LEFT_OUT = _METER.create_counter(
+    "rl.trainer.samples_left_out", unit="{sample}", description="Samples that no model could be trained on, by flaw."
+)
 STALENESS = _METER.create_histogram(
     "rl.staleness",
     unit="{version}",

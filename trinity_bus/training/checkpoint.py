@@ -4,9 +4,13 @@
 
     checkpoint_dir/
         .lock                       held by the one trainer that writes here
+        .rollback                   the last rollback: see ``begin_rollback``
+        discarded-step-00000012/    what it has discarded; to be looked at, and removed by hand
+        .told                       steps that were told of after the newest checkpoint: see ``note_told``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
-            progress.json           steps, version, the offset of the next batch; and the size of every other file
+            progress.json           steps, version, the offset of the next batch, of which run; size and digest of
+                                    every other file, and a seal over all that
             config.json, tokenizer  \
             model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
             optimizer-00000-of-00001.safetensors    optimizer and generator state of each rank
@@ -24,20 +28,27 @@ Many ranks: all write their own optimizer file into the same ``.partial`` folder
 rank 0 alone writes the rest and renames, with barriers before and after. A checkpoint is read by as many ranks as wrote
 it, with the same tensor parallelism; only the model in it is free of the layout.
 
+What a disk or a memory has changed is found: every file has a digest, which is compared before it is used (by the rank
+that reads it). A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses
+it. Both are absent from checkpoints of the first programs, and then not compared.
+
 This module knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
 """
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.skipped import MAX_SKIPPED, Rollback, SkippedBatch
+from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
 
 PROGRESS: Final = "progress.json"
@@ -45,6 +56,22 @@ FORMAT: Final = 1
 _STEP: Final = re.compile(r"step-(\d{8,})")
 PARTIAL: Final = ".partial-"
 _LOCK: Final = ".lock"
+_TOLD: Final = ".told"
+_ROLLBACK: Final = ".rollback"
+
+
+class RunIdentity(BaseModel):
+    """Which run a checkpoint belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    cluster: str
+    """Kafka's id of the cluster."""
+    batches: str
+    """Kafka's id of the topic ``batches``: another one after it was deleted and made anew."""
+    namespace: str
+    model: str
+    """Digest of the model that training began with."""
 
 
 class TrainingProgress(BaseModel):
@@ -62,6 +89,36 @@ class TrainingProgress(BaseModel):
     """Sequence of the last batch trained on."""
     trained_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that the loss was over, since the start."""
+    run: RunIdentity | None = None
+    skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
+    """Batches that were passed over because an operator said so, the last ones; in the order of their steps."""
+
+    def passed_over(self, batch_id: str, reason: str) -> "TrainingProgress":
+        """The same after a step that passed over a batch. To be called when the step is counted."""
+        skipped = SkippedBatch(batch_id=batch_id, step=self.step, reason=reason)
+        return self.model_copy(update={"skipped": (*self.skipped, skipped)[-MAX_SKIPPED:]})
+
+
+class Told(BaseModel):
+    """``.told``: what others have heard of steps that are in no checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    after: int = 0
+    """Step of the checkpoint that was the newest then; 0 without one."""
+    sequence: int = 0
+    """Of the last batch that was told of."""
+    skipped: frozenset[str] = frozenset()
+    """Ids of the batches after that checkpoint that were passed over."""
+
+
+class _RollbackNote(BaseModel):
+    """``.rollback``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rollback: Rollback
+    done: bool
 
 
 class _Manifest(BaseModel):
@@ -77,6 +134,19 @@ class _Manifest(BaseModel):
     dtype: str
     files: dict[str, int]
     """Every other file and its size in bytes."""
+    digests: dict[str, str] = {}
+    """Of the same files."""
+    seal: str = ""
+    """Digest of all the above."""
+
+    def sealed(self) -> "_Manifest":
+        """The same with its seal."""
+        return self.model_copy(update={"seal": _seal(self.model_dump(mode="json"))})
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    unsealed = {name: value for name, value in manifest.items() if name != "seal"}
+    return text_digest(json.dumps(unsealed, sort_keys=True))
 
 
 def _flush(path: Path) -> None:
@@ -105,7 +175,7 @@ def exclusive(directory: Path) -> Iterator[None]:
                 f"{directory} is in use by another trainer: stop it, or give this one its own checkpoint_dir"
             ) from error
         for leftover in directory.glob(f"{PARTIAL}*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         yield
 
 
@@ -164,16 +234,106 @@ def commit(
         pipeline_parallel=pipeline_parallel,
         dtype=dtype,
         files=files,
+        digests=digests(partial, files),
     )
-    (partial / PROGRESS).write_text(manifest.model_dump_json(indent=2) + "\n")
+    (partial / PROGRESS).write_text(manifest.sealed().model_dump_json(indent=2) + "\n")
     for path in partial.iterdir():
         _flush(path)
     _flush(partial)
     partial.rename(folder)
+    (directory / _TOLD).unlink(missing_ok=True)
     _flush(directory)
     for old in _newest_first(directory)[keep:]:
         _remove(old)
     return folder
+
+
+def begin_rollback(directory: Path, rollback: Rollback) -> None:
+    """Writes, durably, that what came after a version is discarded. A new life of the trainer sees to it.
+
+    ::
+
+        (none) --begin_rollback--> BEGUN --finish_rollback--> DONE --begin_rollback--> BEGUN
+
+    Killed in BEGUN, the next life finishes it: it is the first thing that one does.
+
+    Raises:
+        CheckpointError: The version has no checkpoint.
+    """
+    if of_step(directory, rollback.to) is None:
+        raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
+    _write_rollback(directory, _RollbackNote(rollback=rollback, done=False))
+
+
+def finish_rollback(directory: Path) -> Rollback | None:
+    """Discards what a rollback that was begun says. To be called before the newest checkpoint is looked for.
+
+    Returns:
+        The last rollback of this lineage; None where there was none.
+
+    Raises:
+        CheckpointError: What is written of it is damaged.
+    """
+    path = directory / _ROLLBACK
+    try:
+        note = _RollbackNote.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not note.done:
+        for folder in _newest_first(directory):
+            if int(folder.name.removeprefix("step-")) > note.rollback.to:
+                discarded = folder.with_name(f"discarded-{folder.name}")
+                shutil.rmtree(discarded, ignore_errors=True)
+                folder.rename(discarded)
+        (directory / _TOLD).unlink(missing_ok=True)
+        _flush(directory)
+        _write_rollback(directory, note.model_copy(update={"done": True}))
+    return note.rollback
+
+
+def _write_rollback(directory: Path, note: _RollbackNote) -> None:
+    _replace(directory / _ROLLBACK, note.model_dump_json())
+
+
+def _replace(path: Path, content: str) -> None:
+    """Writes a small file, durably: it has the old content or the new one."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    partial.write_text(content)
+    _flush(partial)
+    partial.rename(path)
+    _flush(path.parent)
+
+
+def note_told(directory: Path, progress: TrainingProgress) -> None:
+    """Notes, durably, that others are about to hear of a step which has no checkpoint.
+
+    Args:
+        directory: Of the checkpoints.
+        progress: After the step.
+    """
+    after = max(steps(directory), default=0)
+    skipped = frozenset(batch.batch_id for batch in progress.skipped if batch.step > after)
+    note = Told(after=after, sequence=progress.sequence, skipped=skipped)
+    _replace(directory / _TOLD, note.model_dump_json())
+
+
+def read_told(directory: Path) -> Told:
+    """What others have heard of the steps after the newest checkpoint.
+
+    Raises:
+        CheckpointError: The note is damaged.
+    """
+    path = directory / _TOLD
+    try:
+        note = Told.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Told()
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the newest checkpoint") from error
+    # One of an older checkpoint says nothing: what came after it is in the newest.
+    return note if note.after == max(steps(directory), default=0) else Told()
 
 
 def _remove(folder: Path) -> None:
@@ -228,21 +388,16 @@ def of_step(directory: Path, step: int) -> Path | None:
 def read_progress(
     folder: Path, *, world_size: int, tensor_parallel: int, pipeline_parallel: int = 1, dtype: str
 ) -> TrainingProgress:
-    """Reads a checkpoint's progress and checks that the rest is there and fits.
+    """Reads a checkpoint's progress and checks that the rest is there and fits; :func:`verify` looks into files.
 
     Raises:
         CheckpointError: It is damaged, or was written by another layout.
     """
-    path = folder / PROGRESS
+    manifest = _manifest(folder)
     try:
-        manifest = _Manifest.model_validate_json(path.read_bytes())
         sizes = {name: (folder / Path(name).name).stat().st_size for name in manifest.files}
     except OSError as error:
         raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
-    except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"])) or "content"
-        raise _damaged(folder, f"{PROGRESS}, {where}: {detail['msg']}") from error
     if sizes != manifest.files:
         wrong = sorted(name for name, size in manifest.files.items() if sizes[name] != size)
         raise _damaged(folder, f"{', '.join(wrong)} changed size")
@@ -258,8 +413,76 @@ def read_progress(
     return manifest.progress
 
 
+def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
+    """Checks that files hold what was written.
+
+    Args:
+        folder: Of a checkpoint.
+        wanted: Of which files, by name.
+
+    Raises:
+        CheckpointError: One does not.
+    """
+    written = {name: digest for name, digest in _manifest(folder).digests.items() if wanted(name)}
+    try:
+        found = digests(folder, [Path(name).name for name in written])
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
+    changed = sorted(name for name, digest in written.items() if found[Path(name).name] != digest)
+    if changed:
+        raise _damaged(folder, f"{', '.join(changed)} is not what was written")
+
+
+def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> None:
+    """Passes a checkpoint of this run, and one that does not say of which it is.
+
+    Args:
+        folder: Of the checkpoint, for the message.
+        found: What it says.
+        ours: This run.
+
+    Raises:
+        CheckpointError: It is of another run.
+    """
+    if found is None or found == ours:
+        return
+    said, now = found.model_dump(), ours.model_dump()
+    differ = [name for name in now if said[name] != now[name]]
+    other = ", ".join(f"{name} {said[name]}, here {now[name]}" for name in differ)
+    fix = (
+        "set TRINITY_BUS_TRAINER__MODEL_PATH to the model that it began with"
+        if differ == ["model"]
+        else "give this run its own TRINITY_BUS_TRAINER__CHECKPOINT_DIR"
+    )
+    raise CheckpointError(
+        f"{folder} is of another run ({other}): {fix}; to begin a run with these weights, set TRINITY_BUS_TRAINER__"
+        "MODEL_PATH to that folder, with an empty checkpoint_dir"
+    )
+
+
+def _manifest(folder: Path) -> _Manifest:
+    try:
+        content = (folder / PROGRESS).read_bytes()
+        manifest = _Manifest.model_validate_json(content)
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(map(str, detail["loc"])) or "content"
+        raise _damaged(folder, f"{PROGRESS}, {where}: {detail['msg']}") from error
+    if manifest.seal and manifest.seal != _seal(json.loads(content)):
+        raise _damaged(folder, f"{PROGRESS} is not what was written")
+    return manifest
+
+
 def _damaged(folder: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{folder} is damaged: {what}; remove it to go on from the checkpoint before it")
+    older = [other for other in _newest_first(folder.parent) if other.name < folder.name]
+    way = (
+        f"remove it to go on from the one before it, {older[0].name}"
+        if older
+        else "there is none before it; remove it to begin anew"
+    )
+    return CheckpointError(f"{folder} is damaged: {what}; {way}")
 
 
 def _folder(directory: Path, step: int) -> Path:

@@ -31,6 +31,7 @@ Metrics of a step (means over trained tokens and then over mini-batches, where n
 ``reward_mean``, ``_min``, ``_max``, ``_std``  over all samples with a reward
 ``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples
 ``samples``, ``samples_trained``, ``groups``, ``groups_skipped``
+``samples_left_out``            flawed ones, see ``schemas.trainable``; ``samples_left_out/<kind>`` where there are some
 ``tokens``, ``trained_tokens``  all tokens of the batch; tokens that the loss is over
 ``staleness_min``, ``_mean``, ``_max``  by sample: version trained on, less the oldest version that drew any of it
 ``micro_batches``               on this rank
@@ -38,6 +39,7 @@ Metrics of a step (means over trained tokens and then over mini-batches, where n
 ==============================  ======================================================================================
 """
 
+import logging
 import math
 import shutil
 import time
@@ -54,6 +56,7 @@ from safetensors.torch import load_file, save_file
 
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
+from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint, model, parallel
 from trinity_bus.training.checkpoint import TrainingProgress
@@ -68,6 +71,13 @@ from trinity_bus.training.runner import ModelRunner
 from trinity_bus.training.samples import prepare
 
 __all__ = ["TrainingEngine", "TrainingProgress"]
+
+log = logging.getLogger(__name__)
+
+STATE = "optimizer-"
+"""First part of the names of each rank's own files."""
+MAX_SHOWN = 8
+"""Samples that a log line names."""
 
 
 class TrainingEngine:
@@ -89,6 +99,7 @@ class TrainingEngine:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = Qwen3Shape.read(self.source)
+        self.bounds = Bounds(self.shape.vocabulary, self.shape.max_positions)
         self.layout = layout or initialize(settings.tensor_parallel, settings.pipeline_parallel, seed=settings.seed)
         self.dtype = _dtype(settings)
         self.progress = TrainingProgress()
@@ -125,16 +136,19 @@ class TrainingEngine:
             See the module's docstring.
 
         Raises:
-            TrainingError: A sample does not fit the model, or the gradients are not finite.
+            TrainingError: The gradients are not finite.
             TrainingInterruptedError: :meth:`interrupt` was called.
         """
         began = time.perf_counter()
         batch = prepare(
             groups,
             version=self.progress.version,
-            vocabulary=self.shape.vocabulary,
+            bounds=self.bounds,
             normalize_std=self.settings.normalize_std,
         )
+        if batch.left_out and self.layout.rank == 0:
+            shown = "; ".join(batch.left_out[:MAX_SHOWN])
+            log.warning("step %d leaves out %d samples: %s", self.progress.step + 1, len(batch.left_out), shown)
         learning_rate = self._learning_rate()
         reports: list[Metrics] = []
         if batch.samples:
@@ -247,6 +261,11 @@ class TrainingEngine:
             pipeline_parallel=self.layout.pipeline_parallel,
             dtype=str(self.dtype),
         )
+        # Each file by the rank that reads it; what all read, by the first.
+        checkpoint.verify(
+            folder,
+            lambda name: name == self._state_file() or (self.layout.rank == 0 and not name.startswith(STATE)),
+        )
         try:
             state = load_file(folder / self._state_file())
         except (OSError, SafetensorError) as error:
@@ -324,7 +343,7 @@ class TrainingEngine:
         return {**metrics, "grad_norm": norm, "micro_batches": float(len(outputs))}
 
     def _state_file(self) -> str:
-        return f"optimizer-{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
+        return f"{STATE}{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
 
     def _barrier(self) -> None:
         if self.layout.world_size > 1:

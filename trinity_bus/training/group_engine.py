@@ -76,6 +76,11 @@ class GroupEngine:
         return self._engine.layout
 
     @property
+    def source(self) -> Path:
+        """The model that training began with."""
+        return self._engine.source
+
+    @property
     def progress(self) -> TrainingProgress:
         """How far training has come; the others learn all but the step when a checkpoint is written."""
         return self._engine.progress

@@ -1,15 +1,24 @@
-"""A batch's experience groups to samples that can be trained on, and what there is to say about them. Pure numpy."""
+"""A batch's experience groups to samples that can be trained on, and what there is to say about them. Pure numpy.
 
+What no model of this shape can be trained on (``schemas.trainable``) is left out, whoever wrote it: it counts as a
+sample without a reward, so that its siblings are trained on as if it had never been drawn. The rule needs nothing but
+the group and the model's shape, so a step that is repeated leaves out the same.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.experience import ExperienceGroup, Sample
+from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
+from schemas.trainable import Bounds, Flaw, flaws
 from trinity_bus.training.advantages import group_advantages
-from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.packing import TrainSample
+
+LEFT_OUT = "samples_left_out"
+"""Name of the metric that counts flawed samples; ``samples_left_out/<kind>`` counts those of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,47 +28,50 @@ class TrainBatch:
     samples: list[TrainSample]
     """In the order of the groups; without those that teach nothing."""
     metrics: Metrics
+    left_out: list[str]
+    """Flawed samples, for people: which, and why."""
 
 
-def prepare(groups: Sequence[ExperienceGroup], *, version: int, vocabulary: int, normalize_std: bool) -> TrainBatch:
-    """Computes advantages and leaves out what has none.
+def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, normalize_std: bool) -> TrainBatch:
+    """Computes advantages, and leaves out what has none and what is flawed.
 
     Args:
         groups: The batch, in order.
         version: Version of the weights that are about to be trained, for staleness.
-        vocabulary: Token ids lie below it.
+        bounds: Of the model.
         normalize_std: See :func:`group_advantages`.
-
-    Raises:
-        TrainingError: A sample cannot be trained on by this model.
     """
     samples: list[TrainSample] = []
+    flawed: list[tuple[ExperienceGroup, Flaw]] = []
     rewards: list[float] = []
     staleness: list[int] = []
     skipped = tokens = count = 0
     for group in groups:
         tokens += len(group.tokens)
-        try:
-            advantages = group_advantages(group.rewards, normalize_std=normalize_std)
-        except ValueError as error:
-            raise TrainingError(f"task {group.task_id}, attempt {group.attempt}: {error}") from error
-        rewards += group.rewards[~np.isnan(group.rewards)].tolist()
+        found = flaws(group, bounds)
+        flawed += [(group, flaw) for flaw in found]
+        given = group.rewards.copy()
+        given[[flaw.sample for flaw in found]] = np.nan
+        advantages = group_advantages(given, normalize_std=normalize_std)
+        rewards += given[~np.isnan(given)].tolist()
         skipped += advantages is None
         for index, sample in enumerate(group.samples()):
-            _check(group, index, sample, vocabulary)
             count += 1
             if sample.version_min >= 0:
                 staleness.append(version - sample.version_min)
             if advantages is None or np.isnan(advantages[index]) or not sample.mask.any():
                 continue
+            # Weight 0 does not stop a NaN, and nothing is known of the log-probabilities of what the policy did not
+            # draw.
+            logprobs = np.where(sample.mask, sample.logprobs, np.float32(0))
             samples.append(
                 TrainSample(
                     tokens=sample.tokens,
                     prompt_length=sample.prompt_length,
                     mask=sample.mask,
                     advantage=float(advantages[index]),
-                    rollout_logprobs=sample.logprobs,
-                    old_logprobs=sample.logprobs,
+                    rollout_logprobs=logprobs,
+                    old_logprobs=logprobs,
                 )
             )
     metrics: Metrics = {
@@ -67,24 +79,22 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, vocabulary: int,
         "groups_skipped": float(skipped),
         "samples": float(count),
         "samples_trained": float(len(samples)),
+        LEFT_OUT: float(len(flawed)),
+        **{f"{LEFT_OUT}/{kind}": float(n) for kind, n in Counter(flaw.kind.value for _, flaw in flawed).items()},
         "tokens": float(tokens),
         "trained_tokens": float(sum(sample.trained_tokens for sample in samples)),
         **_statistics("reward", rewards),
         **_statistics("advantage", [sample.advantage for sample in samples]),
         **_statistics("staleness", staleness),
     }
-    return TrainBatch(samples, metrics)
-
-
-def _check(group: ExperienceGroup, index: int, sample: Sample, vocabulary: int) -> None:
-    who = f"task {group.task_id}, attempt {group.attempt}, sample {index}"
-    if sample.prompt_length < 1:
-        raise TrainingError(f"{who} has no prompt: nothing predicts its first token")
-    lowest, highest = int(sample.tokens.min()), int(sample.tokens.max())
-    if lowest < 0 or highest >= vocabulary:
-        raise TrainingError(f"{who} has token ids {lowest} to {highest}; the model's vocabulary is {vocabulary}")
-    if not np.isfinite(sample.logprobs[sample.mask]).all():
-        raise TrainingError(f"{who} has logprobs that are not finite")
+    return TrainBatch(
+        samples,
+        metrics,
+        [
+            f"task {group.task_id}, attempt {group.attempt}, sample {flaw.sample}: {flaw.detail}"
+            for group, flaw in flawed
+        ],
+    )
 
 
 def _statistics(name: str, values: Sequence[float]) -> Metrics:

@@ -5,25 +5,29 @@ kills the process that touches it. Here every read is a call that can fail. The 
 little-endian u64 length of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from
 the end of the header.
 
-Failures: ``TensorFileError`` for a file that is not whole or not of this format, with its name.
+Failures: ``TensorFileError`` for a file that is not whole, not of this format, or whose name can be no file's. The
+table is checked as a whole when the file is opened, against the size of the file: what it names can be read.
 """
 
-import json
-import math
 import os
 import struct
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from trinity_bus.weights.buckets import ITEM_SIZES, TensorMeta
+import msgspec
+from msgspec import Meta
+
+from trinity_bus.weights.buckets import TensorMeta
 from trinity_bus.weights.errors import TensorFileError
 
 if TYPE_CHECKING:
     import torch
 
 _LENGTH = struct.Struct("<Q")
-MAX_HEADER_BYTES = 64 << 20
+MAX_HEADER_BYTES = 16 << 20
+"""Limit of the table; a hundred bytes a tensor."""
+MAX_DIMENSIONS = 64
 _PIECE = 64 << 20
 """Bytes of one read."""
 
@@ -43,6 +47,20 @@ _DTYPES = {
 }
 
 
+type _Size = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class _Row(msgspec.Struct, gc=False):
+    """A tensor in the table, or its ``__metadata__``, whose keys are others."""
+
+    dtype: str = ""
+    shape: Annotated[tuple[_Size, ...], Meta(max_length=MAX_DIMENSIONS)] = ()
+    data_offsets: tuple[_Size, _Size] | None = None
+
+
+_decode_table = msgspec.json.Decoder(dict[str, _Row]).decode
+
+
 class TensorFile:
     """An open safetensors file. A context manager.
 
@@ -56,9 +74,12 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._begin, self._table = self._read_table()
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except ValueError as error:
+            raise TensorFileError(f"{str(path)!r} is no file's name: {error}") from error
+        try:
+            self._table = self._read_table()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -77,13 +98,8 @@ class TensorFile:
 
     @property
     def metas(self) -> list[TensorMeta]:
-        """Every tensor, in the order in which they lie.
-
-        Raises:
-            TensorFileError: The table is malformed.
-        """
-        found = [self._find(name) for name in self._table if name != "__metadata__"]
-        return [meta for meta, _ in sorted(found, key=lambda one: one[1])]
+        """Every tensor, in the order in which they lie."""
+        return [meta for meta, _ in sorted(self._table.values(), key=lambda one: one[1])]
 
     def meta(self, name: str) -> TensorMeta:
         """A tensor as it is in the file.
@@ -127,29 +143,35 @@ class TensorFile:
             done += count
 
     def _find(self, name: str) -> tuple[TensorMeta, int]:
-        row = self._table.get(name)
-        match row:
-            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
-                pass
-            case _:
-                raise TensorFileError(f"{self._path} has no tensor {name!r}")
-        if dtype not in _DTYPES or not all(type(size) is int and size >= 0 for size in shape):
-            raise TensorFileError(f"{self._path}: {name} has dtype {dtype!r} and shape {str(shape)[:100]}")
-        meta = TensorMeta(name, _DTYPES[dtype], tuple(shape))
-        if begin < 0 or end - begin != math.prod(shape) * ITEM_SIZES[meta.dtype]:
-            raise TensorFileError(f"{self._path}: {name} lies at {begin} to {end}")
-        return meta, self._begin + begin
+        found = self._table.get(name)
+        if found is None:
+            raise TensorFileError(f"{self._path} has no tensor {name!r}")
+        return found
 
-    def _read_table(self) -> tuple[int, dict[str, Any]]:
+    def _read_table(self) -> dict[str, tuple[TensorMeta, int]]:
         prefix = os.pread(self._descriptor, _LENGTH.size, 0)
         length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else MAX_HEADER_BYTES + 1
         if length > MAX_HEADER_BYTES:
             raise TensorFileError(f"{self._path} is not a safetensors file")
         text = os.pread(self._descriptor, length, _LENGTH.size)
+        if len(text) != length:
+            raise TensorFileError(f"{self._path} ends within its table")
         try:
-            table = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            table = _decode_table(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise TensorFileError(f"{self._path} is not a safetensors file: {error}") from error
-        if len(text) != length or not isinstance(table, dict):
-            raise TensorFileError(f"{self._path} is not a safetensors file")
-        return _LENGTH.size + length, table
+        begin, end = _LENGTH.size + length, os.fstat(self._descriptor).st_size
+        return {name: self._tensor(name, row, begin, end) for name, row in table.items() if name != "__metadata__"}
+
+    def _tensor(self, name: str, row: _Row, begin: int, end: int) -> tuple[TensorMeta, int]:
+        """A tensor and where it lies, in a file whose tensors lie between ``begin`` and ``end``."""
+        dtype = _DTYPES.get(row.dtype)
+        if dtype is None or row.data_offsets is None:
+            raise TensorFileError(f"{self._path}: {name!r} has dtype {row.dtype!r} and lies at {row.data_offsets}")
+        meta = TensorMeta(name, dtype, row.shape)
+        first, last = row.data_offsets
+        if last - first != meta.nbytes or begin + last > end:
+            raise TensorFileError(
+                f"{self._path}: {name!r} of {meta.nbytes} bytes lies at {first} to {last} of {end - begin}"
+            )
+        return meta, begin + first

@@ -49,7 +49,7 @@ COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
     "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
     "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
-    "batches": Lazy("workers.cli.batches", "List the batches: their states, tasks and rewards.", _SEE),
+    "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
@@ -57,9 +57,11 @@ COMMANDS: dict[str, Lazy] = {
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
+    "upgrade": Lazy("workers.cli.upgrade", "End an upgrade: write what only the new version reads.", _MESH),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
     "access": Lazy("workers.cli.access", "Users of the mesh on a cluster that checks rights.", _LOG),
+    "positions": Lazy("workers.cli.positions", "How far the inputs are read, and where reading goes on.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),
 }
 """In the order of ``trinity-bus --help``."""

@@ -1,4 +1,4 @@
-"""``trinity-bus batches``: what became of each batch."""
+"""``trinity-bus batches``: what became of each batch; and passing over one that cannot be trained on."""
 
 import json
 import time
@@ -8,9 +8,10 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console, RenderableType
 
-from schemas import BatchRecord
-from schemas.topics import BATCHES
-from trinity_bus.bus import Bus
+from schemas import BatchRecord, StepTrained
+from schemas.topics import BATCHES, TRAINER_EVENTS
+from trinity_bus.bus import Bus, Reader
+from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 from workers.cli.live import show_live
@@ -21,16 +22,22 @@ from workers.watch.render import all_batches_table
 app = typer.Typer(add_completion=False, help="List the batches: their states, tasks and rewards.")
 console = Console()
 
+_errors = Console(stderr=True)
+
 _WAIT_S: Final = 60.0
+_NO: Final = 1
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def batches(
+    context: typer.Context,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every batch, a JSON object a line.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of those that have ended.")] = 20,
 ) -> None:
     """List the batches that have not ended, and the newest of those that have."""
+    if context.invoked_subcommand is not None:
+        return
     kafka = connected_settings().kafka
 
     async def show() -> None:
@@ -40,6 +47,58 @@ def batches(
                 await _show(follower, watch=watch, as_json=as_json, last=last)
 
     run_service(show)
+
+
+@app.command()
+def skip(
+    batch: Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus batches` lists it.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the lineage of every later version.")],
+    timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the trainer, s.")] = 60.0,
+) -> None:
+    """Have the trainer pass over a finalized batch that it cannot train on. Takes the rights of an operator.
+
+    The batch takes its step, which changes no weights. Exit code 1 where it cannot be passed over, or the trainer has
+    trained on it. A trainer that is not there obeys when it is.
+    """
+    kafka = connected_settings().kafka
+
+    async def pass_over() -> None:
+        async with Bus(kafka, client_id="skip") as bus:
+            await bus.ensure_topics([BATCHES, TRAINER_EVENTS])
+            async with bus.reader(TRAINER_EVENTS, start="end") as events:
+                try:
+                    async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
+                        await coordinator.skip_batch(batch, reason=reason)
+                except ValueError as error:
+                    _say(str(error))
+                    raise typer.Exit(_NO) from None
+                step = await _step_of(batch, events, timeout_s)
+        if step is None:
+            _say(f"Batch {batch} is to be passed over; no trainer has reached it within {timeout_s:g} s.")
+        elif any(skipped.batch_id == batch for skipped in step.skipped):
+            _say(f"Batch {batch} is passed over, by step {step.step}.")
+        else:
+            _say(f"Too late: step {step.step} was trained on batch {batch}.")
+            raise typer.Exit(_NO)
+
+    run_service(pass_over)
+
+
+async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
+    """The step that a batch took, or that has gone past it; None if none did in time."""
+    until = time.monotonic() + timeout_s
+    while (left := until - time.monotonic()) > 0:
+        for received in await events.batch(min(left, 1.0)):
+            step = received.record
+            if isinstance(step, StepTrained) and (
+                step.batch_id == batch or any(skipped.batch_id == batch for skipped in step.skipped)
+            ):
+                return step
+    return None
+
+
+def _say(line: str) -> None:
+    _errors.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 async def _show(follower: Follower, *, watch: bool, as_json: bool, last: int) -> None:

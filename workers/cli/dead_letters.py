@@ -10,16 +10,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from schemas.topics import DEAD_LETTERS, EXPLORER_DEAD_LETTERS
+from schemas.topics import DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
+from trinity_bus.bus.headers import (
+    DLQ_DETAIL,
+    DLQ_LAST_OFFSET,
+    DLQ_OFFSET,
+    DLQ_PARTITION,
+    DLQ_REASON,
+    DLQ_SIZE,
+    DLQ_TOPIC,
+    header,
+)
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
 console = Console()
 
-_LETTERS: Final = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS)
+_LETTERS: Final = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
 _SHOWN_BYTES: Final = 200
 _WAIT_S: Final = 1.0
 
@@ -31,14 +40,16 @@ def describe(received: Received[Any]) -> dict[str, str]:
     """
     texts = {name: header(received.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
     place = [header(received.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET)]
+    last, size = header(received.headers, DLQ_LAST_OFFSET), header(received.headers, DLQ_SIZE)
     cut = received.raw[:_SHOWN_BYTES]
     letter = {
         "time": datetime.fromtimestamp(received.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds"),
         "reason": texts[DLQ_REASON],
         "detail": texts[DLQ_DETAIL],
-        "source": f"{texts[DLQ_TOPIC]}/{place[0]}@{place[1]}",
+        "source": f"{texts[DLQ_TOPIC]}/{place[0]}@{place[1]}" + ("" if last is None else f"-{last}"),
         "key": received.key or "",
         "value": cut.decode("utf-8", "backslashreplace") + ("..." if len(received.raw) > len(cut) else ""),
+        "size": size or str(len(received.raw)),
     }
     return {name: _printable(text) for name, text in letter.items()}
 

@@ -66,7 +66,7 @@ def list_topics() -> None:
                 offsets = f"{sum(end.values()) - sum(first.values()):,}"
             else:
                 offsets = "absent"
-            kept = "compacted" if topic.cleanup == "compact" else "by time"
+            kept = "compacted" if topic.cleanup == "compact" else "by time" if topic.keep_ms is None else "by position"
             table.add_row(name, str(topic.partitions), kept, offsets)
         console.print(table)
 

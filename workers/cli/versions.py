@@ -81,6 +81,32 @@ def publish(
     run_service(choose)
 
 
+@app.command()
+def rollback(
+    to: Annotated[int, typer.Option("--to", min=0, metavar="VERSION", help="The version to train on from.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the lineage of every later version.")],
+    discard: Annotated[bool, typer.Option("--discard", help="Yes, what is newer is to be discarded.")] = False,
+) -> None:
+    """End a lineage that went wrong: explorers go back at once, and training goes on from an older version.
+
+    Newer versions are discarded, and the batches that they were trained on are passed over. To serve an older version
+    while training goes on, use `publish`. Exit code 1 where the version cannot be had any more.
+    """
+    if not discard:
+        raise typer.BadParameter("it discards what is newer for good: say --discard, or use `versions publish`")
+
+    async def go_back() -> None:
+        async with Synchronizer(name="versions") as synchronizer:
+            try:
+                cost = await synchronizer.roll_back(to, reason=reason)
+            except (ValueError, TimeoutError) as error:
+                _say(str(error))
+                raise typer.Exit(_NO) from None
+        _say(f"Training goes on from version {to}" + (f"; {cost}." if cost else "."))
+
+    run_service(go_back)
+
+
 def table(rows: list[VersionRow], last: int) -> Table:
     """The newest versions, and those that are served, the newest last."""
     shown = Table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")

@@ -11,15 +11,16 @@ About once a second the input positions are committed under the consumer group `
 transaction like the others, for the eyes of monitoring. Nothing depends on them: a broker forgets those of a group that
 was idle for a week, and committing them each time would take two more round trips in every transaction.
 
-A value that cannot be read raises :class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
+Rows of a newer program may be longer. A value that cannot be read raises
+:class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgpack
 
-from trinity_bus.bus import Received
+from trinity_bus.bus import Received, Undecodable
 from trinity_bus.coordination import Leader, StateError
 
 INPUTS_KEY = "inputs"
@@ -46,6 +47,11 @@ class Changelog:
         Raises:
             StateError: It cannot be read by this program.
         """
+        if isinstance(received.record, Undecodable):
+            raise StateError(
+                f"{received.place} cannot be read ({received.record.reason}: {received.record.detail}): what the "
+                "coordinator knew is not whole any more"
+            )
         self.records += 1
         key = received.key or ""
         if received.is_null:
@@ -56,6 +62,15 @@ class Changelog:
             self.leader = unpack_leader(received.raw)
         else:
             self.entries[key] = received.raw
+
+    def committed(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
+        """Takes in what this process has written itself."""
+        for key, value in changes:
+            if value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = value
+        self.positions = positions
 
 
 def pack_positions(positions: Mapping[tuple[str, int], int]) -> bytes:
@@ -71,7 +86,7 @@ def unpack_positions(value: bytes) -> Positions:
         StateError: It is not such a value.
     """
     try:
-        return {(topic, partition): offset for topic, partition, offset in msgpack.unpackb(value)}
+        return {(topic, partition): offset for topic, partition, offset, *_ in msgpack.unpackb(value)}
     except (ValueError, TypeError) as error:
         raise StateError(f"entry {INPUTS_KEY!r} of the coordinator's state cannot be read: {error}") from error
 
@@ -91,7 +106,7 @@ def unpack_leader(value: bytes) -> Leader:
     problem: object
     try:
         match msgpack.unpackb(value):
-            case [str(name), str(incarnation), ("taking_over" | "active" | "left") as state]:
+            case [str(name), str(incarnation), ("taking_over" | "active" | "left") as state, *_]:
                 return Leader(name, incarnation, state)
             case other:
                 problem = other

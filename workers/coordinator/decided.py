@@ -19,10 +19,14 @@ class Decided:
     commands: list[Command] = field(default_factory=list)
     """In the order of the decisions."""
     unreadable: list[Received[Any]] = field(default_factory=list)
+    upsetting: list[tuple[Received[Any], str]] = field(default_factory=list)
+    """What the machine could not decide upon, and why."""
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)
     """Tasks as they came."""
     task_bytes: int = 0
     """Of them."""
+    received: list[Received[Any]] = field(default_factory=list)
+    """All that it is made of, in the order of the decisions."""
     signals: int = 0
     """Commands and events that it is made of."""
     since: float | None = None
@@ -30,6 +34,9 @@ class Decided:
 
     is_awaited: bool = False
     """Whether somebody waits for any of it: an explorer for orders, a client for an answer."""
+
+    ends_batches: bool = False
+    """Whether a manifest is among it."""
 
     @property
     def tasks(self) -> int:
@@ -41,6 +48,7 @@ class Decided:
         for item in received:
             if self.since is None:
                 self.since = now
+            self.received.append(item)
             if isinstance(item.record, Undecodable):
                 self.unreadable.append(item)
             if item.topic is TASKS:
@@ -54,6 +62,7 @@ class Decided:
         for command in commands:
             self.commands.append(command)
             self.is_awaited = self.is_awaited or _is_awaited(command)
+            self.ends_batches = self.ends_batches or (isinstance(command, BatchMoved) and bool(command.record.manifest))
 
 
 def _is_awaited(command: Command) -> bool:

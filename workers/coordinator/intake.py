@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from schemas.topics import COORDINATOR_INPUTS, TASKS
 from trinity_bus.bus import Bus, Reader, Received
+from trinity_bus.health.process import watching
 
 SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic is not TASKS)
 """Commands and events."""
@@ -53,11 +54,13 @@ class Intake:
         self._signals = bus.reader(*SIGNALS, start=positions, max_records=MAX_SIGNALS, ahead=True)
         self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_bytes=TASK_FETCH_BYTES)
         self._stack = AsyncExitStack()
+        self._wants_tasks = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._signals)
             await stack.enter_async_context(self._tasks)
+            stack.enter_context(watching("the inputs", self._keeps_up))
             self._stack = stack.pop_all()
         return self
 
@@ -80,9 +83,15 @@ class Intake:
         Raises:
             BusError: The broker refuses, or a position no longer exists.
         """
+        self._wants_tasks = tasks
         readers = [reader for reader, wanted in ((self._signals, signals), (self._tasks, tasks)) if wanted]
         await _any(readers, until, timeout_s)
         return [received for reader in readers for received in await reader.batch(0)]
+
+    async def _keeps_up(self) -> bool:
+        """Whether what is wanted is read. Both are asked: each counts from when it was asked last."""
+        signals, tasks = await self._signals.keeps_up(), await self._tasks.keeps_up()
+        return signals and (tasks or not self._wants_tasks)
 
 
 async def _any(readers: list[Reader], until: asyncio.Future[None] | None, timeout_s: float) -> None:

@@ -33,6 +33,10 @@ _LEVELS = {
     Fact.ATTEMPT_TIMED_OUT: logging.WARNING,
     Fact.TASK_FAILED: logging.ERROR,
     Fact.SYNC_FAILED: logging.WARNING,
+    Fact.ZOMBIE_EXPLORER: logging.WARNING,
+    Fact.ZOMBIE_TRAINER: logging.WARNING,
+    Fact.LOST_VERSION: logging.WARNING,
+    Fact.ROLLED_BACK: logging.WARNING,
     Fact.STARVED: logging.WARNING,
 }
 """All others are counted, and logged for those who look closely."""

@@ -1,5 +1,6 @@
 """The machine's commands as records of the open transaction."""
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from schemas.topics import (
     ROLLOUTS,
     TASKS,
     VERSION_HISTORY,
+    Topic,
 )
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
 from trinity_bus.coordination import (
@@ -27,6 +29,7 @@ from trinity_bus.coordination import (
     Ask,
     BatchMoved,
     Command,
+    Dismiss,
     Leader,
     Observe,
     Order,
@@ -34,12 +37,19 @@ from trinity_bus.coordination import (
     Refuse,
     Remember,
     Reply,
+    Skip,
     history,
+    retention,
 )
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
 from workers.coordinator.spans import Spans
+from workers.coordinator.upset import REASON
+
+log = logging.getLogger("workers.coordinator")
+
+log = logging.getLogger("workers.coordinator")
 
 type Originals = Mapping[Origin, Received[Any]]
 """Tasks as they came, of those that were read just now."""
@@ -72,6 +82,8 @@ class Outputs:
                     observations.answered(result)
                 case Reply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
+                case Skip() | Dismiss():
+                    await self._tell_service(command)
                 case Announce() | Ask() | Remember():
                     await self._tell_of_version(command, spans)
                 case Refuse():
@@ -79,6 +91,17 @@ class Outputs:
                     await self._producer.send_dead_letter(received, command.refusal.value, command.detail)
                 case Observe():
                     observations.observe(command)
+
+    async def _tell_service(self, command: Skip | Dismiss) -> None:
+        match command:
+            case Skip(record=skipped):
+                # Beside the batch's own record, which compaction must not take: no identifier has a blank.
+                await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
+                log.warning("batch %s is to be passed over: %s", skipped.batch_id, skipped.reason)
+            case Dismiss(record=over) if over.service == "explorer":
+                await self._producer.send(ROLLOUTS, over.name, over, partition=lane_partition(over.name))
+            case Dismiss(record=over):
+                await self._producer.send(COORDINATOR_EVENTS, over.name, over)
 
     async def _tell_of_version(self, command: Announce | Ask | Remember, spans: Spans) -> None:
         match command:
@@ -92,8 +115,10 @@ class Outputs:
             case Remember(record=published):
                 await self._producer.send(VERSION_HISTORY, history.key(published), published)
 
-    async def refuse(self, unreadable: Iterable[Received[Any]]) -> None:
-        """Writes a dead letter for each record that its codec refuses."""
+    async def refuse(self, unreadable: Iterable[Received[Any]], upsetting: Iterable[tuple[Received[Any], str]]) -> None:
+        """Writes a dead letter for each record that its codec refuses, and for what has upset the machine."""
+        for received, detail in upsetting:
+            await self._producer.send_dead_letter(received, REASON, detail)
         for received in unreadable:
             if isinstance(received.record, Undecodable):
                 await self._producer.send_dead_letter(received, received.record.reason, received.record.detail)
@@ -102,6 +127,11 @@ class Outputs:
         """Writes to the changelog: what changed, and up to which inputs that is."""
         entries = (*changes, (INPUTS_KEY, pack_positions(positions)))
         await self._producer.send_all(COORDINATOR_STATE, entries, partition=0)
+
+    async def forget(self, keys: Iterable[tuple[Topic, str]]) -> None:
+        """Writes tombstones."""
+        for topic, key in keys:
+            await self._producer.send_raw(topic, key, None)
 
     async def tell_leader(self, leader: Leader) -> None:
         """Writes to the changelog who works: the sign of life that others who could do it wait for."""
@@ -114,6 +144,26 @@ class Outputs:
     async def show_progress(self, positions: Positions, group: str) -> None:
         """Commits how far the inputs were read, for monitoring."""
         await self._producer.send_offsets(positions, group)
+
+
+def without_lost(commands: Iterable[Command], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Command]:
+    """Decisions, with manifests that name nothing that is gone.
+
+    Args:
+        commands: As the machine has decided.
+        begins: Partition to the first offset of experiences that is kept.
+        ends: Partition to the end of them.
+    """
+    sound: list[Command] = []
+    for command in commands:
+        if not isinstance(command, BatchMoved):
+            sound.append(command)
+            continue
+        record = retention.without_lost(command.record, begins, ends)
+        if record is not command.record:
+            log.error("batch %s names experiences that were gone before it ended", record.batch_id)
+        sound.append(BatchMoved(record))
+    return sound
 
 
 def as_received(refused: Refuse) -> Received[Any]:

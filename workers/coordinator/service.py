@@ -20,6 +20,7 @@ That only one works at a time is kept by the broker: whoever takes over fences t
 what fails                      what happens
 ==============================  =======================================================================================
 a record cannot be decoded      a dead letter, in the same transaction
+a record upsets the machine     a dead letter, and all is as it was: see :mod:`workers.coordinator.upset`
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
@@ -28,7 +29,10 @@ it was stopped, and another     ``ProducerFencedError``: the process ends and sa
 one has taken over
 too many tasks are open, or     tasks are not read any more until some have ended; the log holds them
 too many bytes of them
-records lost to retention       they are skipped, with an error in the log
+a position beyond the log's     :mod:`workers.coordinator.beyond` has the rule; where tasks may be lost, it waits for
+end                             the operator to decide
+records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
+                                ends makes its task a failed one
 ==============================  =======================================================================================
 """
 
@@ -46,13 +50,18 @@ from schemas import (
     CancelTasks,
     CoordinatorHeartbeat,
     FinalizeBatch,
+    FinalizeUpgrade,
     PublishVersion,
+    RollBack,
     RunnersReport,
+    SkipBatch,
     SubmitBatch,
     Task,
+    TrainerHeartbeat,
 )
-from schemas.topics import COORDINATOR_INPUTS, OPERATOR_COMMANDS
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES, OPERATOR_COMMANDS, Topic
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.bus.cluster_gauges import cluster_gauges
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
 from trinity_bus.coordination import (
@@ -66,21 +75,26 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.state_codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry, traceparent
+from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
+from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
 from workers.coordinator.intake import MAX_SIGNALS, MAX_TASK_BYTES, MAX_TASKS, Intake, still_read
-from workers.coordinator.outputs import Outputs
+from workers.coordinator.outputs import Outputs, without_lost
+from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
+from workers.coordinator.upset import is_upset, told
 
 log = logging.getLogger("workers.coordinator")
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, PublishVersion)
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade)
 COMMIT_EVERY_S = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
 orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
@@ -107,7 +121,7 @@ async def run(settings: Settings) -> None:
         "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
     )
     try:
-        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus:
+        async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus, cluster_gauges(bus):
             settle()
             await Coordinator(settings, bus).run()
     finally:
@@ -141,7 +155,12 @@ class Coordinator:
         self._standby = Standby(
             bus, self._leadership, clock, probe_s=self._settings.takeover_s, outage_s=settings.kafka.outage_s
         )
+        self._changelog = Changelog()
+        """As it was committed last."""
         self._positions: changelog.Positions = {}
+        self._commits = Commits({})
+        self._keeper = Keeper(bus, lambda: self.machine, self._commits, every_s=self._settings.retention_s, keep_s=None)
+        """Of its present or last time of working too, both."""
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
         self._marked_at = self._ticked_at = self._beat_at = clock()
@@ -183,9 +202,15 @@ class Coordinator:
     async def _lead(self, producer: Producer, state: Changelog) -> None:
         """Works until cancelled, fenced, or failed by the log."""
         began = self._clock()
-        self.machine = CoordinatorMachine(self._settings, self._synchronizer)
-        self.machine.restore(state.entries.items())
-        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
+        self._changelog = state
+        self._restore()
+        if self.machine.level < NEWEST_LEVEL:
+            log.info(
+                "the state has level %d, and may have %d: run `trinity-bus upgrade finalize` once nothing of the "
+                "version before runs or may have to come back",
+                self.machine.level,
+                NEWEST_LEVEL,
+            )
         positions, gone = still_read(state.positions)
         if gone:
             log.warning(
@@ -193,21 +218,45 @@ class Coordinator:
                 "and what was not yet read there is not decided upon",
                 ", ".join(gone),
             )
-        self._positions, lost = await readable(self._bus, COORDINATOR_INPUTS, positions)
-        if lost:
-            log.error("%d tasks, commands and events were deleted by retention before they were read", lost)
+        found = await readable(self._bus, COORDINATOR_INPUTS, positions)
+        if found.lost:
+            RECORDS_LOST.add(found.lost)
+            log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)
+        self._positions = await resolved(
+            found, self._settings.dedup_window, lambda: self._live(producer), self._settings.heartbeat_s
+        )
+        state.positions = dict(self._positions)
         self._has_unmarked = False
         try:
             async with producer.transaction():
                 await self._beat(Outputs(producer))
             self._beat_at = self._clock()
             self._leadership.lead(self._beat_at)
-            async with Intake(self._bus, self._positions) as intake:
+            self._commits = Commits(self._positions)
+            self._keeper = Keeper(
+                self._bus,
+                lambda: self.machine,
+                self._commits,
+                every_s=self._settings.retention_s,
+                keep_s=self._settings.keep_s,
+            )
+            async with Intake(self._bus, self._positions) as intake, self._keeper.working():
                 log.info("ready: restored from %d records in %.3f s", state.records, self._clock() - began)
                 await self._work(producer, intake)
         except asyncio.CancelledError:
             await self._say_left(producer)
             raise
+
+    def _restore(self) -> None:
+        """Makes a machine of what was committed last."""
+        self.machine = CoordinatorMachine(self._settings, self._synchronizer)
+        self.machine.restore(self._changelog.entries.items())
+        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
+
+    async def _live(self, producer: Producer) -> None:
+        """Says that it is there, and finds out whether it was fenced."""
+        async with producer.transaction():
+            await Outputs(producer).tell_leader(self._leadership.entry("active"))
 
     async def _beat(self, outputs: Outputs) -> None:
         """Says that it works, and how much."""
@@ -232,15 +281,27 @@ class Coordinator:
     async def _work(self, producer: Producer, intake: Intake) -> None:
         """Reads and decides; commits what was decided, one transaction after the other, meanwhile."""
         decided = Decided(Spans(self._namespace))
+        under_way: Decided | None = None
         committing: asyncio.Task[None] | None = None
         try:
             while True:
-                await self._read(intake, decided, committing)
-                if committing is not None and committing.done():
-                    committing.result()
-                    committing = None
-                if committing is None and self._clock() >= self._commit_at(decided):
-                    committing = self._begin_commit(producer, decided)
+                try:
+                    await self._read(intake, decided, committing)
+                    if committing is not None and committing.done():
+                        committing.result()
+                        committing = under_way = None
+                    if committing is None and self._clock() >= self._commit_at(decided):
+                        committing = self._begin_commit(producer, decided)
+                        under_way, decided = decided, Decided(Spans(self._namespace))
+                except Exception as error:
+                    if not is_upset(error):
+                        raise
+                    log.exception("what was decided upon %d records has to be taken back", len(decided.received))
+                    again = decided.received
+                    if committing is not None and under_way is not None and not await _is_committed(committing):
+                        again = under_way.received + again
+                    committing = under_way = None
+                    await self._go_on_with_care(producer, again)
                     decided = Decided(Spans(self._namespace))
         finally:
             if committing is not None:
@@ -249,6 +310,37 @@ class Coordinator:
                 if not committing.cancelled():
                     # It has been raised above, or this is the end for another reason.
                     committing.exception()
+
+    async def _go_on_with_care(self, producer: Producer, received: list[Received[Any]]) -> None:
+        """Decides anew, one by one, upon all that is not committed; refuses what cannot be decided upon."""
+        self._restore()
+        self._positions = dict(self._changelog.positions)
+        # What follows from the state alone is not to be put down to the next input.
+        await self._decide_alone(producer, [])
+        for item in received:
+            try:
+                await self._decide_alone(producer, [item])
+            except Exception as error:
+                if not is_upset(error):
+                    raise
+                self._restore()
+                refused = Decided(Spans(self._namespace), upsetting=[(item, told(error))])
+                await self._commit_now(producer, refused)
+
+    async def _decide_alone(self, producer: Producer, received: list[Received[Any]]) -> None:
+        decided = Decided(Spans(self._namespace))
+        self._decide(decided, received, self._clock())
+        await self._commit_now(producer, decided)
+
+    async def _commit_now(self, producer: Producer, decided: Decided) -> None:
+        """Commits what was decided, and waits for it."""
+        now = self._clock()
+        beats = now >= self._beat_at + self._settings.heartbeat_s
+        if beats:
+            self._beat_at = now
+        self._committing_at = now
+        changes, positions = self.machine.changes(), dict(self._positions)
+        await self._commit(producer, decided, changes, positions, [], beats=beats, due=False)
 
     async def _read(self, intake: Intake, decided: Decided, committing: asyncio.Task[None] | None) -> None:
         """Waits for records, until the next tick or until the commit is done at most, and decides."""
@@ -270,13 +362,23 @@ class Coordinator:
             max(0.0, next_at - now), signals=decided.signals < MAX_SIGNALS, tasks=tasks, until=committing
         )
         now, before = self._clock(), decided.tasks
-        decided.take(received, now)
+        ticks = now >= self._ticked_at + self._settings.tick_s
+        if ticks:
+            self._ticked_at = now
+        self._decide(decided, received, now, ticks=ticks)
         if decided.tasks > before:
             self._tasks_at = now
-        decided.add(self.machine.handle_all(self._inputs(received, now, decided.spans), now))
+
+    def _decide(self, decided: Decided, received: list[Received[Any]], now: float, *, ticks: bool = False) -> None:
+        """Has the machine decide upon records that came together."""
+        decided.take(received, now)
         for item in received:
-            self._positions[item.topic.name, item.partition] = item.offset + 1
+            self._positions[item.topic.name, item.partition] = item.last_offset + 1
             self._has_unmarked = True
+        inputs = self._inputs(received, decided.spans)
+        if ticks:
+            inputs.append(Tick())
+        decided.add(self.machine.handle_all(inputs, now))
 
     def _commit_at(self, decided: Decided) -> float:
         """When the next transaction begins, as far as it is decided."""
@@ -292,6 +394,8 @@ class Coordinator:
         due = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
         beats = now >= self._beat_at + self._settings.heartbeat_s
         if not (decided.commands or changes or decided.unreadable or due or beats):
+            # Nothing of it outlives a restart.
+            self._changelog.positions = dict(self._positions)
             return None
         if due:
             self._has_unmarked, self._marked_at = False, now
@@ -299,7 +403,8 @@ class Coordinator:
             self._beat_at = now
         self._committing_at = now
         # Decisions go on, and with them the positions.
-        commit = self._commit(producer, decided, changes, dict(self._positions), beats=beats, due=due)
+        forgotten = self._keeper.take_tombstones()
+        commit = self._commit(producer, decided, changes, dict(self._positions), forgotten, beats=beats, due=due)
         return asyncio.create_task(commit, name="commit")
 
     async def _commit(
@@ -308,27 +413,37 @@ class Coordinator:
         decided: Decided,
         changes: list[tuple[str, bytes | None]],
         positions: changelog.Positions,
+        forgotten: list[tuple[Topic, str]],
         *,
         beats: bool,
         due: bool,
     ) -> None:
         with decided.spans:
+            commands = decided.commands
+            if decided.ends_batches:
+                begins, ends = await asyncio.gather(
+                    self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
+                )
+                commands = without_lost(commands, begins, ends)
             async with producer.transaction():
                 outputs = Outputs(producer)
-                await outputs.refuse(decided.unreadable)
-                await outputs.carry_out(decided.commands, decided.originals, decided.spans)
+                await outputs.refuse(decided.unreadable, decided.upsetting)
+                await outputs.carry_out(commands, decided.originals, decided.spans)
                 await outputs.record_changes(changes, positions)
+                await outputs.forget(forgotten)
                 if beats:
                     await self._beat(outputs)
                 if due:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+        self._changelog.committed(changes, positions)
         now = self._clock()
+        self._commits.made(positions)
         if beats:
             self._leadership.committed(now)
         if decided.since is not None:
             observations.LATENCY.record(now - decided.since)
 
-    def _inputs(self, received: list[Received[Any]], now: float, spans: Spans) -> list[Input]:
+    def _inputs(self, received: list[Received[Any]], spans: Spans) -> list[Input]:
         inputs: list[Input] = []
         for item in received:
             if isinstance(item.record, Undecodable):
@@ -342,8 +457,18 @@ class Coordinator:
                 inputs.append(CommandArrived(item.record, sound(item.traceparent), operator))
             elif not isinstance(item.record, RunnersReport):
                 # That is for people to look at.
+                if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
+                    self._keeper.heard(item.record)
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))
-        if now >= self._ticked_at + self._settings.tick_s:
-            self._ticked_at = now
-            inputs.append(Tick())
         return inputs
+
+
+async def _is_committed(committing: asyncio.Task[None]) -> bool:
+    """Waits for a transaction; False where what was decided upon could not be written."""
+    try:
+        await committing
+    except Exception as error:
+        if not is_upset(error):
+            raise
+        return False
+    return True

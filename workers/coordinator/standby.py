@@ -23,6 +23,7 @@ an entry cannot be read               the process ends: another version of this 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from schemas.topics import COORDINATOR_STATE
 from trinity_bus.bus import Bus, Producer, Reader
@@ -35,6 +36,7 @@ from trinity_bus.errors import (
     RecordTooLargeError,
     TopicMismatchError,
 )
+from trinity_bus.health.process import watching
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.outputs import Outputs
 
@@ -80,7 +82,9 @@ class Standby:
         """
         while True:
             try:
-                async with self._bus.reader(COORDINATOR_STATE, start="beginning") as reader:
+                async with AsyncExitStack() as stack:
+                    reader = await stack.enter_async_context(self._bus.reader(COORDINATOR_STATE, start="beginning"))
+                    stack.enter_context(watching("the changelog", reader.keeps_up))
                     following = _Following(reader, self._leadership, self._clock)
                     await following.read_to_end()
                     while True:

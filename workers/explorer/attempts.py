@@ -15,20 +15,22 @@ The result is sent only when the experiences are durable, so nobody ever sees a 
 An attempt that is out of time, or cancelled, ends at once, whatever its workflow does: a runner that does not let go of
 it is the affair of the runners.
 
-Failures: what a workflow raises is the attempt's typed failure. A broken connection to the log is the explorer's own
-end, told through ``fatal``.
+Failures: what a workflow raises is the attempt's typed failure, and so is what cannot be trained on or cannot be sent.
+A broken connection to the log is the explorer's own end, told through ``fatal``.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from schemas import Cancel, Dispatch, RolloutFinished, RunningAttempt
+from schemas import Cancel, Dispatch, Position, RolloutFinished, RunningAttempt
+from schemas.errors import SchemaError
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
+from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.telemetry import conventions as names
@@ -63,6 +65,7 @@ class Attempts:
         runners: Started.
         producer: Connected.
         who: Whose answers these are.
+        bounds: What the model can be trained on.
         served: The version that the engine serves.
         slots: Told what the attempts are waiting for.
         on_ended: Told of every attempt that has ended, however.
@@ -74,6 +77,7 @@ class Attempts:
         producer: Producer,
         who: Identity,
         *,
+        bounds: Bounds,
         served: Served,
         slots: Occupancy,
         on_ended: Callable[[Attempt], None],
@@ -81,6 +85,7 @@ class Attempts:
         self._runners = runners
         self._producer = producer
         self._who = who
+        self._bounds = bounds
         self._served = served
         self._slots = slots
         self._on_ended = on_ended
@@ -161,6 +166,7 @@ class Attempts:
                     raise
                 _log.warning("task %s attempt %d failed: %s", order.task.task_id, order.attempt, error)
                 result = outcome.failed(order, error, self._who, seconds=time.perf_counter() - began)
+            result, durable = await self._answer(order, result)
             span.set_attribute(names.RL_SAMPLES, result.samples)
             span.set_attribute(names.RL_MODEL_VERSION, result.version_max)
             span.set_attribute(names.RL_TASK_STATUS, result.status)
@@ -171,7 +177,18 @@ class Attempts:
                 span.set_status(Status(StatusCode.ERROR, result.error))
             self._count(order, result.status, kind)
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
-            await (await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result))
+            await durable
+
+    async def _answer(self, order: Dispatch, result: RolloutFinished) -> tuple[RolloutFinished, Awaitable[Position]]:
+        """Send a result; one that no record can hold is a failure, and that is sent instead."""
+        try:
+            return result, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result)
+        except (SchemaError, RecordTooLargeError) as error:
+            _log.warning("the result of task %s attempt %d cannot be sent: %s", result.task_id, result.attempt, error)
+            failure = outcome.failed(
+                order, outcome.UnsendableResultError(str(error)), self._who, seconds=result.seconds
+            )
+            return failure, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, failure)
 
     def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
@@ -202,7 +219,7 @@ class Attempts:
         """Make the experiences durable, where there are any; only then is there a result."""
         position = None
         if order.batch_type == "train":
-            group = outcome.experiences(order, yielded.rollouts, self._who)
+            group = outcome.experiences(order, yielded.rollouts, self._who, self._bounds)
             position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
         result = outcome.finished(
             order,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
+from schemas.trainable import Bounds
 from trinity_bus.inference.completion import Completion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -11,6 +12,11 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 
 class ExplorerEngine(Protocol):
     """Generates, takes over weights, and can die."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """What its model can be trained on."""
+        ...
 
     @property
     def model_version(self) -> int:

@@ -7,7 +7,7 @@ explorer. Obeyed are those to this very life, each once.
 from collections import OrderedDict
 from typing import Any
 
-from schemas import Cancel, Dispatch
+from schemas import Cancel, Dispatch, Superseded
 
 type Attempt = tuple[str, int]
 """Task id and attempt."""
@@ -58,6 +58,14 @@ class Orders:
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return record
+
+    def dismissed(self, record: Any) -> bool:
+        """Whether the coordinator says that another life of this explorer has begun."""
+        return (
+            isinstance(record, Superseded)
+            and record.service == "explorer"
+            and (record.name, record.incarnation) == (self._explorer, self._incarnation)
+        )
 
     def ended(self, attempt: Attempt) -> None:
         """An attempt has ended; cancelling it has no meaning any more."""

@@ -3,12 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from schemas import Dispatch, ExperienceGroup, Position, RolloutFinished
 from schemas.experience import SampleInput, build_group
+from schemas.trainable import Bounds, flaws
+from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import Rollout, WorkflowError
 from workers.explorer.runners.errors import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
+MAX_METRICS = 64
+"""Metrics of one run: what an experience group holds of each sample."""
+MAX_METRIC_NAME = 200
+
+
+class UnsendableResultError(TrinityError):
+    """A result is no valid record, or is over its size limit."""
+
+
+class UntrainableSampleError(TrinityError):
+    """A workflow gave a sample that no model of this shape can be trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +39,7 @@ def check(order: Dispatch, rollouts: Sequence[Rollout]) -> None:
     """Refuse what cannot be an answer.
 
     Raises:
-        WorkflowError: The workflow gave nothing, or more runs than it was asked for.
+        WorkflowError: The workflow gave nothing, more runs than it was asked for, or more metrics than are sent.
     """
     if not 0 < len(rollouts) <= order.repeat_times:
         raise WorkflowError(
@@ -32,13 +47,40 @@ def check(order: Dispatch, rollouts: Sequence[Rollout]) -> None:
             f"asked for were {order.repeat_times}"
         )
 
+    for i, rollout in enumerate(rollouts):
+        if len(rollout.metrics) > MAX_METRICS:
+            raise WorkflowError(f"run {i} has {len(rollout.metrics)} metrics, at most {MAX_METRICS} are sent")
+        longest = max(map(len, rollout.metrics), default=0)
+        if longest > MAX_METRIC_NAME:
+            raise WorkflowError(
+                f"run {i} has a metric whose name is of {longest} characters, at most {MAX_METRIC_NAME} are sent"
+            )
 
-def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: Identity) -> ExperienceGroup:
+
+def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: Identity, bounds: Bounds) -> ExperienceGroup:
     """The samples of an attempt, for the trainer.
 
+    Args:
+        order: What was asked for.
+        rollouts: The runs that were done.
+        who: Who did them.
+        bounds: Of the model that is trained.
+
     Raises:
+        UntrainableSampleError: One could end a training step, or spoil it; see ``schemas.trainable``.
         schemas.errors.SchemaError: A rollout's tokens, logprobs and mask differ in length.
     """
+    # A reward beyond a float32 becomes infinite here, and is refused below; that is no news.
+    with np.errstate(over="ignore"):
+        group = _group(order, rollouts, who)
+    found = flaws(group, bounds)
+    if found:
+        more = f", and {len(found) - 1} other runs are no better" if len(found) > 1 else ""
+        raise UntrainableSampleError(f"run {order.run_id_base + found[0].sample}: {found[0].detail}{more}")
+    return group
+
+
+def _group(order: Dispatch, rollouts: Sequence[Rollout], who: Identity) -> ExperienceGroup:
     return build_group(
         [
             SampleInput(
@@ -126,8 +168,9 @@ def failed(order: Dispatch, error: BaseException, who: Identity, *, seconds: flo
 
 
 def _text(error: BaseException) -> str:
-    """An error with its type; that of a workflow carries its own."""
-    return str(error) if isinstance(error, WorkflowRaisedError) else f"{type(error).__name__}: {error}"
+    """An error with its type; that of a workflow carries its own. What no record can hold is escaped."""
+    text = str(error) if isinstance(error, WorkflowRaisedError) else f"{type(error).__name__}: {error}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _missing(given: int, asked: int, error: str | None) -> str:

@@ -24,6 +24,7 @@ a runner                      another takes its place; its attempts run again, s
 the nursery of the runners    as the engine's process
 a weight transfer             ``WeightsSynced`` not ok; the engine serves what it served before
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
+one of its name begins        the coordinator says so (``Superseded``, in its lane); the process ends with one line
 the broker                    it waits, and after ``kafka.outage_s`` the process ends with one line
 this process is killed        its engine's process and its runners end with it; the coordinator notices the silence
 ============================  ========================================================================================
@@ -40,7 +41,8 @@ from schemas.event import ExplorerState
 from schemas.topics import EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
-from trinity_bus.health.process import mark_ready
+from trinity_bus.errors import SupersededError
+from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.runtime.heap import settle
 from trinity_bus.telemetry import setup_telemetry
@@ -123,7 +125,8 @@ class Explorer:
         Raises:
             EngineDeadError: The engine has died.
             RunnersError: Runners cannot be started any more.
-            BusError: The log is gone.
+            SupersededError: Another explorer has this one's name.
+        BusError: The log is gone.
         """
         workflows = await self._nursery.ready()
         async with AsyncExitStack() as stack:
@@ -139,6 +142,7 @@ class Explorer:
                 )
             )
             versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
+            stack.enter_context(watching("the orders", lane.keeps_up))
             runners = Runners(self._nursery, self._engine, self._settings)
             runners.start()
             try:
@@ -153,7 +157,15 @@ class Explorer:
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
-        attempts = Attempts(runners, producer, self._who, served=served, slots=slots, on_ended=self._orders.ended)
+        attempts = Attempts(
+            runners,
+            producer,
+            self._who,
+            bounds=self._engine.bounds,
+            served=served,
+            slots=slots,
+            on_ended=self._orders.ended,
+        )
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
             return ExplorerHeartbeat(
@@ -198,6 +210,11 @@ class Explorer:
                 if isinstance(received.record, Undecodable):
                     refused = received.record
                     await producer.send_dead_letter(received, refused.reason, refused.detail, to=EXPLORER_DEAD_LETTERS)
+                if self._orders.dismissed(received.record):
+                    raise SupersededError(
+                        f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each a "
+                        "name of its own (TRINITY_BUS_EXPLORER__NAME)"
+                    )
                 order = self._orders.obey(received.record)
                 if isinstance(order, Dispatch):
                     attempts.start(order, received.traceparent)

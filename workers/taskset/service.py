@@ -122,10 +122,13 @@ class Taskset:
         for topic, offsets in ((RESULTS, progress.results), (DEAD_LETTERS, progress.dead_letters)):
             if not offsets:
                 offsets.update(await self._bus.end_offsets(topic))
-            found, lost = await readable(self._bus, [topic], _start(topic, offsets))
-            offsets.update({partition: offset for (_, partition), offset in found.items()})
-            if lost:
-                log.error("%d records of %s were deleted by retention before they were read", lost, topic.name)
+            found = await readable(self._bus, [topic], _start(topic, offsets))
+            offsets.update({partition: offset for (_, partition), offset in found.positions.items()})
+            if found.lost:
+                log.error("%d records of %s were deleted by retention before they were read", found.lost, topic.name)
+            for beyond in found.beyond:
+                log.error("%s: answers may be lost; reading goes on with what comes", beyond)
+            if found.lost or found.beyond:
                 progress.ended = progress.produced
 
     async def _work(self, producer: Producer, progress: Progress) -> None:
@@ -145,10 +148,10 @@ class Taskset:
         """Waits until something has ended, a version has come, or a while has passed."""
         for received in await reader.batch(_POLL_S):
             if received.topic is DEAD_LETTERS:
-                progress.read_dead_letter(received.key, received.partition, received.offset)
+                progress.read_dead_letter(received.key, received.partition, received.last_offset)
             else:
                 task_id = received.record.task_id if isinstance(received.record, TaskResult) else ""
-                progress.read_result(task_id, received.partition, received.offset)
+                progress.read_result(task_id, received.partition, received.last_offset)
         for received in await versions.batch(0.0):
             self._saw(received)
 

@@ -4,9 +4,12 @@
 
     a step is trained ----------------------> StepTrained
     a version is published -- staged -------> StepTrained(publish)
+    a heartbeat told of a version that nobody
+    has heard of: it is wanted -------------> the same StepTrained(publish) once more
     an older version is wanted
         its checkpoint is kept -- staged ---> StepTrained(again), while training goes on
         it is gone -------------------------> VersionRefused, with the versions that are kept
+    what came after a version is discarded -> this life ends, and a new one begins from its checkpoint
 
 Staging copies, in the engine's thread where the weights are the engine's. The checkpoint of a version that was brought
 back is held until another one is brought back, so that it is not removed while explorers may be told to take it.
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
-from schemas import StepTrained, VersionRefused
+from schemas import Rollback, StepTrained, VersionRefused
 from schemas.record import Metrics
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer
@@ -33,6 +36,7 @@ from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.published import WEIGHTS
 from trinity_bus.weights.tensor_file import TensorFile
 from workers.trainer.engine_thread import EngineThread
+from workers.trainer.errors import LineageEndedError
 from workers.trainer.publication import Publication, Publisher
 
 if TYPE_CHECKING:
@@ -51,6 +55,8 @@ class Who:
     trainer: str
     incarnation: str
     model: str
+    rollback: Rollback | None = None
+    """The last one of its lineage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class Announcer:
         self._held = contextlib.ExitStack()
         self.published_version = -1
         """The newest version that was published."""
+        self._published: StepTrained | None = None
+        """What was told of it."""
 
     async def trained(self, last: Trained) -> None:
         """Tells of a step whose version is not published."""
@@ -113,30 +121,53 @@ class Announcer:
             async with self._staging:
                 checksum = await self._thread.call(lambda: self._publisher.stage(version, self._tensors()))
             self._publication.published(version, checksum)
-            self.published_version = version
+            # Heartbeats tell of it only behind this: the coordinator asks for what it has not heard of.
             await self._tell(last, publish=True, checksum=checksum)
+            self.published_version = version
+
+    async def repeat(self) -> None:
+        """Tells again of the newest version: somebody who should have heard has not."""
+        if self._published is not None:
+            log.warning("telling of version %d once more: nobody has heard of it", self._published.version)
+            await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, self._published))
 
     async def publish_again(self, version: int) -> None:
         """Makes an older version available, or tells that it is gone."""
         try:
             checksum = await self._stage_again(version)
         except CheckpointError as error:
-            kept = {*checkpoint.steps(self._directory), self.published_version}
-            refused = VersionRefused(
-                trainer=self._who.trainer,
-                incarnation=self._who.incarnation,
-                model=self._who.model,
-                version=version,
-                reason=str(error),
-                available=sorted(kept),
-            )
-            await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
+            await self._refuse(version, error)
             return
         # It may be announced only when attempts have ended that need newer weights; more may be published until then.
         self._publisher.keep(version)
         self._publication.published(version, checksum)
         log.info("version %d can be had again", version)
         await self._tell(Trained(), publish=True, checksum=checksum, again=version)
+
+    async def end_lineage(self, rollback: Rollback) -> None:
+        """Begins a rollback, or tells that its version is gone.
+
+        Raises:
+            LineageEndedError: It is begun: this life is over.
+        """
+        try:
+            await asyncio.to_thread(checkpoint.begin_rollback, self._directory, rollback)
+        except CheckpointError as error:
+            await self._refuse(rollback.to, error)
+            return
+        raise LineageEndedError(f"rolled back to version {rollback.to}: {rollback.reason}")
+
+    async def _refuse(self, version: int, error: CheckpointError) -> None:
+        kept = {*checkpoint.steps(self._directory), self.published_version}
+        refused = VersionRefused(
+            trainer=self._who.trainer,
+            incarnation=self._who.incarnation,
+            model=self._who.model,
+            version=version,
+            reason=str(error),
+            available=sorted(kept),
+        )
+        await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
 
     async def _stage_again(self, version: int) -> str:
         """The checksum of an older version, which is staged from now on.
@@ -151,6 +182,7 @@ class Announcer:
             raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
         with contextlib.ExitStack() as held:
             held.enter_context(checkpoint.held(folder))
+            await asyncio.to_thread(checkpoint.verify, folder, lambda name: name == WEIGHTS)
             tensors = read_tensors(folder, tuple(self._names))
             async with self._staging:
                 checksum = await asyncio.to_thread(self._publisher.stage, version, tensors)
@@ -185,7 +217,11 @@ class Announcer:
             master_port=port,
             checkpoint=None if folder is None else str(folder.resolve()),
             seconds=last.seconds,
+            skipped=[batch for batch in progress.skipped if again is None or batch.step <= again],
+            rollback=self._who.rollback,
         )
+        if publish and again is None:
+            self._published = step
         await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, step))
 
 

@@ -1,8 +1,8 @@
 """What a record of ``batches`` asks of the trainer, and whether the experiences are those its manifest names. Pure.
 
 A batch is trained on exactly when it is a FINALIZED train batch with a place in the order of training: one that ended
-without tasks has none, and its sequence is 0. The sequence rises in the order of the log; one that does not rise
-belongs to another history than the checkpoint, and is an error, never skipped.
+without tasks has none, and its sequence is 0. Sequences are 1, 2, 3 ... in the order of the log; one that is not the
+next belongs to another history than the checkpoint, and is an error.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart
 from schemas.experience import join_groups
 from trinity_bus.bus import Received, Undecodable
-from workers.trainer.errors import BatchError
+from workers.trainer.errors import BatchError, way_out
 
 
 def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:
@@ -36,10 +36,10 @@ def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRe
         return None
     if record.sequence == 0 and not record.manifest:
         return None
-    if record.sequence <= trained_sequence:
+    if record.sequence != trained_sequence + 1:
         raise BatchError(
-            f"{received.place}: batch {record.batch_id} is number {record.sequence}, but number {trained_sequence} has "
-            "been trained on: the checkpoints are of another run; give this one its own TRINITY_BUS_TRAINER__"
+            f"{received.place}: batch {record.batch_id} is number {record.sequence}, but number {trained_sequence} was "
+            "trained on last: the checkpoints are of another run; give this one its own TRINITY_BUS_TRAINER__"
             "CHECKPOINT_DIR, or its own TRINITY_BUS_KAFKA__NAMESPACE"
         )
     return record
@@ -62,7 +62,7 @@ def positions_of(batch: BatchRecord, entries: Sequence[ManifestEntry]) -> list[P
             if part.position is None:
                 raise BatchError(
                     f"batch {batch.batch_id}: attempt {part.attempt} at task {entry.task_id} counts, but the manifest "
-                    "does not say where its experiences lie"
+                    f"does not say where its experiences lie; {way_out(batch.batch_id)}"
                 )
             positions.append(part.position)
     return positions
@@ -88,11 +88,13 @@ def groups_of(
 def _part_of(batch: BatchRecord, entry: ManifestEntry, part: ResultPart, received: Received[Any]) -> ExperienceGroup:
     record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
     if isinstance(record, Undecodable):
-        raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail})")
+        raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail}); {way_out(batch.batch_id)}")
     if not isinstance(record, ExperienceGroup):
-        raise BatchError(f"{where} is no experience but {type(record).__name__}")
+        raise BatchError(f"{where} is no experience but {type(record).__name__}; {way_out(batch.batch_id)}")
     found = (record.task_id, record.attempt, len(record))
     named = (entry.task_id, part.attempt, part.samples)
     if found != named:
-        raise BatchError(f"{where} has (task, attempt, samples) = {found}, the manifest says {named}")
+        raise BatchError(
+            f"{where} has (task, attempt, samples) = {found}, the manifest says {named}; {way_out(batch.batch_id)}"
+        )
     return record

@@ -1,8 +1,10 @@
 """What the trainer tells of a step: gauges for dashboards."""
 
 from schemas.record import Metrics
+from schemas.trainable import FlawKind
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.metrics import TRAIN, TRAIN_STEP_DURATION
+from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION
+from trinity_bus.training.samples import LEFT_OUT
 
 
 def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
@@ -17,6 +19,9 @@ def step_trained(model: str, *, step: int, version: int, seconds: float, metrics
     """
     attributes = {names.RL_MODEL: model}
     TRAIN_STEP_DURATION.record(seconds, attributes)
+    for kind in FlawKind:
+        # From the first step, or to a collector the first one would be no rise.
+        SAMPLES_LEFT_OUT.add(int(metrics.get(f"{LEFT_OUT}/{kind}", 0.0)), {**attributes, names.RL_FLAW: kind.value})
     values = {**metrics, "step": float(step), "version": float(version)}
     for name, gauge in TRAIN.items():
         if name in values:

@@ -2,11 +2,12 @@
 
 ::
 
-    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint -> stage its weights
+    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
                (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last always)
 
-    batches ---- FINALIZED train batch ----> fetch the experiences that its manifest names, check them
+    batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:
+                                             fetch the experiences that its manifest names, check them
                                              train           (a thread; the event loop stays free)
                                              checkpoint      (weights, optimizer, generators, offset: one rename)
                                              stage weights   (copies them; the next step may change them)
@@ -15,6 +16,9 @@
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
                                                staged again from its checkpoint (workers/trainer/announcer.py)
+                                               one whose lineage is to be ended: this life ends, and another one
+                                               begins from that checkpoint
+                      Superseded ------------> ends: another trainer has begun
     every heartbeat_s ------------------------ TrainerHeartbeat ---------------------------------------> events
 
 ===========================  =========================================================================================
@@ -28,7 +32,9 @@ another rank, at any time    this process ends with an error that names it, and 
 ===========================  =========================================================================================
 
 A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
-back. A batch that cannot be trained on as its manifest says stops the trainer with the reason; none is skipped.
+back. A sample that no model could be trained on is left out (``trinity_bus/training/samples.py``). A batch that cannot
+be trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
+step that changes no weights.
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
 With one rank this is one process. With more (``tensor_parallel`` times ``pipeline_parallel``) this process is rank 0,
@@ -50,28 +56,44 @@ from opentelemetry.context import Context
 from schemas import (
     BatchRecord,
     ExperienceGroup,
+    Rollback,
+    Superseded,
     TrainerHeartbeat,
     VersionWanted,
     WeightsSynced,
 )
-from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
-from trinity_bus.bus import Bus, Producer, Reader, Start
+from schemas.record import Metrics
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    TRAINER_DEAD_LETTERS,
+    TRAINER_EVENTS,
+)
+from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
+from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
-from trinity_bus.errors import ConfigError, RecordGoneError
+from trinity_bus.errors import ConfigError, RecordGoneError, SupersededError
 from trinity_bus.health.process import mark_ready
+from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
-from trinity_bus.telemetry.metrics import TRAINER_TIME
+from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
+from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
+from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, Who
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import load
-from workers.trainer.errors import BatchError
-from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
+from workers.trainer.errors import BatchError, LineageEndedError, way_out
+from workers.trainer.manifest import entries_to_train, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
 
@@ -105,12 +127,28 @@ async def run(settings: Settings) -> None:
     )
     try:
         with checkpoint.exclusive(directory):
-            await _run(settings, policy, directory)
+            watch_folder("checkpoints", directory)
+            while True:
+                rollback = await asyncio.to_thread(checkpoint.finish_rollback, directory)
+                try:
+                    await _run(settings, policy, directory, rollback)
+                except BaseExceptionGroup as group:
+                    ended = first_error(group)
+                    if not isinstance(ended, LineageEndedError):
+                        raise
+                    log.warning("%s; a new life begins from its checkpoint", ended)
+                else:
+                    return
     finally:
         telemetry.shutdown()
 
 
-async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
+async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback: Rollback | None) -> None:
+    """One life of the trainer.
+
+    Raises:
+        BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
+    """
     ranks = settings.trainer.tensor_parallel * settings.trainer.pipeline_parallel
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name) as bus,
@@ -118,13 +156,15 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path) -> None:
         EngineThread() as thread,
     ):
         await bus.ensure_topics()
-        engine, publisher = await thread.call(lambda: load(settings, directory, followers))
+        batches = await bus.identity(BATCHES)
+        engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:
                 trainer = _Trainer(
                     settings,
                     policy,
                     directory=directory,
+                    rollback=rollback,
                     bus=bus,
                     producer=producer,
                     thread=thread,
@@ -148,6 +188,7 @@ class _Trainer:
         policy: SyncPolicy,
         *,
         directory: Path,
+        rollback: Rollback | None,
         bus: Bus,
         producer: Producer,
         thread: EngineThread,
@@ -155,6 +196,7 @@ class _Trainer:
         publisher: Publisher,
     ) -> None:
         self._settings = settings.trainer
+        self._rollback = rollback
         self._model = settings.coordinator.model
         self._directory = directory
         self._bus = bus
@@ -170,11 +212,13 @@ class _Trainer:
         TRAINER_TIME.watch(self._time)
         self._stepping = asyncio.Lock()
         """Held while a step is trained or a version published: the two never mix."""
+        self._passes_over = 0
+        """The last sequence that is met once more and trained already, because positions mean nothing any more."""
         self._wanted = 0
         """The version that was asked for last."""
         self._last = Trained()
         self._announcer = Announcer(
-            Who(self._settings.name, self._incarnation, self._model),
+            Who(self._settings.name, self._incarnation, self._model, rollback),
             directory=directory,
             producer=producer,
             thread=thread,
@@ -190,6 +234,15 @@ class _Trainer:
     async def run(self) -> None:
         progress = self._progress
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        end = (await self._bus.end_offsets(BATCHES))[0]
+        if progress.batches_offset > end:
+            # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
+            log.error(
+                "%s ends at %d, and the checkpoint would go on at %d: it is read from the beginning, and what is "
+                "trained (up to number %d) is passed over",
+                *(BATCHES.name, end, progress.batches_offset, progress.sequence),
+            )
+            self._passes_over, start = progress.sequence, "beginning"
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
             self._bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end") as events,
@@ -211,10 +264,20 @@ class _Trainer:
                 match received.record:
                     case WeightsSynced() as synced:
                         self._publication.compare(synced)
+                    case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == self._model:
+                        loops.create_task(self._announcer.end_lineage(rollback))
                     case VersionWanted(version=None) as wanted if wanted.model == self._model:
-                        loops.create_task(self._publish_wanted(wanted.at_least))
+                        if wanted.at_least <= self._announcer.published_version:
+                            loops.create_task(self._announcer.repeat())
+                        else:
+                            loops.create_task(self._publish_wanted(wanted.at_least))
                     case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
                         loops.create_task(self._announcer.publish_again(version))
+                    case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
+                        raise SupersededError(
+                            f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
+                            "place: stop one of the two, or give it its own TRINITY_BUS_KAFKA__NAMESPACE"
+                        )
 
     async def _publish_wanted(self, at_least: int) -> None:
         """Publishes what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
@@ -235,12 +298,23 @@ class _Trainer:
         )
 
     async def _train(self, batches: Reader) -> None:
-        while not self._finished():
-            for received in await batches.batch(_POLL_S):
-                batch = batch_to_train(received, trained_sequence=self._progress.sequence)
-                if batch is not None and not self._finished():
-                    async with self._stepping:
-                        await self._step(batch, received.offset + 1)
+        told = await asyncio.to_thread(checkpoint.read_told, self._directory)
+        agenda = Agenda(told, self._rollback, self._passes_over)
+        # To the end first: what the log says of a batch may stand behind it.
+        async for received in batches.replay():
+            agenda.take(received)
+        news = asyncio.Event()
+        async with asyncio.TaskGroup() as reading:
+            ahead = reading.create_task(_read_ahead(batches, agenda, news), name="read ahead")
+            while not self._finished():
+                news.clear()
+                due = agenda.next(self._progress.sequence)
+                if due is None:
+                    await news.wait()
+                    continue
+                async with self._stepping:
+                    await self._step(due)
+            ahead.cancel()
         log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
         if self._settings.export_dir is not None:
             target = self._settings.export_dir
@@ -250,9 +324,10 @@ class _Trainer:
     def _finished(self) -> bool:
         return self._settings.total_steps is not None and self._progress.step >= self._settings.total_steps
 
-    async def _step(self, batch: BatchRecord, next_offset: int) -> None:
-        """Fetch, train, checkpoint, publish."""
+    async def _step(self, due: Due) -> None:
+        """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""
         began = time.perf_counter()
+        batch = due.batch
         with (
             self._time.unit("fetching") as now,
             _tracer.start_as_current_span(
@@ -268,25 +343,30 @@ class _Trainer:
                 },
             ) as span,
         ):
-            groups = await self._fetch(batch)
-            self._training = True
+            if due.skip is None:
+                groups = await self._fetch(batch)
+            else:
+                groups = []
+                span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
+                log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
             now.move("training")
-            try:
-                metrics = await self._thread.call(lambda: self._engine.train_step(groups))
-            finally:
-                self._training = False
+            metrics = await self._update(batch, groups)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
             # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
             progress = self._engine.progress.model_copy(
-                update={"batches_offset": next_offset, "sequence": batch.sequence}
+                update={"batches_offset": due.next_offset, "sequence": batch.sequence}
             )
+            if due.skip is not None:
+                progress = progress.passed_over(batch.batch_id, due.skip)
             self._engine.progress = progress
             publish = self._due()
             now.move("checkpointing")
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
+            else:
+                await asyncio.to_thread(checkpoint.note_told, self._directory, progress)
             seconds = time.perf_counter() - began
             self._last = Trained(batch.batch_id, metrics, seconds)
             step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
@@ -302,6 +382,24 @@ class _Trainer:
             now.move("publishing")
             await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
+    async def _update(self, batch: BatchRecord, groups: list[ExperienceGroup]) -> Metrics:
+        """A step of the engine; without groups it changes no weights.
+
+        Raises:
+            BatchError: The weights do not survive it.
+        """
+        self._training = True
+        try:
+            return await self._thread.call(lambda: self._engine.train_step(groups))
+        except TrainingInterruptedError:
+            raise
+        except TrainingError as error:
+            if type(error) is not TrainingError:
+                raise
+            raise BatchError(f"batch {batch.batch_id}: {error}; {way_out(batch.batch_id)}") from error
+        finally:
+            self._training = False
+
     async def _fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
         """The experiences of a batch, in the order of its manifest.
 
@@ -316,12 +414,24 @@ class _Trainer:
         try:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
-            raise BatchError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
+            RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
+            raise BatchError(
+                f"batch {batch.batch_id} cannot be trained on: {error}; {way_out(batch.batch_id)}"
+            ) from error
+        for met in self._bus.passed_over():
+            if isinstance(met.record, Undecodable):
+                await self._producer.send_dead_letter(
+                    met, met.record.reason, met.record.detail, to=TRAINER_DEAD_LETTERS
+                )
         return groups_of(batch, entries, fetched)
 
     async def _checkpoint(self, progress: TrainingProgress) -> None:
         with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
             await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
+
+    async def _needs_from(self) -> int:
+        # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
+        return 0 if self._passes_over else await asyncio.to_thread(oldest_need, self._directory)
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
@@ -338,8 +448,16 @@ class _Trainer:
                     version=self._announcer.published_version,
                     master_address=host,
                     master_port=port,
+                    needs_from=await self._needs_from(),
                     sent_at=time.time(),
                 ),
             )
             await durable
             await asyncio.sleep(self._settings.heartbeat_s)
+
+
+async def _read_ahead(batches: Reader, agenda: Agenda, news: asyncio.Event) -> None:
+    while True:
+        for received in await batches.batch(_POLL_S):
+            agenda.take(received)
+            news.set()

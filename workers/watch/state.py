@@ -11,6 +11,7 @@ from typing import Final
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
+    BatchSkipped,
     ExplorerHeartbeat,
     ExplorerLeft,
     ModelVersion,
@@ -50,6 +51,7 @@ class BatchView:
     """Mean over its tasks, once it is finalized."""
     metrics: Metrics = field(default_factory=dict)
     reason: str | None = None
+    """Why it was aborted, or is to be passed over."""
     created_at: float = 0.0
     """Of the oldest record of it that the log still has."""
     changed_at: float = 0.0
@@ -164,6 +166,8 @@ class MeshView:
         match record:
             case BatchRecord():
                 self._batch(record, at)
+            case BatchSkipped():
+                self._skipped(record)
             case ExplorerHeartbeat():
                 self._heartbeat(record, at)
             case ExplorerLeft():
@@ -235,6 +239,11 @@ class MeshView:
             batch.finalized_at = at
             batch.metrics = record.metrics
             batch.reward = reward_of(record.metrics)
+
+    def _skipped(self, record: BatchSkipped) -> None:
+        batch = self.batches.get(record.batch_id)
+        if batch is not None:
+            batch.reason = f"to be passed over: {record.reason}"
 
     def _heartbeat(self, beat: ExplorerHeartbeat, at: float) -> None:
         explorer = self.explorers.get(beat.explorer)

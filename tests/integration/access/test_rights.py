@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -352,3 +353,22 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
     except BaseException:
         print(services.said())
         raise
+
+
+@pytest.mark.parametrize("user", ["coordinator", "explorer"])
+def test_only_the_coordinator_sees_the_disks_of_brokers(cluster: Cluster, filled: str, user: str) -> None:
+    """Ends of certificates everybody sees who can connect."""
+
+    async def main() -> None:
+        async with Bus(cluster.user(filled, user), client_id=user) as bus:
+            seen = await (await bus.cluster_observer()).look()
+        assert bool(seen.disks) == bool(seen.sizes) == bool(seen.budget_used) == (user == "coordinator")
+        assert seen.under_replicated["tasks"] == 0
+        brokers = [end for name, end in seen.certificates.items() if name.startswith("broker ")]
+        authority = seen.certificates["ssl_cafile"]
+        # As secure.sh makes them: 397 days, and ten years.
+        assert all(396 < (end - time.time()) / 86400 <= 397 for end in brokers)
+        assert len(brokers) == 1
+        assert 3640 < (authority - time.time()) / 86400 <= 3650
+
+    asyncio.run(main())

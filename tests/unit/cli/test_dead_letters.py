@@ -32,6 +32,7 @@ def test_a_dead_letter_tells_when_why_and_where_from() -> None:
         "source": "tasks/3@41",
         "key": "t1",
         "value": "{oops",
+        "size": "5",
     }
 
 

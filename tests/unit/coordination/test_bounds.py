@@ -11,6 +11,7 @@ from schemas import BatchLifecycleState, CommandReply, ManifestEntry, Position, 
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.codec import encode
 from schemas.command import BatchResult
+from schemas.numbers import MAX_VERSION
 from schemas.record import MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from tests.support.story import Story, batches, dispatches, statuses
@@ -26,11 +27,11 @@ from trinity_bus.coordination.limits import (
 )
 from trinity_bus.coordination.memory import Memory
 from trinity_bus.coordination.over_rollout import enough
-from trinity_bus.coordination.pages import PAGE_BYTES, PAGE_ITEMS, Pages, TaskPages
-from trinity_bus.coordination.parts import split
+from trinity_bus.coordination.pages import PAGE_BYTES, PAGE_ITEMS, ResultPages, TaskPages
+from trinity_bus.coordination.parts import StoredPart, split
 from trinity_bus.coordination.tasks import Result
 
-LARGE = (1 << 63) - 1
+LARGE = (1 << 53) - 1
 
 
 @given(st.integers(1, MAX_REPEAT_TIMES), st.none() | st.integers(1, MAX_REPEAT_TIMES))
@@ -55,24 +56,33 @@ def test_enough_tasks_are_some_and_never_more_than_all(expected: int, ratio: flo
 
 @given(st.lists(st.integers(0, PAGE_BYTES), max_size=100))
 def test_pages_hold_everything_in_order_and_none_is_too_large(sizes: list[int]) -> None:
-    pages = Pages()
-    numbers = [pages.add(bytes(size)) for size in sizes]
-    kept = [pages.page(number) or [] for number in range(len(pages))]
+    journal = Journal()
+    pages = ResultPages(journal)
+    for size in sizes:
+        pages.add("b", bytes(size))
+    assert list(journal.keys()) == [f"results/{number}/b" for number in range(len(list(journal.keys())))]
+    kept = [journal.body(key) for key in journal.keys()]  # noqa: SIM118 - no mapping
     assert [len(item) for page in kept for item in page] == sizes
-    assert [numbers.count(number) for number in range(len(pages))] == [len(page) for page in kept]
     for page in kept:
         assert len(page) <= PAGE_ITEMS
         assert len(page) == 1 or sum(map(len, page)) <= PAGE_BYTES
-    again = Pages()
-    again.restore(dict(enumerate(kept)))
-    assert again.add(b"x") == pages.add(b"x")
+    other = Journal()
+    again = ResultPages(other)
+    other.kinds["results"].load({f"{number}/b": page for number, page in reversed([*enumerate(kept)])})
+    assert list(again.rebuild()) == (["b"] if sizes else [])
+    assert list(again.of("b")) == list(pages.of("b"))
+    for some in (pages, again):
+        some.add("b", b"x")
+    assert sorted(other.keys()) == sorted(journal.keys())
+    pages.remove("b")
+    assert list(journal.keys()) == []
 
 
 @given(st.lists(st.sampled_from(["add", "turn", "remove"]), max_size=150), st.randoms(use_true_random=False))
 def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], rng: Any) -> None:
     journal = Journal()
     pages = TaskPages(journal)
-    open_tasks: dict[str, int] = {}
+    open_tasks: dict[str, str] = {}
     store: dict[str, Any] = {}
     for order, step in enumerate(steps):
         if step == "add":
@@ -83,13 +93,12 @@ def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], 
             task_id = rng.choice(list(open_tasks))
             pages.remove(open_tasks.pop(task_id), task_id)
         for key in journal.take():
-            kind, _, number = key.partition("/")
-            value = pages.items(int(number)) if kind == "tasks" else pages.ended(int(number))
+            value = journal.body(key)
             store[key] = list(value) if isinstance(value, list) else value
     alive = {key: value for key, value in store.items() if value is not None}
-    assert alive.keys() == set(pages.keys())
+    assert alive.keys() == set(journal.keys())
     found = {
-        item.decode(): int(key.partition("/")[2])
+        item.decode(): key.partition("/")[2]
         for key, items in alive.items()
         if key.startswith("tasks/")
         for place, item in enumerate(items)
@@ -107,13 +116,16 @@ def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[i
         known = memory.get(f"n{name}")
         memory.add(f"n{name}", bytes(size))
         assert memory.get(f"n{name}") == (bytes(size) if known is None else known)
-        entries |= {key: memory.entry(int(key.partition("/")[2])) for key in journal.take()}
-        kept = [memory.entry(int(key.partition("/")[2])) for key in memory.keys()]  # noqa: SIM118 - no mapping
+        entries |= {key: journal.body(key) for key in journal.take()}
+        kept = [journal.body(key) for key in journal.keys()]  # noqa: SIM118 - no mapping
         assert len(memory) == len(kept) <= 10
         assert len(kept) == 1 or sum(len(entry[1]) for entry in kept if entry) <= 100
-    again = Memory("outcomes", 10, 100, Journal())
-    again.restore({int(k.partition("/")[2]): entry for k, entry in entries.items() if entry is not None})
-    assert list(again.keys()) == list(memory.keys())
+    other = Journal()
+    again = Memory("outcomes", 10, 100, other)
+    other.kinds["outcomes"].load({k.partition("/")[2]: entry for k, entry in entries.items() if entry is not None})
+    again.rebuild()
+    assert list(other.keys()) == list(journal.keys())
+    assert len(again) == len(memory)
 
 
 def entry(number: int, parts: int) -> ManifestEntry:
@@ -124,8 +136,8 @@ def entry(number: int, parts: int) -> ManifestEntry:
         status="completed",
         parts=[part] * parts,
         error="e" * MAX_ERROR_BYTES,
-        version_min=LARGE,
-        version_max=LARGE,
+        version_min=MAX_VERSION,
+        version_max=MAX_VERSION,
     )
 
 
@@ -135,7 +147,18 @@ def test_the_largest_batch_can_be_sent(tasks: int) -> None:
     metrics = {f"{'\N{SNOWMAN}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
     for number in range(tasks):
         manifest = entry(number, min(parts_allowed(tasks), MAX_REPEAT_TIMES))
-        result = Result(number, manifest, metrics if number == 0 else {}, "t" * 128, [])
+        result = Result(
+            order=number,
+            task_id=manifest.task_id,
+            status=manifest.status,
+            parts=[StoredPart(LARGE, LARGE, (2**31, LARGE))] * len(manifest.parts),
+            error=manifest.error,
+            version_min=manifest.version_min,
+            version_max=manifest.version_max,
+            metrics=metrics if number == 0 else {},
+            traceparent="t" * 128,
+            elapsed=[],
+        )
         batch.results[manifest.task_id] = result
         batch.count(result)
     record = batch.record(reason="r" * MAX_ERROR_BYTES, with_results=True)
@@ -178,9 +201,14 @@ def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:
     assert len(statuses(commands)) == 5000
     assert not story.machine.ledger.tasks
     assert not story.machine.ledger.line
-    assert story.machine.entries().keys() <= {"books", "explorer/e0", "closed/0", "outcomes/0", "replies/0"} | {
-        key for key in story.machine.entries() if key.startswith("done/")
-    }
+    assert story.machine.entries().keys() <= {
+        "level",
+        "books",
+        "explorer/e0",
+        "closed/0",
+        "outcomes/0",
+        "replies/0",
+    } | {key for key in story.machine.entries() if key.startswith("done/")}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, Dispatch, ExplorerHeartbeat, ManifestEntry, TaskResult
@@ -65,8 +66,8 @@ def has_position(result: TaskResult) -> bool:
 def moved_parts(result: TaskResult) -> list[Any]:
     """The same parts, somewhere else in the log."""
     return [
-        part.model_copy(
-            update={"position": part.position and part.position.model_copy(update={"offset": part.position.offset + 1})}
+        msgspec.structs.replace(
+            part, position=part.position and msgspec.structs.replace(part.position, offset=part.position.offset + 1)
         )
         for part in result.parts
     ]

@@ -19,7 +19,10 @@ from trinity_bus.coordination import (
     StateError,
     Tick,
 )
-from trinity_bus.coordination.state_codec import pack, unpack
+from trinity_bus.coordination.counters import Counters
+from trinity_bus.coordination.state_codec import StateCodec, unpack
+
+pack = StateCodec().pack
 
 # -- batches ---------------------------------------------------------------------------------------------------------
 
@@ -437,6 +440,7 @@ def test_explorers_that_start_or_drain_take_no_part() -> None:
 
 def test_entries_of_another_version_are_refused_with_advice() -> None:
     assert unpack("books", pack({"tasks": 1})) == {"tasks": 1}
+    assert unpack("books", StateCodec().pack(Counters(tasks=1)))["tasks"] == 1
     with pytest.raises(StateError, match="'books' of the coordinator's state has version 99, this program reads 2"):
         unpack("books", b"\x92\x63\x80")
     for broken in (b"\xc1", b"\x80", b"\x91\x01", b""):
@@ -447,9 +451,11 @@ def test_entries_of_another_version_are_refused_with_advice() -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        {"stranger/1": pack({})},
-        {"task/1": pack({})},
-        {"result/1": pack({"batch_id": "none"})},
+        {"results/0/none": pack([])},
+        {"ended/1": pack(1)},
+        {"progress/none": pack({"last_ended": 1, "first_error": None, "parts": []})},
+        {"assigned/nobody": pack([["t", 0, 1, 1.0]])},
+        {"books": pack({"tasks": "many"})},
         {"done/x": pack([])},
     ],
 )

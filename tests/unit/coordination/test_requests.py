@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas import CommandReply
+from schemas import CommandReply, SkippedBatch
 from tests.support.story import (
     TRACE,
     Story,
@@ -17,7 +17,7 @@ from tests.support.story import (
     replies,
     statuses,
 )
-from trinity_bus.coordination import Fact, Reply, requests
+from trinity_bus.coordination import Fact, Remember, Reply, Skip, requests
 from trinity_bus.coordination.limits import MAX_UNFILLED_TASKS
 
 
@@ -237,7 +237,7 @@ def test_waiting_clients_have_their_whole_time_again_after_a_restart() -> None:
 
 def test_a_batch_whose_result_is_forgotten_is_still_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story()
-    monkeypatch.setattr(story.machine.kept.outcomes, "_capacity", 1)
+    monkeypatch.setattr(story.machine.kept.outcomes.memory, "_capacity", 1)
     for batch_id in ("a", "b"):
         story.submit(batch_id, 0)
         story.finalize(batch_id)
@@ -413,3 +413,53 @@ def test_of_batches_that_are_never_filled_who_has_most_gives_up_its_oldest(produ
             aborted += [b.batch_id for b in batches(commands) if b.state == "aborted"]
     assert aborted == [given_up]
     assert story.machine.wants_tasks()
+
+
+# -- skip ------------------------------------------------------------------------------------------------------------
+
+
+def finalized(story: Story, batch_id: str, **fields: Any) -> None:
+    submitted(story, batch_id, 1, **fields)
+    story.finished(f"{batch_id}-0", **({"experience": None} if fields else {}))
+
+
+def skips(commands: list[Any]) -> list[tuple[str, int, str, str]]:
+    records = [command.record for command in commands if isinstance(command, Skip)]
+    return [(record.batch_id, record.sequence, record.reason, record.client) for record in records]
+
+
+def test_a_finalized_batch_is_skipped_also_after_a_restart_and_once_for_each_command() -> None:
+    story = Story()
+    story.beat()
+    finalized(story, "a")
+    story.restart()
+    commands = story.skip("a")
+    assert errors(commands) == [None]
+    assert skips(commands) == [("a", 1, "poison", "client-1")]
+    again = story.skip("a")
+    assert (errors(again), skips(again)) == ([None], [])
+
+
+def test_only_what_waits_to_be_trained_on_is_skipped() -> None:
+    story = Story()
+    story.beat()
+    assert errors(story.skip("never-was")) == ["unknown_batch"]
+    submitted(story, "runs")
+    assert errors(story.skip("runs", command_id="1")) == ["not_finalized"]
+    story.abort("runs")
+    assert errors(story.skip("runs", command_id="2")) == ["not_finalized"]
+    finalized(story, "exam", batch_type="eval")
+    assert errors(story.skip("exam")) == ["wrong_type"]
+    finalized(story, "a")
+    story.trained(1)
+    assert errors(story.skip("a", command_id="3")) == ["already_trained"]
+    # A trainer that comes back with an older checkpoint has yet to train on it.
+    story.trained(0, life="t2")
+    assert errors(story.skip("a", command_id="4")) == [None]
+
+
+def test_a_version_is_remembered_with_what_its_lineage_has_skipped() -> None:
+    story = Story()
+    skipped = [SkippedBatch(batch_id="a", step=1, reason="poison")]
+    (published,) = [c.record for c in story.trained(1, batch_id="a", skipped=skipped) if isinstance(c, Remember)]
+    assert published.skipped == skipped

@@ -1,80 +1,28 @@
 """What must hold of every compose file, without Docker: pinned, confined, bounded, watched, local."""
 
-import copy
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.support.compose_files import (
+    DEFAULTS,
+    FILES,
+    FOLDER,
+    GIVEN,
+    MADE,
+    ONE_SHOTS,
+    ROOT,
+    SPEECHLESS,
+    VARIABLE,
+    filled,
+    parsed,
+    services,
+)
 from trinity_bus.bus.access import USERS
 from trinity_bus.config import setting_paths
-
-ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "deploy" / "docker-compose"
-FILES = sorted(FOLDER.glob("compose*.yaml"))
-DEFAULTS = dict(
-    line.split("=", 1) for line in (FOLDER / ".env").read_text().splitlines() if line and not line.startswith("#")
-)
-VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}")
-MADE = {f"{user.upper()}_PASSWORD" for user in USERS} | {
-    "CA_CERTIFICATE",
-    *("KAFKA_CERTIFICATE", "KAFKA_KEY", "ROOT_CERTIFICATE", "ROOT_KEY"),
-}
-"""Variables that secure.sh gives values to."""
-GIVEN = {"MODEL_DIR"}
-"""Variables that have no default, because only the user knows."""
-ONE_SHOTS = {"topics", "model", "access"}
-"""They do one thing and end."""
-SPEECHLESS = {"otel-collector"}
-"""Their image holds one program and nothing that could ask it; Prometheus asks from outside."""
-
-
-def parsed(path: Path) -> dict[str, Any]:
-    found = yaml.load(path.read_text(), Loader)  # noqa: S506 - a safe loader, below
-    assert isinstance(found, dict)
-    return found
-
-
-class Loader(yaml.SafeLoader):
-    """Knows compose's own tags, which say how one file replaces another's parts; refuses a key that is there twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        # What is merged in stands in front of what replaces it, once this has run before.
-        assert not twice or getattr(node, "merged", False), f"twice in one place: {', '.join(twice)}"
-        node.merged = True  # type: ignore[attr-defined]
-        return super().construct_mapping(node, deep=deep)
-
-
-for tag in ("!override", "!reset"):
-    Loader.add_constructor(tag, lambda loader, node: loader.construct_object(_untagged(loader, node), deep=True))
-
-
-def _untagged(loader: yaml.SafeLoader, node: yaml.Node) -> yaml.Node:
-    plain = copy.copy(node)
-    plain.tag = loader.resolve(type(node), node.value, (True, False))
-    return plain
-
-
-def filled(text: str) -> str:
-    """With the variables of ``.env``."""
-    return VARIABLE.sub(lambda match: DEFAULTS[match[1]], text)
-
-
-def services() -> list[tuple[str, str, dict[str, Any]]]:
-    """Every service that a file defines, rather than changes: file, name, definition."""
-    base = parsed(FOLDER / "compose.yaml")["services"]
-    return [
-        (path.name, name, service)
-        for path in FILES
-        for name, service in parsed(path).get("services", {}).items()
-        if path.name == "compose.yaml" or name not in base
-    ]
-
 
 SERVICES = pytest.mark.parametrize(
     ("name", "service"), [pytest.param(name, service, id=f"{file}:{name}") for file, name, service in services()]
@@ -108,6 +56,22 @@ def test_kafkas_heap_leaves_room_in_its_memory() -> None:
     assert 2 * int(heap) < int(limit)
 
 
+def test_kafka_can_run_what_it_unpacks() -> None:
+    """Else it fails at the first record that is packed with zstd or snappy: a tmpfs is noexec unless told otherwise."""
+    kafka = parsed(FOLDER / "compose.yaml")["services"]["kafka"]
+    folders = set(
+        re.findall(r"-D(?:org\.xerial\.snappy\.tempdir|ZstdTempFolder)=(\S+)", kafka["environment"]["KAFKA_OPTS"])
+    )
+    assert len(re.findall("-D", kafka["environment"]["KAFKA_OPTS"])) == 2
+    (mount,) = [entry.split(":") for entry in kafka["tmpfs"] if entry.split(":")[0] in folders]
+    assert folders == {mount[0]}
+    assert "exec" in mount[1].split(",")
+    for path in FILES:
+        assert "KAFKA_OPTS" not in parsed(path).get("services", {}).get("kafka", {}).get("environment", {}) or (
+            path.name == "compose.yaml"
+        ), f"{path.name} would take them away"
+
+
 @SERVICES
 def test_every_service_says_whether_it_is_healthy(name: str, service: dict[str, Any]) -> None:
     check = service.get("healthcheck")
@@ -115,7 +79,7 @@ def test_every_service_says_whether_it_is_healthy(name: str, service: dict[str, 
         assert check is None
     elif name in ONE_SHOTS:
         assert check == {"disable": True}, f"{name} ends, and would be called unhealthy"
-    elif service["image"].startswith("trinity-bus/"):
+    elif service["image"].startswith("trinity-bus/") and "entrypoint" not in service:
         assert check is None, f"{name} has the check of its image, see the Dockerfile"
     else:
         assert check is not None, f"nobody notices when {name} does not work"
@@ -165,7 +129,7 @@ def test_the_script_gives_every_variable_of_the_secure_file_a_value() -> None:
 def test_every_file_that_is_mounted_is_there(path: Path) -> None:
     for name, service in parsed(path).get("services", {}).items():
         for volume in service.get("volumes", []):
-            source = str(volume).split(":", 1)[0]
+            source = filled(str(volume).split(":", 1)[0]) if "MODEL_DIR" not in str(volume) else "model"
             if source.startswith("./secrets/"):
                 assert f'"$out/{Path(source).name}"' in (FOLDER / "secure.sh").read_text()
             elif source.startswith("."):

@@ -5,11 +5,13 @@ import pytest
 
 from schemas import Dispatch, Position, Task
 from schemas.errors import SchemaError
+from schemas.trainable import Bounds
 from trinity_bus.rollout import Rollout, WorkflowError
 from workers.explorer.outcome import MAX_ERROR_CHARS, Identity, check, experiences, failed, finished
 from workers.explorer.runners.errors import WorkflowRaisedError
 
 WHO = Identity(explorer="explorer-0", incarnation="life", model="policy")
+BOUNDS = Bounds(vocabulary=32, positions=64)
 
 
 def order(repeat_times: int = 2, run_id_base: int = 0) -> Dispatch:
@@ -39,7 +41,7 @@ def rollout(response: list[int], reward: float, versions: list[tuple[int, int]])
 
 def test_a_group_carries_tokens_logprobs_and_who_drew_what() -> None:
     group = experiences(
-        order(run_id_base=4), [rollout([1, 2, 3], 1.0, [(0, 5), (2, 6)]), rollout([4], 0.0, [(0, 6)])], WHO
+        order(run_id_base=4), [rollout([1, 2, 3], 1.0, [(0, 5), (2, 6)]), rollout([4], 0.0, [(0, 6)])], WHO, BOUNDS
     )
     first, second = group.samples()
     assert first.tokens.tolist() == [7, 8, 1, 2, 3]
@@ -85,7 +87,7 @@ def test_a_failure_has_its_type_and_message_and_no_reward() -> None:
 def test_logprobs_that_are_not_the_tokens_are_refused() -> None:
     broken = Rollout(prompt_token_ids=[1], response_token_ids=[2, 3], logprobs=[-1.0], reward=math.nan)
     with pytest.raises(SchemaError):
-        experiences(order(1), [broken], WHO)
+        experiences(order(1), [broken], WHO, BOUNDS)
 
 
 def test_a_partial_result_tells_the_first_error() -> None:

@@ -17,7 +17,7 @@ from trinity_bus.health.state import HealthState, Phase
 
 class Endpoint:
     def __init__(self) -> None:
-        self.state = HealthState(time.monotonic(), wedged_s=1000, start_s=1000)
+        self.state = HealthState(time.monotonic(), wedged_s=1000, start_s=1000, unread_s=1000)
         self.broker: str | None = None
         self.server = HealthServer(HealthSettings(port=0), self.state, lambda: self.broker)
 
@@ -69,4 +69,4 @@ def test_a_port_in_use_is_said_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"TRINITY_BUS_HEALTH__PORT={port}: cannot listen .* another port"):
-            HealthServer(HealthSettings(port=port), HealthState(0.0, wedged_s=1, start_s=1), lambda: None)
+            HealthServer(HealthSettings(port=port), HealthState(0.0, wedged_s=1, start_s=1, unread_s=1), lambda: None)

@@ -7,13 +7,13 @@ from trinity_bus.health.state import HealthState, Phase
 
 
 def working(now: float = 0.0) -> HealthState:
-    state = HealthState(now, wedged_s=10, start_s=100)
+    state = HealthState(now, wedged_s=10, start_s=100, unread_s=60)
     state.phase = Phase.WORKING
     return state
 
 
 def test_a_start_may_hold_the_loop_but_not_for_ever() -> None:
-    state = HealthState(0.0, wedged_s=10, start_s=100)
+    state = HealthState(0.0, wedged_s=10, start_s=100, unread_s=60)
     assert state.alive(99.0).ok
     assert not state.ready(99.0, None).ok
     assert state.alive(101.0).reason == "still starting after 101 s, the limit is 100 s"
@@ -42,6 +42,21 @@ def test_a_service_that_stops_is_alive_and_not_ready() -> None:
     assert state.ready(1.0, None).reason == "stopping"
 
 
+def test_a_service_that_reads_nothing_of_what_is_there_is_alive_and_not_ready() -> None:
+    state = working()
+    state.turned(200.0)
+    state.reading("the inputs", 100.0, keeps_up=False)
+    state.reading("the orders", 100.0, keeps_up=True)
+    assert state.ready(160.0, None).ok, "it counts from when it was looked at first"
+    state.reading("the inputs", 160.5, keeps_up=False)
+    assert state.ready(161.0, None).reason == "nothing was read of the inputs for 61 s, the limit is 60 s"
+    assert state.alive(161.0).ok
+    state.reading("the inputs", 161.0, keeps_up=True)
+    state.done_reading("the orders")
+    assert state.ready(205.0, None).ok
+    state.done_reading("never heard of")
+
+
 @given(
     phase=st.sampled_from(Phase),
     turned=st.floats(0, 1000),
@@ -49,7 +64,7 @@ def test_a_service_that_stops_is_alive_and_not_ready() -> None:
     broker=st.none() | st.just("gone"),
 )
 def test_what_is_ready_is_alive(phase: Phase, turned: float, now: float, broker: str | None) -> None:
-    state = HealthState(0.0, wedged_s=10, start_s=100)
+    state = HealthState(0.0, wedged_s=10, start_s=100, unread_s=60)
     state.phase = phase
     state.turned(turned)
     if state.ready(now, broker).ok:

@@ -10,6 +10,7 @@ from schemas import (
     BatchLifecycleState,
     BatchRecord,
     BatchResult,
+    BatchSkipped,
     Cancel,
     CancelTasks,
     CommandReply,
@@ -19,6 +20,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
+    FinalizeUpgrade,
     ManifestEntry,
     Member,
     Message,
@@ -27,14 +29,19 @@ from schemas import (
     PublishedVersion,
     PublishVersion,
     ResultPart,
+    RollBack,
+    Rollback,
     RolloutFinished,
     RunnersReport,
     RunnerState,
     RunningAttempt,
     SampleInput,
     Sampling,
+    SkipBatch,
+    SkippedBatch,
     StepTrained,
     SubmitBatch,
+    Superseded,
     Task,
     TaskResult,
     TasksetPosition,
@@ -50,6 +57,10 @@ identifiers = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/@#-]{0,20}", fullmatch=Tr
 counts = st.integers(0, 2**31 - 1)
 positive = st.integers(1, 2**31 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+seconds = st.floats(0, 1e9)
+times = st.floats(0, 253_402_300_799)
+ports = st.integers(0, 65_535)
+runs = st.integers(0, 1024)
 metrics = st.dictionaries(text, st.floats(allow_nan=False), max_size=3)
 batch_types = st.sampled_from(["train", "eval"])
 plain_data = st.recursive(
@@ -87,11 +98,15 @@ senders: dict[str, Any] = {"explorer": identifiers, "incarnation": identifiers}
 trainers: dict[str, Any] = {"trainer": identifiers, "incarnation": identifiers, "model": identifiers}
 commands: dict[str, Any] = {"client": identifiers, "command_id": identifiers, "batch_id": identifiers}
 reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text)
+skipped = st.lists(st.builds(SkippedBatch, batch_id=identifiers, step=positive, reason=text), max_size=2)
 records = st.one_of(
     st.builds(SubmitBatch, **commands, batch_type=batch_types, expected_task_count=st.none() | st.integers(0, 65_536)),
     st.builds(FinalizeBatch, **commands, batch_type=batch_types, timeout_s=st.none() | st.floats(0, 86_400)),
+    st.builds(RollBack, client=identifiers, command_id=identifiers, model=identifiers, version=counts, reason=reasons),
     st.builds(AbortBatch, **commands, reason=reasons, keep_partial_results=st.booleans()),
     st.builds(CancelTasks, **commands, reason=reasons, return_partial_tasks=st.booleans()),
+    st.builds(SkipBatch, **commands, reason=reasons),
     st.builds(
         PublishVersion,
         client=identifiers,
@@ -99,6 +114,7 @@ records = st.one_of(
         model=identifiers,
         version=st.none() | counts,
     ),
+    st.builds(FinalizeUpgrade, client=identifiers, command_id=identifiers, level=positive),
     st.builds(
         CommandReply,
         **commands,
@@ -158,10 +174,10 @@ records = st.one_of(
         open_batches=counts,
         open_tasks=counts,
         running_attempts=counts,
-        max_timeout_s=finite,
+        max_timeout_s=seconds,
         attempts_per_task=counts,
-        dynamic_timeout_s=finite,
-        sent_at=finite,
+        dynamic_timeout_s=seconds,
+        sent_at=times,
     ),
     tasks,
     st.builds(
@@ -186,7 +202,7 @@ records = st.one_of(
         model_version=st.integers(-1, 100),
         workflows=st.lists(identifiers, max_size=3),
         tokens_generated=counts,
-        sent_at=finite,
+        sent_at=times,
     ),
     st.builds(ExplorerLeft, **senders, reason=text),
     st.builds(
@@ -197,8 +213,8 @@ records = st.one_of(
         batch_id=identifiers,
         batch_type=batch_types,
         status=st.sampled_from(["completed", "partial", "failed"]),
-        completed_runs=counts,
-        total_runs=counts,
+        completed_runs=runs,
+        total_runs=runs,
         metrics=st.lists(metrics, max_size=2),
         experience=st.none() | positions,
         error=st.none() | text,
@@ -210,7 +226,7 @@ records = st.one_of(
         step=counts,
         version=counts,
         master_address=text,
-        master_port=counts,
+        master_port=ports,
     ),
     st.builds(
         StepTrained,
@@ -222,10 +238,21 @@ records = st.one_of(
         metrics=metrics,
         checksum=text,
         master_address=text,
-        master_port=counts,
+        master_port=ports,
         checkpoint=st.none() | text,
+        skipped=skipped,
+        rollback=rollbacks,
     ),
-    st.builds(VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, sent_at=finite),
+    st.builds(
+        VersionWanted, model=identifiers, at_least=counts, version=st.none() | counts, rollback=rollbacks, sent_at=times
+    ),
+    st.builds(
+        Superseded,
+        service=st.sampled_from(["explorer", "trainer"]),
+        name=identifiers,
+        incarnation=identifiers,
+        by=identifiers,
+    ),
     st.builds(VersionRefused, **trainers, version=counts, reason=text, available=st.lists(counts, max_size=3)),
     st.builds(
         WeightsSynced,
@@ -235,8 +262,8 @@ records = st.one_of(
         epoch=counts,
         ok=st.booleans(),
         error=st.none() | text,
-        prepare_s=finite,
-        pause_s=finite,
+        prepare_s=seconds,
+        pause_s=seconds,
     ),
     st.builds(
         BatchRecord,
@@ -253,6 +280,7 @@ records = st.one_of(
         reason=st.none() | text,
         trace_links=st.lists(text, max_size=2),
     ),
+    st.builds(BatchSkipped, batch_id=identifiers, sequence=positive, reason=text, client=identifiers),
     st.builds(
         ModelVersion,
         model=identifiers,
@@ -266,7 +294,7 @@ records = st.one_of(
         trainer=identifiers,
         trainer_incarnation=identifiers,
         master_address=text,
-        master_port=counts,
+        master_port=ports,
         checksum=text,
         metrics=metrics,
         pinned=st.booleans(),
@@ -283,7 +311,9 @@ records = st.one_of(
         checksum=text,
         checkpoint=st.none() | text,
         metrics=metrics,
-        seconds=finite,
+        seconds=seconds,
+        skipped=skipped,
+        rollback=rollbacks,
     ),
 )
 

@@ -10,7 +10,7 @@ from record_strategies import tasks
 from schemas import Dispatch, ExperienceGroup, Task
 from schemas.codec import DecodeError, decode, encode
 from schemas.event import ExplorerLeft
-from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS
+from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
 
 
 def line(**fields: Any) -> bytes:
@@ -85,8 +85,8 @@ def test_a_task_that_no_reader_of_its_dispatch_would_take_is_refused(fields: dic
 
 
 def test_the_largest_task_can_be_sent_on() -> None:
-    half = MAX_CONTAINERS // 2 - 6
-    data = {"a": [[[]] * (half // 4)] * 4, "b": [0] * MAX_ITEMS}
+    half = MAX_CONTAINERS // 2 - 7
+    data = {"a": [[[]] * (half // 4)] * 4, "b": [0] * (MAX_VALUES // 2 - half - 20)}
     task = decode(line(data=data), Task)
     dispatch = Dispatch(
         explorer="e",

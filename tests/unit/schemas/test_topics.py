@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from schemas import Superseded
 from schemas.codec import RECORDS
 from schemas.topics import (
     BATCHES,
@@ -29,10 +30,10 @@ def test_names_are_legal_and_namespaced(topic: Topic) -> None:
     assert re.fullmatch(r"[a-z0-9-]{1,60}", topic.name)
 
 
-def test_every_record_has_one_topic_and_what_operators_ask_of_others_batches_a_second_one() -> None:
+def test_every_record_has_one_topic_but_what_operators_ask_too_and_what_services_of_two_kinds_are_told() -> None:
     carried = [cls.SCHEMA for topic in TOPICS for cls in topic.records]
     of_operators = [cls.SCHEMA for cls in OPERATOR_COMMANDS.records if cls in COMMANDS.records]
-    assert sorted(carried) == sorted([cls.SCHEMA for cls in RECORDS] + of_operators)
+    assert sorted(carried) == sorted([cls.SCHEMA for cls in RECORDS] + of_operators + [Superseded.SCHEMA])
     assert of_operators == ["command.abort_batch", "command.cancel_tasks"]
 
 
@@ -48,6 +49,16 @@ def test_what_has_an_order_has_one_partition() -> None:
 def test_configurations_are_whole_numbers_by_kafka_s_names(topic: Topic) -> None:
     config = topic.config()
     assert config.pop("cleanup.policy") == topic.cleanup
+    assert config.pop("message.timestamp.type") == "LogAppendTime"
     assert all(re.fullmatch(r"-1|\d+", value) for value in config.values())
     assert ("retention.ms" in config) == (topic.cleanup == "delete")
     assert ("min.compaction.lag.ms" in config) == (topic.cleanup == "compact")
+
+
+def test_time_alone_deletes_nothing_that_waits_to_be_read_or_trained() -> None:
+    kept = {topic.name for topic in TOPICS if topic.keep_ms is not None}
+    assert kept == {"tasks", "commands", "operator-commands", "explorer-events", "trainer-events", "experiences"}
+    for topic in TOPICS:
+        if topic.name in kept:
+            assert topic.retention_ms == -1
+            assert topic.retention_bytes > 0, "there is a budget"

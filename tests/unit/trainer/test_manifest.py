@@ -73,10 +73,11 @@ def test_what_asks_for_nothing(record: Any) -> None:
     assert batch_to_train(received(record), trained_sequence=2) is None
 
 
-@pytest.mark.parametrize("trained", [3, 50])
+@pytest.mark.parametrize("trained", [0, 1, 3, 50])
 def test_another_history_is_an_error_and_not_skipped(trained: int) -> None:
     with pytest.raises(
-        BatchError, match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} .*another run"
+        BatchError,
+        match=rf"batches/0@7: batch batch-3 is number 3, but number {trained} was trained on .*another run",
     ):
         batch_to_train(received(batch()), trained_sequence=trained)
 
@@ -129,5 +130,8 @@ def test_a_part_without_a_place_cannot_be_trained_on() -> None:
     ],
 )
 def test_an_experience_that_is_not_what_the_manifest_says(record: ExperienceGroup | Undecodable, message: str) -> None:
-    with pytest.raises(BatchError, match=rf"batch batch-3: the experience at experiences/0@1 .*{message}"):
+    with pytest.raises(
+        BatchError,
+        match=rf"batch batch-3: the experience at experiences/0@1 .*{message}.*`trinity-bus batches skip batch-3",
+    ):
         groups_of(batch(), entries_to_train(batch()), [received(record, EXPERIENCES, offset=1)])

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
+from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
@@ -187,7 +188,7 @@ def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup,
     from transformers import Qwen3ForCausalLM
 
     network = Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    samples = prepare([group(seed=i) for i in range(3)], version=0, vocabulary=32, normalize_std=True).samples
+    samples = prepare([group(seed=i) for i in range(3)], version=0, bounds=Bounds(32, 128), normalize_std=True).samples
     for sample, found in zip(samples, engine(micro_batch_tokens=20)._runner.logprobs(samples), strict=True):
         tokens = torch.from_numpy(sample.tokens.astype(np.int64))
         with torch.no_grad():

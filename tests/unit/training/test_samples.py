@@ -1,12 +1,15 @@
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from schemas import ExperienceGroup
-from trinity_bus.training.errors import TrainingError
+from schemas.trainable import Bounds
 from trinity_bus.training.samples import prepare
+
+BOUNDS = Bounds(vocabulary=32, positions=128)
 
 
 def replace(original: ExperienceGroup, **changes: np.ndarray) -> ExperienceGroup:
@@ -14,24 +17,50 @@ def replace(original: ExperienceGroup, **changes: np.ndarray) -> ExperienceGroup
     return ExperienceGroup(**{name: getattr(original, name) for name in fields} | changes)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        pytest.param(lambda g: {"tokens": g.tokens + 100}, "vocabulary is 32", id="token ids"),
-        pytest.param(lambda g: {"tokens": g.tokens - 100}, "vocabulary is 32", id="negative token ids"),
-        pytest.param(lambda g: {"logprobs": g.logprobs * np.float32(np.nan)}, "not finite", id="logprobs"),
-        pytest.param(lambda g: {"rewards": g.rewards + np.float32(np.inf)}, "finite or NaN", id="rewards"),
-    ],
-)
-def test_what_the_model_cannot_train_on_is_named(
-    group: Callable[..., ExperienceGroup], damage: Callable[[ExperienceGroup], dict[str, np.ndarray]], message: str
+FLAWS: list[Any] = [
+    pytest.param(lambda g: {"tokens": _at(g.tokens, 0, 32)}, "bad_token", "token id 32 is not", id="beyond"),
+    pytest.param(lambda g: {"tokens": _at(g.tokens, 0, -1)}, "bad_token", "token id -1 is not", id="negative"),
+    *(
+        pytest.param(
+            lambda g, value=value: {"logprobs": _at(g.logprobs, 0, value)}, "bad_logprob", "no log-probability", id=name
+        )
+        for name, value in (("nan", np.nan), ("inf", np.inf), ("-inf", -np.inf), ("positive", 0.5))
+    ),
+    *(
+        pytest.param(
+            lambda g, value=value: {"rewards": _at(g.rewards, 0, value)}, "bad_reward", "reward", id=f"{value}"
+        )
+        for value in (np.inf, -np.inf, 3e38)
+    ),
+]
+
+
+def _at(array: np.ndarray, index: int, value: float) -> np.ndarray:
+    changed = array.copy()
+    changed[index] = value
+    return changed
+
+
+@pytest.mark.parametrize(("damage", "kind", "detail"), FLAWS)
+def test_a_flawed_sample_is_left_out_as_if_it_had_never_been_drawn(
+    group: Callable[..., ExperienceGroup],
+    damage: Callable[[ExperienceGroup], dict[str, np.ndarray]],
+    kind: str,
+    detail: str,
 ) -> None:
     good = group(task_id="task-7")
-    with pytest.raises(TrainingError, match=f"task task-7, attempt 1.*{message}"):
-        prepare([replace(good, **damage(good))], version=0, vocabulary=32, normalize_std=True)
+    poisoned = prepare([replace(good, **damage(good))], version=0, bounds=BOUNDS, normalize_std=True)
+    without = prepare(
+        [replace(good, rewards=_at(good.rewards, 0, np.nan))], version=0, bounds=BOUNDS, normalize_std=True
+    )
+    assert [sample.advantage for sample in poisoned.samples] == [sample.advantage for sample in without.samples]
+    assert poisoned.metrics == {**without.metrics, "samples_left_out": 1.0, f"samples_left_out/{kind}": 1.0}
+    assert len(poisoned.left_out) == 1
+    assert poisoned.left_out[0].startswith("task task-7, attempt 1, sample 0: ")
+    assert detail in poisoned.left_out[0]
 
 
-def test_a_sample_needs_a_prompt(group: Callable[..., ExperienceGroup]) -> None:
+def test_a_group_without_prompts_leaves_nothing(group: Callable[..., ExperienceGroup]) -> None:
     whole = group()
     logprobs = np.zeros(len(whole.tokens), np.float32)
     bare = replace(
@@ -40,5 +69,22 @@ def test_a_sample_needs_a_prompt(group: Callable[..., ExperienceGroup]) -> None:
         logprobs=logprobs,
         mask_bits=np.packbits(np.ones(len(logprobs), np.bool_)),
     )
-    with pytest.raises(TrainingError, match="no prompt"):
-        prepare([bare], version=0, vocabulary=32, normalize_std=True)
+    batch = prepare([bare], version=0, bounds=BOUNDS, normalize_std=True)
+    assert (batch.samples, batch.metrics["samples_left_out"]) == ([], 4.0)
+    assert "no prompt" in batch.left_out[0]
+
+
+def test_what_is_longer_than_the_model_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
+    batch = prepare([group()], version=0, bounds=Bounds(32, 2), normalize_std=True)
+    assert (batch.samples, batch.metrics["samples_left_out/too_long"]) == ([], 4.0)
+
+
+def test_nothing_is_asked_of_logprobs_that_are_not_trained_on(group: Callable[..., ExperienceGroup]) -> None:
+    whole = group()
+    spoiled = replace(whole, logprobs=np.where(whole.mask, whole.logprobs, np.float32(np.nan)))
+    batch = prepare([spoiled], version=0, bounds=BOUNDS, normalize_std=True)
+    assert not whole.mask.all()
+    assert batch.left_out == []
+    for sample in batch.samples:
+        assert np.isfinite(sample.rollout_logprobs).all()
+        assert np.isfinite(sample.old_logprobs).all()

@@ -16,6 +16,8 @@ When the explorer's end is closed, the nursery kills its runners and ends.
 import msgspec
 from msgspec import Struct
 
+from workers.explorer.runners.errors import ProtocolError
+
 MAX_BYTES = 1 << 16
 
 
@@ -87,10 +89,25 @@ def encode(message: ToNursery | FromNursery) -> bytes:
 
 
 def to_nursery(datagram: bytes) -> ToNursery:
-    """The message in a datagram of the explorer's."""
-    return _TO_NURSERY.decode(datagram)
+    """The message in a datagram of the explorer's.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    return _decoded(_TO_NURSERY, datagram)
 
 
 def from_nursery(datagram: bytes) -> FromNursery:
-    """The message in a datagram of the nursery's."""
-    return _FROM_NURSERY.decode(datagram)
+    """The message in a datagram of the nursery's.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    return _decoded(_FROM_NURSERY, datagram)
+
+
+def _decoded[M](decoder: msgspec.msgpack.Decoder[M], datagram: bytes) -> M:
+    try:
+        return decoder.decode(datagram)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"a datagram that cannot be read: {error}") from error

@@ -32,14 +32,21 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from schemas.experience import ExperienceGroup
+from schemas.errors import DecodeError
+from schemas.experience import MAX_SAMPLES, ExperienceGroup
 from schemas.record import BatchType
+from schemas.weight import SMALL, Scales, weigh_msgpack
 from trinity_bus.inference.completion import Completion
 from trinity_bus.rollout import Rollout
 from workers.explorer.runners.errors import ProtocolError
 
 MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES
 """Limit of one frame: what an attempt yields has to fit into one record anyway."""
+
+MAX_STATES_BYTES = 1 << 20
+"""Limit of a ``Pong``."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What the parser raises for bytes that are no message."""
 
 _LENGTH = struct.Struct("<I")
 INT32 = np.dtype("<i4")
@@ -140,7 +147,7 @@ class WireRollouts(Struct, array_like=True, gc=False, frozen=True):
     responses: memoryview
     logprobs: memoryview
     masks: memoryview
-    runs: list[WireRollout]
+    runs: Annotated[list[WireRollout], Meta(max_length=MAX_SAMPLES)]
 
 
 class Done(Struct, tag=8, array_like=True, gc=False, frozen=True):
@@ -172,6 +179,9 @@ class Pong(Struct, tag=11, array_like=True, gc=False, frozen=True):
     states: dict[int, dict[str, Any]]
     """By job."""
 
+
+_PONG = b"\x0b"
+"""Its tag, as it is on the wire."""
 
 type ToRunner = Run | CancelRun | Completions | EngineFailed | Ping
 type ToExplorer = Generate | Abandon | Done | Failed | Cancelled | Pong
@@ -219,15 +229,28 @@ def to_explorer(body: bytes) -> ToExplorer:
     """The message in a frame that a runner wrote.
 
     Raises:
-        ProtocolError: There is none.
+        ProtocolError: There is none, or one whose states would take far more memory than they have bytes.
     """
+    if body[1:2] == _PONG and len(body) > SMALL:
+        _weigh_states(body)
     return _decoded(_TO_EXPLORER, body)
+
+
+def _weigh_states(body: bytes) -> None:
+    """Everything else is typed, or a buffer; what workflows have set can be anything."""
+    if len(body) > MAX_STATES_BYTES:
+        raise ProtocolError(f"states of {len(body)} bytes, at most {MAX_STATES_BYTES} are allowed")
+    try:
+        msgspec.msgpack.decode(body, type=msgspec.Raw)
+        weigh_msgpack(body, Scales(len(body)))
+    except (*UNREADABLE, DecodeError) as error:
+        raise ProtocolError(f"states that cannot be read: {error}") from error
 
 
 def _decoded[M](decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"a message that cannot be read: {error}") from error
 
 

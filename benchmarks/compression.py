@@ -1,0 +1,113 @@
+"""What packing saves and costs, for each codec that ``kafka.compression`` knows: bytes on the wire and processor time.
+
+No broker: a batch is packed as the producer packs it and unpacked as readers do. Two kinds of records, because they
+differ most: experiences, whose log-probabilities are noise and whose token ids follow Zipf's law, one group a batch;
+and tasks, short texts in msgpack, 768 KiB a batch.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from _report import Row, report
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from schemas import ExperienceGroup, Task
+from schemas.codec import encode
+from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
+from trinity_bus.bus.producer import MAX_BATCH_BYTES
+
+SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
+ROUNDS = 7
+CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "gzip": (GZIP, gzip_encode),
+    "snappy": (SNAPPY, snappy_encode),
+    "lz4": (LZ4, lz4_encode),
+    "zstd": (ZSTD, zstd_encode),
+}
+TEXT = (
+    "a the of in to and is how many what number sum total each has have if then per day cost apple train left "
+    "minutes hours speed twice half remaining equal more less than after before buys sells gives boxes students"
+)
+WORDS = TEXT.split()
+
+
+def experiences() -> list[bytes]:
+    """One group."""
+    rng = np.random.default_rng(0)
+    tokens, responses = SAMPLES * (PROMPT + RESPONSE), SAMPLES * RESPONSE
+    group = ExperienceGroup(
+        task_id="task-0",
+        attempt=1,
+        batch_id="batch-0",
+        batch_type="train",
+        workflow="math",
+        model="policy",
+        explorer="explorer-0",
+        incarnation="a",
+        tokens=np.minimum(rng.zipf(1.2, tokens), 150_000).astype(np.int32),
+        lengths=np.full(SAMPLES, PROMPT + RESPONSE, np.int32),
+        prompt_lengths=np.full(SAMPLES, PROMPT, np.int32),
+        logprobs=-rng.exponential(0.5, responses).astype(np.float32),
+        mask_bits=np.full(responses // 8, 255, np.uint8),
+        rewards=rng.random(SAMPLES, dtype=np.float32),
+        run_ids=np.arange(SAMPLES, dtype=np.int32),
+        versions=np.stack([np.arange(SAMPLES), np.zeros(SAMPLES), np.zeros(SAMPLES)], axis=1).astype(np.int32),
+    )
+    return [encode(group)]
+
+
+def tasks() -> list[bytes]:
+    """As many as fill a batch."""
+    rng, records, size = random.Random(0), [], 0  # noqa: S311 - makes up texts
+    while size < MAX_BATCH_BYTES - 1024:
+        prompt = " ".join(f"{rng.choice(WORDS)} {rng.randrange(1000)}" for _ in range(rng.randrange(10, 60)))
+        records.append(encode(Task(task_id=f"task-{len(records)}", workflow="math", prompt=prompt, answer="42")))
+        size += len(records[-1]) + 30
+    return records
+
+
+def body(records: Sequence[bytes]) -> bytes:
+    """What the producer packs: records in Kafka's framing."""
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 1 << 30)
+    for number, record in enumerate(records):
+        builder.append(number, 1_700_000_000_000, b"task-0", record, [("content-type", b"application/vnd.msgpack")])
+    return bytes(builder.build())[61:]
+
+
+def ms(work: Callable[[], object]) -> float:
+    """Processor time, milliseconds: the median of some rounds."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        work()
+        times.append(1000 * (time.process_time() - began))
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Measure and report."""
+    rows = []
+    for name, plain in (("experiences", body(experiences())), ("tasks", body(tasks()))):
+        mib = len(plain) / (1 << 20)
+        for codec, (number, pack) in CODECS.items():
+            packed = pack(plain)
+            view = memoryview(packed)
+            rows += [
+                Row(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%", better="lower"),
+                Row(f"{name}, {codec}: packing", ms(lambda p=pack, b=plain: p(b)) / mib, "ms/MiB", better="lower"),
+                Row(
+                    f"{name}, {codec}: unpacking",
+                    ms(lambda n=number, v=view: unpack(n, v, 1 << 26)) / mib,
+                    "ms/MiB",
+                    better="lower",
+                ),
+            ]
+    report("compression", "Packing records, by kind and codec", rows)
+
+
+if __name__ == "__main__":
+    main()

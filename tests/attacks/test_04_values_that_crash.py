@@ -1,0 +1,316 @@
+"""Attack 4: values that decode and then crash the machine.
+
+Before: ``StepTrained.version=-1`` or ``RolloutFinished.samples=-1`` ended every coordinator, again after each start.
+Now every number has a range; and an input that upsets the machine all the same is a dead letter with the traceback,
+and all is as it was before it.
+"""
+
+import asyncio
+import math
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeAliasType, get_args, get_origin
+
+import msgpack
+import msgspec
+import pytest
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+
+from schemas import (
+    ExperienceGroup,
+    ExplorerHeartbeat,
+    Record,
+    RolloutFinished,
+    StepTrained,
+    SubmitBatch,
+)
+from schemas.codec import RECORDS, DecodeError, decode
+from schemas.items import Item
+from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS, Topic
+from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh import Mesh, send_tasks
+from trinity_bus.bus import Bus, Received
+from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, header
+from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, TelemetrySettings
+from trinity_bus.coordination import CoordinatorMachine, EventArrived
+from trinity_bus.coordination.versions import Rounds
+from workers.coordinator import outputs
+from workers.coordinator.service import Coordinator
+from workers.coordinator.upset import told
+
+GOLDEN = Path(__file__).parents[1] / "unit" / "schemas" / "golden"
+FREE_OF_RANGE = {"Metrics", "PlainMap"}
+"""Metrics may be anything, and free-form data is the workflow's; both are tested by what readers make of them."""
+
+
+def numbers(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Every ``int`` and ``float`` in an annotation, with what limits it."""
+    if isinstance(annotation, TypeAliasType):
+        if annotation.__name__ not in FREE_OF_RANGE:
+            yield from numbers(annotation.__value__, metadata)
+    elif get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        yield from numbers(inner, (*metadata, *more))
+    elif annotation in (int, float):
+        yield annotation, metadata
+    elif get_args(annotation):
+        for inner in get_args(annotation):
+            yield from numbers(inner, metadata if get_origin(annotation) is not list else ())
+
+
+def limits(metadata: tuple[Any, ...]) -> tuple[bool, bool]:
+    """Whether there is a least and a greatest value."""
+    found = [*metadata, *(inner for field in metadata for inner in getattr(field, "metadata", []))]
+    least = any(isinstance(one, Ge | Gt) or getattr(one, "ge", getattr(one, "gt", None)) is not None for one in found)
+    most = any(isinstance(one, Le | Lt) or getattr(one, "le", getattr(one, "lt", None)) is not None for one in found)
+    return least, most
+
+
+def models(base: type[BaseModel]) -> list[type[BaseModel]]:
+    return [cls for sub in base.__subclasses__() for cls in (sub, *models(sub))]
+
+
+@pytest.mark.parametrize("cls", [cls for cls in models(Record) if cls.__module__.startswith("schemas.")])
+def test_every_number_of_every_record_has_a_range(cls: type[Record]) -> None:
+    for name, field in cls.model_fields.items():
+        for kind, metadata in numbers(field.annotation, tuple(field.metadata)):
+            assert limits(metadata) == (True, True), f"{cls.__name__}.{name}: {kind.__name__} has no range"
+
+
+@pytest.mark.parametrize("cls", Item.__subclasses__())
+def test_every_number_of_every_item_has_a_range(cls: type[Item]) -> None:
+    for field in msgspec.structs.fields(cls):
+        for kind, metadata in numbers(field.type):
+            assert limits(metadata) == (True, True), f"{cls.__name__}.{field.name}: {kind.__name__} has no range"
+
+
+def plain_records() -> list[Any]:
+    return [cls for cls in RECORDS if cls is not ExperienceGroup]
+
+
+@pytest.mark.parametrize("cls", plain_records(), ids=lambda cls: cls.SCHEMA)
+@pytest.mark.parametrize("number", [-(2**63), -2, 2**63, 2**64 - 1, -1e308, 1e308, math.nan, math.inf])
+def test_a_number_that_nobody_means_is_refused(cls: type[Record], number: float) -> None:
+    """Each number of each golden record, one after the other."""
+    wire = msgpack.unpackb((GOLDEN / f"{cls.SCHEMA}.v1.msgpack").read_bytes())
+    for name, spoiled in with_another_number(wire, number):
+        if not is_free(name):
+            with pytest.raises(DecodeError, match=r"^(bad_value|wrong_type|unsupported_version): "):
+                decode(msgpack.packb(spoiled), cls)
+
+
+def is_free(name: str) -> bool:
+    """Whether the number is a metric's, a workflow's, or a seed, which may be any integer."""
+    return any(part in name for part in ("metrics", "data", "values", "seed"))
+
+
+def with_another_number(wire: Any, number: float, path: str = "") -> Iterator[tuple[str, Any]]:
+    for step in list(wire) if isinstance(wire, dict) else range(len(wire)):
+        place, old = f"{path}.{step}", wire[step]
+        if isinstance(old, dict | list):
+            others = with_another_number(old, number, place)
+        elif isinstance(old, int | float) and not isinstance(old, bool):
+            others = iter([(place, number)])
+        else:
+            continue
+        for name, spoiled in others:
+            changed = wire.copy()
+            changed[step] = spoiled
+            yield name, changed
+
+
+def test_an_explorer_that_fails_for_a_day_is_still_asked() -> None:
+    """Two to the power of its failures was an overflow after the 1,025th."""
+    machine = CoordinatorMachine(CoordinatorSettings())
+    beat = ExplorerHeartbeat(explorer="e", incarnation="i", state="ready", slots=1, workflows=["math"])
+    machine.handle(EventArrived(beat), 0.0)
+    machine.handle(EventArrived(step(0)), 0.0)
+    machine.sync.state.rounds = [Rounds("e", "i", 5000)]
+    machine.sync.state.pending.clear()
+    for second in range(1, 60):
+        machine.handle(EventArrived(beat), float(second))
+    assert machine.sync.state.rounds[0].count > 5000
+
+
+def step(version: int) -> StepTrained:
+    return StepTrained(
+        trainer="t",
+        incarnation="i",
+        model="policy",
+        step=version,
+        version=version,
+        publish=True,
+        checksum="",
+        master_address="",
+        master_port=0,
+    )
+
+
+# On a real broker.
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+@pytest.fixture
+def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
+    return Mesh(kafka, tmp_path)
+
+
+@pytest.mark.integration
+def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh) -> None:
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            explorer = FakeExplorer(bus)
+            with mesh.coordinator():
+                async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                    await send_tasks(producer, 4)
+                    await trainer.until_trained(1)
+                    order = explorer.orders[0].record
+                    for name in ("samples", "seconds"):
+                        spoiled = msgpack.packb({**finished(order).to_wire(), name: -1})
+                        await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
+                    await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
+                    await producer.flush()
+                    found = await read(bus, DEAD_LETTERS, 3)
+                    await send_tasks(producer, 4, "later")
+                    await trainer.until_trained(2)
+            assert {header(letter.headers, DLQ_REASON) for letter in found} == {"bad_value"}
+
+    run(main())
+
+
+def finished(order: Any) -> RolloutFinished:
+    return RolloutFinished(
+        explorer=order.explorer,
+        incarnation=order.incarnation,
+        task_id=order.task.task_id,
+        attempt=order.attempt,
+        batch_id=order.batch_id,
+        batch_type=order.batch_type,
+        status="completed",
+        completed_runs=1,
+        total_runs=1,
+    )
+
+
+class OversightError(Exception):
+    """What no test has found."""
+
+
+class Careless:
+    """Builds an oversight into the coordinator: it stumbles over whatever names ``poison``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+        self.stumbled = 0
+        self._place = place
+        self._decide, self._write = CoordinatorMachine.handle_all, outputs.Outputs.carry_out
+
+        # Bound methods would not be given the machine, or the outputs, that they are called on.
+        def decided(machine: CoordinatorMachine, given: Any, now: float) -> Any:
+            return self._decided(machine, given, now)
+
+        async def written(to: outputs.Outputs, *given: Any) -> None:
+            await self._written(to, *given)
+
+        monkeypatch.setattr(CoordinatorMachine, "handle_all", decided)
+        monkeypatch.setattr(outputs.Outputs, "carry_out", written)
+
+    def _decided(self, machine: CoordinatorMachine, given: Any, now: float) -> Any:
+        inputs = list(given)
+        poisoned = "'poison'" in repr(inputs)
+        if poisoned and self._place == "at once":
+            self._stumble()
+        commands = self._decide(machine, inputs, now)
+        if poisoned and self._place == "with everything changed":
+            self._stumble()
+        return commands
+
+    async def _written(self, to: outputs.Outputs, commands: Any, *others: Any) -> None:
+        commands = list(commands)
+        if self._place == "in the transaction" and "'poison'" in repr(commands):
+            self._stumble()
+        await self._write(to, commands, *others)
+
+    def _stumble(self) -> None:
+        self.stumbled += 1
+        raise OversightError(self._place)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("place", ["at once", "with everything changed", "in the transaction"])
+def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    careless = Careless(monkeypatch, place)
+    settings = Settings(
+        kafka=mesh.kafka,
+        coordinator=CoordinatorSettings(batch_size=4, tick_s=0.05),
+        telemetry=TelemetrySettings(run_dir=tmp_path),
+    )
+
+    async def main() -> None:
+        async with mesh.connected() as (bus, producer):
+            coordinator = Coordinator(settings, bus)
+            service = asyncio.create_task(coordinator.run())
+            explorer = FakeExplorer(bus)
+            async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                await send_tasks(producer, 5)
+                await producer.send(EXPLORER_EVENTS, "nobody", finished_of("poison"))
+                poison = SubmitBatch(client="c", command_id="1", batch_id="poison", expected_task_count=1)
+                await producer.send(COMMANDS, "poison", poison)
+                await send_tasks(producer, 3, "more")
+                await trainer.until_trained(2)
+                letters = await read(bus, DEAD_LETTERS, 2)
+                answers = await read(bus, RESULTS, 8)
+            assert not service.done()
+            assert "poison" not in coordinator.machine.ledger.batches
+            service.cancel()
+            await asyncio.wait([service])
+        assert {header(letter.headers, DLQ_REASON) for letter in letters} == {"not_handled"}
+        assert {header(letter.headers, DLQ_TOPIC) for letter in letters} == {"explorer-events", "commands"}
+        assert all(f"OversightError: {place} at " in str(header(letter.headers, DLQ_DETAIL)) for letter in letters)
+        assert {answer.record.status for answer in answers} == {"completed"}
+        assert len({answer.record.task_id for answer in answers}) == 8
+
+    run(main())
+    # Once with others, and each once alone.
+    assert careless.stumbled >= 3
+
+
+async def read(bus: Bus, topic: Topic, count: int) -> list[Received[Any]]:
+    found: list[Received[Any]] = []
+    async with bus.reader(topic, start="beginning") as reader, asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += await reader.batch(1)
+    assert len(found) == count
+    return found
+
+
+def finished_of(task_id: str) -> RolloutFinished:
+    return RolloutFinished(
+        explorer="nobody",
+        incarnation="i",
+        task_id=task_id,
+        attempt=1,
+        batch_id="b",
+        batch_type="train",
+        status="completed",
+        completed_runs=1,
+        total_runs=1,
+    )
+
+
+def test_a_traceback_is_told_in_one_line() -> None:
+    def fail() -> None:
+        raise ValueError("two\nlines " * 100)
+
+    with pytest.raises(ValueError, match="two") as caught:
+        fail()
+    line = told(caught.value)
+    assert line.startswith("ValueError: two\\nlines")
+    assert line.isprintable()
+    assert len(line) < 2000
+    assert f"{Path(__file__).name}:{caught.traceback[-1].lineno + 1} fail" in line

@@ -1,0 +1,269 @@
+"""Attack 5: samples that are well formed, and that no model can be trained on.
+
+Before: explorer and coordinator took them, and each start of the trainer ended at them. Now the explorer refuses them
+as failed attempts with a reason; the trainer leaves out what reaches it all the same; and what it cannot train on at
+all is passed over when an operator says so, the same after any crash.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    BatchSkipped,
+    ExperienceGroup,
+    RolloutFinished,
+    StepTrained,
+    Task,
+)
+from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
+from tests.integration.explorer.test_explorer import Mesh, dispatch, nursery, run, settings
+from tests.integration.training.trainers import (
+    Trainer,
+    batches_of,
+    deterministic,
+    entry_of,
+    produce,
+    step_is,
+    train_to_the_end,
+    trained,
+    until,
+)
+from tests.support.experiences import make_group
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_workers import FakeExplorer
+from tests.support.mesh import Mesh as CoordinatorMesh
+from tests.support.mesh import send_tasks
+from tests.support.rogue_workflows import POISON
+from tests.support.training import write_model
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, Settings
+from workers.explorer.runners.nursery import Nursery
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+__all__ = ["nursery", "settings"]
+
+REASONS = {
+    "infinite reward": "reward inf is beyond 1e+09",
+    "reward beyond a float32": "reward inf is beyond 1e+09",
+    "empty prompt": "it has no prompt",
+    "token beyond the vocabulary": "token id 1114112 is not one of",
+    "negative token": "token id -1 is not one of",
+    "nan logprob": "nan is no log-probability",
+    "infinite logprob": "inf is no log-probability",
+    "positive logprob": "0.5 is no log-probability",
+}
+
+
+def test_an_explorer_refuses_them_and_goes_on(settings: Settings, nursery: Nursery) -> None:
+    assert set(REASONS) == set(POISON)
+
+    async def body(mesh: Mesh, engine: FakeEngine, explorer: object) -> None:
+        life = await mesh.joined()
+        for kind, reason in REASONS.items():
+            task_id = kind.replace(" ", "-")
+            await mesh.send(dispatch(life, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))
+            ended = await mesh.event(RolloutFinished, lambda event, wanted=task_id: event.task_id == wanted)
+            assert (ended.status, ended.experience) == ("failed", None)
+            assert ended.error is not None
+            assert ended.error.startswith("UntrainableSampleError: run 1: ")
+            assert reason in ended.error
+        await mesh.send(dispatch(life, "good"))
+        good = await mesh.event(RolloutFinished, lambda event: event.task_id == "good")
+        assert (good.status, good.incarnation) == ("completed", life)
+        assert [group.task_id for group in await mesh.experiences()] == ["good"]
+
+    run(settings, nursery, body)
+
+
+def changed(group: ExperienceGroup, **columns: np.ndarray) -> ExperienceGroup:
+    return msgspec.structs.replace(group, **columns)
+
+
+def poisoned(step: int) -> list[ExperienceGroup]:
+    """Groups with one flawed sample each, and one without a single sample that could be trained on."""
+    made = [make_group(seed=1000 * step + i, task_id=f"poison-{step}-{i}", version=step) for i in range(5)]
+    inf, nan = np.float32(np.inf), np.float32(np.nan)
+    return [
+        changed(made[0], rewards=np.array([inf, 1.0, 0.5, 0.0], np.float32)),
+        changed(made[1], tokens=np.where(np.arange(len(made[1].tokens)) == 0, 32, made[1].tokens).astype(np.int32)),
+        changed(made[2], tokens=np.where(np.arange(len(made[2].tokens)) == 0, -1, made[2].tokens).astype(np.int32)),
+        changed(made[3], logprobs=np.where(np.arange(len(made[3].logprobs)) == 0, nan, made[3].logprobs)),
+        changed(made[4], logprobs=made[4].logprobs + np.float32(9)),
+    ]
+
+
+@pytest.fixture
+def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
+    return lambda: kafka.model_copy(update={"namespace": f"poison-{uuid.uuid4().hex[:8]}"})
+
+
+async def skip(bus: Bus, sequence: int) -> None:
+    """As the coordinator writes it."""
+    record = BatchSkipped(batch_id=f"batch-{sequence}", sequence=sequence, reason="poison", client="operator")
+    async with bus.producer() as producer:
+        await (await producer.send(BATCHES, f"skip {record.batch_id}", record))
+
+
+async def produce_bad(bus: Bus, groups: Sequence[ExperienceGroup], sequence: int) -> None:
+    """A batch whose manifest names another attempt than lies there: nobody can train on it."""
+    async with bus.producer() as producer:
+        positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
+        manifest = [entry_of(g.task_id, 2, len(g), at) for g, at in zip(groups, positions, strict=True)]
+        batch = BatchRecord(
+            batch_id=f"batch-{sequence}",
+            batch_type="train",
+            state=BatchLifecycleState.FINALIZED,
+            sequence=sequence,
+            manifest=manifest,
+        )
+        await (await producer.send(BATCHES, batch.batch_id, batch))
+
+
+def lineage(step: StepTrained) -> list[tuple[str, int, str]]:
+    return [(batch.batch_id, batch.step, batch.reason) for batch in step.skipped]
+
+
+def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_read_the_same_whatever_is_killed(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    """What a forged record, or an older explorer, brings."""
+    model, batches = write_model(tmp_path / "model"), batches_of(4)
+
+    async def scenario(folder: Path, *deaths: tuple[str, int]) -> list[StepTrained]:
+        kafka = namespaced()
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, [batches[0] + poisoned(0)])
+            await produce_bad(bus, batches[1], 2)
+            await produce(bus, [[poisoned(1)[4]], batches[3]], first=3)
+            await skip(bus, 2)
+            trainer = Trainer(kafka, folder, model, total_steps=4)
+            for point, step in deaths:
+                await asyncio.to_thread(trainer.dies, point, step)
+            said = await train_to_the_end(bus, trainer, 4)
+            assert "leaves out 8 samples: task poison-0-0, attempt 1, sample 0: reward inf" in trainer.log.read_text()
+            return said
+
+    start, first, passed, nothing, last = asyncio.run(scenario(tmp_path / "undisturbed"))
+    assert first.metrics["samples_left_out"] == 8
+    assert first.metrics["samples_left_out/bad_reward"] == 1
+    assert first.metrics["samples_left_out/bad_token"] == 2
+    assert first.metrics["samples_left_out/bad_logprob"] == 5
+    assert first.metrics["samples_trained"] >= 8
+    assert np.isfinite([value for step in (first, nothing, last) for value in step.metrics.values()]).all()
+    # A step that is passed over, or that nothing is left for, changes nothing.
+    assert (nothing.metrics["samples_left_out"], nothing.metrics["samples_trained"]) == (4, 0)
+    assert first.checksum == passed.checksum == nothing.checksum
+    assert len({start.checksum, first.checksum, last.checksum}) == 3
+    skipped = [("batch-2", 2, "poison")]
+    assert [lineage(step) for step in (start, first, passed, last)] == [[], [], skipped, skipped]
+
+    expected = {step.step: step for step in (start, first, passed, nothing, last)}
+    for step in asyncio.run(scenario(tmp_path / "disturbed", ("trained", 2))):
+        assert step.checksum == expected[step.step].checksum
+        assert lineage(step) == lineage(expected[step.step])
+        if step.batch_id is not None:
+            assert deterministic(step) == deterministic(expected[step.step])
+
+
+def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is_taken_again(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    """Steps 1 to 3 have no checkpoint: after a kill they are taken again, as everybody was told that they were."""
+    kafka, batches = namespaced(), batches_of(4)
+    trainer = Trainer(
+        kafka,
+        tmp_path / "trainer",
+        write_model(tmp_path / "model"),
+        **{
+            "trainer.total_steps": 4,
+            "trainer.checkpoint_interval": 100,
+            "synchronizer.trainer_sync_interval": 4,
+            "coordinator.max_staleness": 3,
+        },
+    )
+
+    async def scenario() -> tuple[list[StepTrained], list[StepTrained]]:
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, batches[:2])
+            await skip(bus, 1)
+            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
+                with trainer.running() as process:
+                    before = trained(await until(events, step_is(2), process))
+            # Killed. It has told of both.
+            await skip(bus, 2)
+            await produce(bus, batches[2:], first=3)
+            await skip(bus, 3)
+            everything = await train_to_the_end(bus, trainer, 4)
+            return before, everything[len(before) :]
+
+    before, after = asyncio.run(scenario())
+    assert [step.step for step in before] == [0, 1, 2]
+    assert [step.step for step in after] == [0, 1, 2, 3, 4]
+    told = [(step.step, lineage(step), deterministic(step)) for step in before[1:]]
+    assert [(step.step, lineage(step), deterministic(step)) for step in after[1:3]] == told
+    assert lineage(after[-1]) == [("batch-1", 1, "poison"), ("batch-3", 3, "poison")]
+    assert before[-1].metrics["samples_trained"] > 0
+
+
+def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_works(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    mesh = CoordinatorMesh(kafka, tmp_path)
+
+    def command(batch: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "workers.cli.app", "batches", "skip", batch, "--reason", "poison", "--timeout", "1"],
+            env={
+                **os.environ,
+                "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": mesh.kafka.bootstrap_servers or "",
+                "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+                "COLUMNS": "160",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    async def scenario() -> None:
+        async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
+
+            async def until_seen(wanted: Callable[[object], bool]) -> Any:
+                async with asyncio.timeout(120):
+                    while True:
+                        for received in await batches.batch(1.0):
+                            if wanted(received.record):
+                                return received.record
+
+            with mesh.coordinator() as child:
+                explorer = FakeExplorer(bus)
+                explorer.version = 0
+                async with explorer.alive():
+                    await send_tasks(producer, 4)
+                    done = await until_seen(
+                        lambda record: isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED
+                    )
+                os.kill(child.pid, signal.SIGKILL)
+            with mesh.coordinator():
+                said = await asyncio.to_thread(command, done.batch_id)
+                assert (said.returncode, "is to be passed over; no trainer has reached it" in said.stderr) == (0, True)
+                skipped = await until_seen(lambda record: isinstance(record, BatchSkipped))
+                assert (skipped.batch_id, skipped.sequence, skipped.reason) == (done.batch_id, 1, "poison")
+                unknown = await asyncio.to_thread(command, "never-was")
+                assert (unknown.returncode, unknown.stderr.strip()) == (1, "Batch never-was is not registered.")
+
+    asyncio.run(scenario())

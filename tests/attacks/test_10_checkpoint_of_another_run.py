@@ -1,0 +1,108 @@
+"""Attack 10: a trainer is started with the checkpoints of another run.
+
+Before: it trained on from them silently, as long as sequences rose. Now a checkpoint says which cluster, topic,
+namespace and base model it belongs to, and the next batch must be the next.
+"""
+
+import asyncio
+import logging
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from schemas.topics import BATCHES
+from tests.support.training import write_model
+from trinity_bus.bus import Bus, LogIdentity
+from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
+from trinity_bus.training import checkpoint
+from trinity_bus.training.errors import CheckpointError
+from workers.trainer.engines import load
+
+HERE = LogIdentity(cluster="cluster-1", topic="topic-1")
+
+
+def start(directory: Path, model: Path, log: LogIdentity = HERE, namespace: str = "trinity", *, train: int = 0) -> int:
+    """As the service does it; trains some steps of nothing, and makes a checkpoint. Gives the step it began at."""
+    settings = Settings(
+        kafka=KafkaSettings(namespace=namespace),
+        trainer=TrainerSettings(model_path=str(model), checkpoint_dir=directory, threads=1),
+    )
+    engine, publisher = load(settings, directory, None, log)
+    try:
+        began = engine.progress.step
+        for _ in range(train):
+            engine.train_step([])
+        if train:
+            engine.save_checkpoint(directory, engine.progress)
+        return began
+    finally:
+        publisher.close()
+
+
+def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path) -> None:
+    model, directory = write_model(tmp_path / "model"), tmp_path / "checkpoints"
+    start(directory, model, train=2)
+    # The same model elsewhere is the same model.
+    (tmp_path / "moved").mkdir()
+    for file in model.iterdir():
+        (tmp_path / "moved" / file.name).write_bytes(file.read_bytes())
+    assert start(directory, tmp_path / "moved") == 2
+    other_model = write_model(tmp_path / "other-model", seed=1)
+    attacks: list[tuple[dict[str, Any], str, str]] = [
+        ({"log": LogIdentity("cluster-2", "topic-1")}, "cluster cluster-1, here cluster-2", "CHECKPOINT_DIR"),
+        ({"log": LogIdentity("cluster-1", "topic-2")}, "batches topic-1, here topic-2", "CHECKPOINT_DIR"),
+        ({"namespace": "other"}, "namespace trinity, here other", "CHECKPOINT_DIR"),
+        ({"model": other_model}, "model [0-9a-f]{32}, here [0-9a-f]{32}", "MODEL_PATH"),
+    ]
+    for changes, difference, fix in attacks:
+        with pytest.raises(
+            CheckpointError, match=rf"step-00000002 is of another run .{difference}.: .*{fix}"
+        ) as refused:
+            start(**{"directory": directory, "model": model, **changes})
+        assert "\n" not in str(refused.value)
+    assert start(directory, model) == 2, "and nothing of it is lost"
+
+
+def test_a_checkpoint_that_does_not_say_is_taken_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the first programs."""
+    model, directory = write_model(tmp_path / "model"), tmp_path / "checkpoints"
+    start(directory, model, train=1)
+    path = directory / "step-00000001" / checkpoint.PROGRESS
+    manifest = checkpoint._Manifest.model_validate_json(path.read_bytes())
+    old = manifest.model_copy(update={"progress": manifest.progress.model_copy(update={"run": None})})
+    path.write_text(old.model_dump_json(exclude={"seal", "digests"}))
+    with caplog.at_level(logging.WARNING):
+        assert start(directory, model, train=1) == 1
+    assert "does not say of which run it is" in caplog.text
+    with pytest.raises(CheckpointError, match="step-00000002 is of another run"):
+        start(directory, model, LogIdentity("cluster-1", "topic-2"))
+
+
+@pytest.mark.integration
+def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) -> None:
+    settings = kafka.model_copy(update={"namespace": f"identity-{uuid.uuid4().hex[:8]}"})
+
+    async def identity() -> LogIdentity:
+        async with Bus(settings, client_id="test") as bus:
+            await bus.ensure_topics([BATCHES])
+            return await bus.identity(BATCHES)
+
+    async def scenario() -> None:
+        first, again = await identity(), await identity()
+        assert first == again
+        assert len(first.cluster) > 8
+        assert uuid.UUID(first.topic).int != 0
+        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+        await admin.start()
+        await admin.delete_topics([BATCHES.full_name(settings.namespace)])
+        await admin.close()
+        while (anew := await identity()) == first:  # noqa: ASYNC110 - a broker tells nobody that it has deleted
+            await asyncio.sleep(0.1)
+        assert anew.cluster == first.cluster
+
+    asyncio.run(scenario())

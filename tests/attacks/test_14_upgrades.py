@@ -1,0 +1,325 @@
+"""Upgrades in either order: what the version before wrote is read here, what is written here it reads.
+
+The version before is history: the state that it wrote (``tests/support/golden_state``), the decoder with which it read
+states (``tests/support/level_2_reader.py``), its record schemas (``tests/support/records_before.json``) and records
+(``tests/unit/schemas/golden``, read by ``tests/unit/schemas/test_golden.py``).
+"""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from schemas import CommandReply, FinalizeUpgrade, Record
+from schemas.codec import RECORDS, decode
+from schemas.topics import COORDINATOR_STATE
+from tests.support import level_2_reader
+from tests.support.golden_state import GOLDEN, machine_of
+from tests.support.mesh import Mesh
+from tests.support.simulation import World, draw_settings
+from tests.support.simulation.coordinator import Process
+from tests.support.simulation.histories import happen
+from tests.support.waiting import until
+from trinity_bus.config import KafkaSettings
+from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, Reply, StateError, Tick
+from trinity_bus.coordination.batches import EVERYBODY, NOBODY
+from trinity_bus.coordination.state_codec import NEWEST_LEVEL, OLDEST_LEVEL
+from workers.coordinator.changelog import Changelog, unpack_leader, unpack_positions
+
+FILES = sorted(GOLDEN.glob(f"level-{OLDEST_LEVEL}-*.msgpack"))
+BEFORE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "records_before.json").read_text())
+NEW_WORDS: dict[str, set[str]] = {}
+"""By ``schema.field``: words that the version before does not know, each with the reason why it never reads one."""
+
+REFUSED = r"of no kind that this program knows|has version 3"
+"""What the version before says of a state that it cannot read."""
+
+golden_states = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A golden state."""
+    golden: dict[str, Any] = msgpack.unpackb(path.read_bytes())
+    return golden
+
+
+def finalize(machine: CoordinatorMachine, level: int = NEWEST_LEVEL) -> CommandReply:
+    """What the operator is told."""
+    command = FinalizeUpgrade(client="upgrade", command_id=f"to-{level}", level=level)
+    (reply,) = (c.record for c in machine.handle(CommandArrived(command), 0.0) if isinstance(c, Reply))
+    return reply
+
+
+def apply(store: dict[str, bytes], changes: list[tuple[str, bytes | None]]) -> None:
+    """What a changelog becomes."""
+    for key, value in changes:
+        if value is None:
+            store.pop(key, None)
+        else:
+            store[key] = value
+
+
+def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """What entries say, but for what this version adds that follows from the rest: names, owners, first turns."""
+    plain = {key: msgpack.unpackb(value)[1] for key, value in entries.items()}
+    for key, body in plain.items():
+        if key.startswith(("explorer/", "batch/")):
+            body.pop("name", None)
+            body.pop("batch_id", None)
+        if key.startswith("batch/"):
+            body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
+    plain["books"] = {"turns": {}, "training_turns": {}, **plain["books"]}
+    return plain
+
+
+# -- the coordinator's state -----------------------------------------------------------------------------------------
+
+
+@golden_states
+def test_until_the_upgrade_is_finalized_the_version_before_can_take_over_at_any_time(path: Path) -> None:
+    golden = load(path)
+    store = dict(golden["entries"])
+    before = level_2_reader.read(store)
+    machine = machine_of(golden["settings"], store)
+    assert machine.level == OLDEST_LEVEL
+    assert level_2_reader.read(machine.entries()) == before
+    for number, (now, kind, value) in enumerate(golden["told"]):
+        given = Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS))
+        machine.handle(given, now)
+        apply(store, machine.changes())
+        if number % 20 == 0:
+            level_2_reader.read(store)
+    level_2_reader.read(store)
+    assert bodies(store) == bodies(machine.entries())
+
+
+@golden_states
+def test_an_upgrade_is_finalized_once_and_then_the_version_before_refuses_to_start(path: Path) -> None:
+    golden = load(path)
+    store = dict(golden["entries"])
+    machine = machine_of(golden["settings"], store)
+    assert finalize(machine).detail == f"the state has level {NEWEST_LEVEL} now, {OLDEST_LEVEL} before"
+    apply(store, machine.changes())
+    assert machine.level == NEWEST_LEVEL
+    assert bodies(store) == bodies(machine.entries())
+    with pytest.raises(ValueError, match=REFUSED):
+        level_2_reader.read(store)
+    successor = machine_of(golden["settings"], store)
+    assert successor.level == NEWEST_LEVEL
+    assert bodies(successor.entries()) == bodies(store)
+    again = finalize(successor, OLDEST_LEVEL)
+    assert (again.error, again.detail) == (None, f"the state has level {NEWEST_LEVEL} already")
+    assert successor.level == NEWEST_LEVEL
+
+
+@golden_states
+def test_a_level_that_the_coordinator_at_work_does_not_know_is_refused(path: Path) -> None:
+    golden = load(path)
+    machine = machine_of(golden["settings"], golden["entries"])
+    reply = finalize(machine, NEWEST_LEVEL + 1)
+    assert reply.error == "invalid"
+    assert "upgrade it first" in reply.detail
+    assert machine.level == OLDEST_LEVEL
+    newer = {**golden["entries"], "level": msgpack.packb([NEWEST_LEVEL + 1, NEWEST_LEVEL + 1])}
+    with pytest.raises(StateError, match="run the coordinator of the release that wrote it"):
+        machine_of(golden["settings"], newer)
+
+
+def test_a_mesh_that_begins_now_has_the_newest_level() -> None:
+    machine = machine_of({}, {})
+    assert (machine.level, machine.changes()) == (NEWEST_LEVEL, [])
+    store: dict[str, bytes] = {}
+    finalize(machine)
+    apply(store, machine.changes())
+    assert machine_of({}, store).level == NEWEST_LEVEL
+
+
+def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The state as a newer program might have written it: more fields in each row, and entries of another kind."""
+    more: dict[str, bytes] = {"weather/today": msgpack.packb([2, {"rain": True}])}
+    for key, value in entries.items():
+        kind = key.partition("/")[0]
+        framing, body = msgpack.unpackb(value)
+        if kind in ("books", "explorer", "batch", "progress", "sync"):
+            body["of_tomorrow"] = {"x": [1]}
+            if kind == "sync":
+                body["rounds"] = [[*rounds, "more"] for rounds in body["rounds"]]
+                body["choice"] = body["choice"] and {**body["choice"], "why": "because"}
+            if kind == "progress":
+                body["parts"] = [[*part, "more"] for part in body["parts"]]
+        elif kind in ("assigned", "finalizers"):
+            body = [[*row, {"more": key}] for row in body]
+        elif kind == "answer":
+            body = [*body, "more"]
+        elif kind in ("tasks", "results"):
+            body = [msgpack.packb([*msgpack.unpackb(item), "more"]) for item in body]
+        elif kind in ("outcomes", "replies"):
+            body = [body[0], msgpack.packb([*msgpack.unpackb(body[1]), "more"])]
+        more[key] = msgpack.packb([framing, body])
+    return more
+
+
+@golden_states
+def test_what_a_newer_version_has_written_survives_this_one(path: Path) -> None:
+    golden = load(path)
+    entries = newer(golden["entries"])
+    machine = machine_of(golden["settings"], entries)
+    kept = machine.entries()
+    assert kept.keys() == entries.keys()
+    for key, value in kept.items():
+        # Explorers and batches have their own name in them now.
+        was = msgpack.unpackb(entries[key])[1]
+        body = msgpack.unpackb(value)[1]
+        assert ({**body, **was} if isinstance(was, dict) else was) == body, key
+
+    store = dict(kept)
+    for now, kind, value in golden["told"]:
+        machine.handle(Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS)), now)
+        apply(store, machine.changes())
+    assert store == machine.entries()
+    changed = 0
+    for key, value in store.items():
+        kind, body = key.partition("/")[0], msgpack.unpackb(value)[1]
+        if kind in ("books", "explorer", "sync") or (kind in ("batch", "progress") and key in entries):
+            assert body["of_tomorrow"] == {"x": [1]}, key
+            changed += value != kept.get(key)
+    assert changed > 3, "nothing was read, modified and written"
+    assert store["weather/today"] == entries["weather/today"]
+    again = machine_of(golden["settings"], store)
+    assert again.entries() == store
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_random_histories_too_both_versions_read_the_state(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - histories, not secrets
+    world = World(rng, draw_settings(rng))
+    former = msgpack.unpackb(load(FILES[0])["entries"]["explorer/explorer-0"])[1]
+    gone = {"name": "gone", **former, "gone": True}
+    world.log.changelog["explorer/gone"] = msgpack.packb([OLDEST_LEVEL, gone])
+    world.process = Process(world.settings, world.log)
+    for events in (200, 400, 600):
+        happen(world, rng, events)
+        assert world.process.machine.level == OLDEST_LEVEL
+        level_2_reader.read(world.log.changelog)
+
+
+def test_entries_of_the_service_itself_may_grow() -> None:
+    leader = unpack_leader(msgpack.packb(["coordinator-0", "life", "active", {"zone": "b"}]))
+    assert (leader.name, leader.incarnation, leader.state) == ("coordinator-0", "life", "active")
+    assert unpack_positions(msgpack.packb([["tasks", 3, 17, "epoch"]])) == {("tasks", 3): 17}
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def properties(schema: dict[str, Any], root: dict[str, Any], path: str) -> dict[str, tuple[set[str], set[str], bool]]:
+    """Of every field below: the types and the words that it may have, and whether it must be there."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    found: dict[str, tuple[set[str], set[str], bool]] = {}
+    for name, field in schema.get("properties", {}).items():
+        choices = list(field.get("anyOf", [field]))
+        choices = [root["$defs"][o["$ref"].rpartition("/")[2]] if "$ref" in o else o for o in choices]
+        types = {str(option.get("type")) for option in choices}
+        words = {str(word) for option in choices for word in option.get("enum", [option.get("const")]) if word}
+        found[f"{path}.{name}"] = types, words, name in schema.get("required", [])
+        for option in [*choices, *(option.get("items", {}) for option in choices)]:
+            found |= properties(option, root, f"{path}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("cls", [cls for cls in RECORDS if issubclass(cls, Record)], ids=lambda cls: cls.SCHEMA)
+def test_services_of_both_versions_read_each_others_records(cls: type[Record]) -> None:
+    """A field stays what it was, a new one may be missing, and no word is new that the version before might read."""
+    if cls.SCHEMA not in BEFORE:
+        return  # The version before makes a dead letter of it, or passes over it.
+    before = BEFORE[cls.SCHEMA]
+    assert before["version"] == cls.VERSION
+    now_schema = cls.model_json_schema()
+    old, new = (properties(schema, schema, cls.SCHEMA) for schema in (before["schema"], now_schema))
+    for name, (types, words, required) in old.items():
+        assert name in new, f"{name} is gone"
+        new_types, new_words, still = new[name]
+        assert new_types == types, f"{name} was {types}, is {new_types}"
+        assert words <= new_words, f"{name} does not take {words - new_words} any more"
+        unknown = new_words - words - NEW_WORDS.get(name, set()) if words else set()
+        assert not unknown, f"{name} may be {unknown}, which the version before refuses"
+        assert still == required, f"{name} was {'needed' if required else 'optional'}, and is not any more"
+    for name in new.keys() - old.keys():
+        in_new_record = name.rpartition(".")[0] not in {cls.SCHEMA} | {known.rpartition(".")[0] for known in old}
+        assert in_new_record or not new[name][2], f"{name} is new, and the version before does not send it"
+
+
+# -- on a real broker ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_finalizes(
+    kafka: KafkaSettings, tmp_path: Path
+) -> None:
+    mesh = Mesh(kafka, tmp_path)
+    golden = load(FILES[0])
+    limits = ("max_staleness", "max_inflight_batches", "group_size", "max_attempts")
+    settings = {name: golden["settings"][name] for name in limits}
+
+    async def changelog() -> Changelog:
+        async with mesh.connected() as (bus, _), bus.reader(COORDINATOR_STATE, start="beginning") as reader:
+            found = Changelog()
+            async for received in reader.replay():
+                found.take(received)
+            return found
+
+    async def main() -> None:
+        async with mesh.connected() as (_, producer):
+            for key, value in golden["entries"].items():
+                await producer.send_raw(COORDINATOR_STATE, key, value)
+            await producer.flush()
+            with mesh.coordinator(**settings):
+                await until(lambda: "ready: restored" in mesh.log())
+                assert "run `trinity-bus upgrade finalize`" in mesh.log()
+                await until_explorers_are_gone()
+                level_2_reader.read((await changelog()).entries)
+                done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize")
+                assert done.returncode == 0, done.stderr
+                assert f"the state has level {NEWEST_LEVEL} now" in done.stderr
+                refused = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", "99")
+                assert refused.returncode == 1
+                assert "upgrade it first" in refused.stderr
+            entries = (await changelog()).entries
+            with pytest.raises(ValueError, match=REFUSED):
+                level_2_reader.read(entries)
+            with mesh.coordinator(**settings):
+                await until(lambda: "ready: restored" in mesh.log(2))
+                assert "upgrade finalize" not in mesh.log(2)
+
+    async def until_explorers_are_gone() -> None:
+        """They are silent, so that the coordinator writes about them before long."""
+        async with asyncio.timeout(120):
+            while True:
+                entries = (await changelog()).entries
+                explorers = [msgpack.unpackb(value)[1] for key, value in entries.items() if key.startswith("explorer/")]
+                if all(explorer["gone"] for explorer in explorers):
+                    return
+                await asyncio.sleep(0.3)
+
+    asyncio.run(main())
+
+
+def trinity_bus(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command, as an operator runs it."""
+    environment = {
+        **os.environ,
+        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
+        "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+        "COLUMNS": "160",
+    }
+    command = [sys.executable, "-m", "workers.cli.app", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=90)

@@ -1,0 +1,187 @@
+"""What is acknowledged outlives a broker, where there are the brokers for it; and a start says where it would not.
+
+Before: topics had one copy unless somebody set another number, ``min.insync.replicas`` was the cluster's own (1), and
+neither it nor unclean elections were looked at. With three copies one broker alone could acknowledge a record, and take
+it with it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+
+from schemas import Task
+from schemas.topics import BATCHES, TASKS, TOPICS
+from tests.support.broker_cluster import BrokerCluster, broker_cluster
+from tests.support.waiting import wait_until
+from trinity_bus.bus import Bus
+from trinity_bus.bus.topics import Found, copies_for, durability, mismatches, weaknesses
+from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import TopicMismatchError
+
+AS_NEEDED = {"partitions": TASKS.partitions, "cleanup": TASKS.cleanup, "max_message_bytes": TASKS.max_message_bytes}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "brokers", "copies", "in_sync"),
+    [(None, 1, 1, 1), (None, 2, 2, 1), (None, 3, 3, 2), (None, 9, 3, 2), (1, 9, 1, 1), (5, 9, 5, 2), (None, 0, 1, 1)],
+)
+def test_a_new_topic_has_the_copies_that_the_cluster_allows(
+    wanted: int | None, brokers: int, copies: int, in_sync: int
+) -> None:
+    assert copies_for(wanted, brokers) == copies
+    assert durability(copies) == {
+        "min.insync.replicas": str(in_sync),
+        "unclean.leader.election.enable": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("copies", "min_in_sync", "unclean", "problem"),
+    [
+        (1, 1, False, None),
+        (1, 1, True, None),
+        (2, 1, False, None),
+        (3, 2, False, None),
+        (3, 3, False, None),
+        (3, 1, False, "its min.insync.replicas is 1 and must be 2 with 3 copies"),
+        (1, 2, False, "its min.insync.replicas is 2 and must not be above its 1 copies"),
+        (3, 2, True, "its unclean.leader.election.enable is true and must be false"),
+    ],
+)
+def test_an_existing_topic_that_would_lose_records_is_refused(
+    copies: int, min_in_sync: int, unclean: bool, problem: str | None
+) -> None:
+    wrong = mismatches(TASKS, Found(**AS_NEEDED, copies=copies, min_in_sync=min_in_sync, unclean=unclean))
+    assert wrong == [] if problem is None else wrong[0].startswith(problem)
+
+
+def test_fewer_copies_than_there_could_be_are_told_and_no_reason_to_stop() -> None:
+    found = {
+        "a": Found(**AS_NEEDED),
+        "b": Found(**AS_NEEDED, copies=3, min_in_sync=3),
+        "c": Found(**AS_NEEDED, copies=3, min_in_sync=2),
+    }
+    few, stiff = weaknesses(found, KafkaSettings(), brokers=3)
+    assert few.startswith("fewer than 3 copies are kept of a, ")
+    assert stiff.startswith("min.insync.replicas equals the number of copies of b: ")
+    assert weaknesses(found, KafkaSettings(replication_factor=1), brokers=3) == [stiff]
+    assert weaknesses({"a": Found(**AS_NEEDED)}, KafkaSettings(), brokers=1) == []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+    with broker_cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture
+def settings(cluster: BrokerCluster, request: pytest.FixtureRequest) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, namespace=request.node.name[:60])
+
+
+async def prepare(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics()
+
+
+async def described(settings: KafkaSettings, name: str) -> tuple[list[int], dict[str, str]]:
+    """Replicas of each partition, and the topic's settings."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    await admin.start()
+    try:
+        (topic,) = await admin.describe_topics([name])
+        (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+        configs = {entry[0]: entry[1] for entry in response.resources[0][4]}
+        return [len(partition["replicas"]) for partition in topic["partitions"]], configs
+    finally:
+        await admin.close()
+
+
+@pytest.mark.integration
+def test_three_brokers_keep_three_copies_and_two_must_have_each_record(settings: KafkaSettings) -> None:
+    async def scenario() -> None:
+        await prepare(settings)
+        for topic in TOPICS:
+            copies, configs = await described(settings, topic.full_name(settings.namespace))
+            assert copies == [3] * topic.partitions
+            assert configs["min.insync.replicas"] == "2"
+            assert configs["unclean.leader.election.enable"] == "false"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.integration
+def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
+    settings: KafkaSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+        await admin.start()
+        try:
+            weak = TASKS.config() | {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+            await admin.create_topics(
+                [
+                    NewTopic(TASKS.full_name(settings.namespace), TASKS.partitions, 3, topic_configs=weak),
+                    NewTopic(BATCHES.full_name(settings.namespace), 1, 1, topic_configs=BATCHES.config()),
+                ]
+            )
+        finally:
+            await admin.close()
+        async with Bus(settings, client_id="test") as bus:
+            with pytest.raises(TopicMismatchError) as caught:
+                await bus.ensure_topics([TASKS])
+            for said in (r"min.insync.replicas is 1 and must be 2", "unclean.leader.election.enable is true"):
+                assert said in str(caught.value)
+            with caplog.at_level(logging.WARNING, "trinity_bus.bus.topics"):
+                await bus.ensure_topics([BATCHES])
+            assert "fewer than 3 copies are kept of" in caplog.text
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.integration
+def test_a_broker_is_killed_and_nothing_is_lost_and_one_alone_acknowledges_nothing(
+    cluster: BrokerCluster, settings: KafkaSettings
+) -> None:
+    """Last in this file: it leaves one broker of three."""
+    name = TASKS.full_name(settings.namespace)
+
+    async def send(count: int, begin: int) -> None:
+        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+            for number in range(begin, begin + count):
+                task = Task(task_id=f"t{number}", workflow="w", prompt="p")
+                await (await producer.send(TASKS, task.task_id, task))
+
+    async def read(count: int) -> set[str]:
+        seen: set[str] = set()
+        async with Bus(settings, client_id="test") as bus, bus.reader(TASKS, start="beginning") as reader:
+            async with asyncio.timeout(60):
+                while len(seen) < count:
+                    seen.update(received.record.task_id for received in await reader.batch(1.0))
+        return seen
+
+    async def alone() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers, acks="all", request_timeout_ms=5000)
+        await producer.start()
+        try:
+            with pytest.raises(KafkaError):
+                await asyncio.wait_for(producer.send_and_wait(name, b"v", key=b"k"), 20)
+        finally:
+            await asyncio.wait_for(producer.stop(), 20)
+
+    asyncio.run(prepare(settings))
+    asyncio.run(send(50, 0))
+    cluster.kill(1)
+    wait_until(lambda: cluster.alive() == 2, "a cluster of two", 60)
+    asyncio.run(send(50, 50))
+    assert asyncio.run(read(100)) == {f"t{number}" for number in range(100)}
+
+    cluster.kill(2)
+    wait_until(lambda: cluster.alive() == 1, "a cluster of one", 60)
+    asyncio.run(alone())

@@ -1,0 +1,49 @@
+"""Damaged inputs for every decoder and the coordinator's machine: 50,000 here, a million by ``make fuzz``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fuzz.mesh import Machine
+from tests.support.fuzz.run import fuzz, lines, replay
+from workers.explorer.runners import messages
+
+INPUTS = 50_000
+SEEDS = (1, 2)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_input_is_taken_or_refused_and_soon(seed: int, tmp_path: Path) -> None:
+    report = fuzz(INPUTS // len(SEEDS), seed)
+    print("\n".join(lines(report, 0)))
+    found = [f"{failure.problem}\nagain: {failure.save(tmp_path)}" for failure in report.failures[:5]]
+    assert not found, "\n".join(found)
+    assert report.is_good, f"memory grew by {report.grown} bytes"
+    # All were there, and many answers to real orders among them.
+    assert len(report.inputs) == 18
+    assert report.answered > INPUTS // len(SEEDS) // 125
+
+
+def test_what_is_found_can_be_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def careless(body: bytes) -> object:
+        return messages._TO_EXPLORER.decode(body)
+
+    monkeypatch.setattr(messages, "to_explorer", careless)
+    report = fuzz(4000, 3)
+    found = [failure for failure in report.failures if failure.target == "frames of runners"]
+    assert any("UnicodeDecodeError" in failure.problem or "msgspec" in failure.problem for failure in found)
+    path = found[0].save(tmp_path)
+    assert replay(path) is not None
+    monkeypatch.undo()
+    assert replay(path) is None
+
+
+def test_a_machine_that_raises_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def careless(machine: Machine, step: object) -> list[object]:
+        raise ValueError("an oversight")
+
+    monkeypatch.setattr(Machine, "take", careless)
+    report = fuzz(2000, 4)
+    assert any(failure.target == "machine" and "an oversight" in failure.problem for failure in report.failures)
+    assert replay(report.failures[-1].save(tmp_path)) is not None

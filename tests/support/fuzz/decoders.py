@@ -1,0 +1,248 @@
+"""Every decoder, with messages that it takes and the errors that it may raise."""
+
+import json
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from schemas import BatchRecord, ExperienceGroup, Record, StepTrained, Task
+from schemas.codec import RECORDS, DecodeError, decode, encode
+from schemas.headers import DLQ_REASON, TRACEPARENT
+from trinity_bus.bus.headers import header
+from trinity_bus.coordination import StateError
+from trinity_bus.inference.completion import Completion
+from trinity_bus.rollout import Rollout
+from trinity_bus.telemetry import parent_context
+from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
+from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.tensor_file import TensorFile
+from trinity_bus.weights.wire import MAX_ANSWER_BYTES, Answer, Request, body_length
+from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
+from workers.coordinator.spans import sound
+from workers.explorer.runners import control, messages
+from workers.explorer.runners.errors import ProtocolError
+
+GOLDEN = Path(__file__).parents[2] / "unit" / "schemas" / "golden"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A decoder."""
+
+    name: str
+    run: Callable[[bytes], object]
+    """Reads a message, and uses what it has read as its readers do."""
+    errors: tuple[type[Exception], ...]
+    """What it may raise."""
+    samples: list[bytes]
+    weight: float = 1.0
+    """How many of all inputs it gets."""
+
+
+def targets(folder: Path) -> list[Target]:
+    """All decoders but the machine.
+
+    Args:
+        folder: For files that are read.
+    """
+    records = [path.read_bytes() for path in sorted(GOLDEN.glob("*.msgpack"))]
+    large = _large_records()
+    texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
+    commands = [_json(value) for value in records if value[:1] != b"\x92" and _is_command(value)]
+    request, answer = (one.pack()[4:] for one in (Request(3, "0" * 64, None, "e"), Answer(manifest=_weight_manifest())))
+    positions = pack_positions({("tasks", 0): 7, ("explorer-events", 3): 1})
+    return [
+        Target("records", _record, (DecodeError,), records, 6),
+        Target("large records", _record, (DecodeError,), large, 0.15),
+        Target("JSON tasks", lambda value: _sent_on(decode(value, Task)), (DecodeError,), texts, 2),
+        Target("JSON commands", lambda value: decode(value, *RECORDS), (DecodeError,), commands, 1),
+        Target("headers", _headers, (), [b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"bad_value"], 1),
+        Target("frames of runners", _from_runner, (ProtocolError,), _frames_of_runners(), 2),
+        Target("frames for runners", _to_runner, (ProtocolError,), _frames_for_runners(), 1),
+        Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
+        Target("datagrams of a nursery", control.from_nursery, (ProtocolError,), _datagrams_of_nursery(), 1),
+        Target("datagrams for a nursery", control.to_nursery, (ProtocolError,), _datagrams_for_nursery(), 1),
+        Target("tensor files", partial(_tensor_file, folder), (TensorFileError, OSError), [_safetensors()], 0.7),
+        Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
+        Target("requests for weights", Request.unpack, (WireError,), [request], 0.7),
+        Target("answers about weights", Answer.unpack, (WireError,), [answer], 0.7),
+        Target("lengths", _length, (WireError,), [b"\0\0\0\1"], 0.1),
+        Target("positions", unpack_positions, (StateError,), [positions], 0.4),
+        Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
+    ]
+
+
+def _record(value: bytes) -> None:
+    _sent_on(decode(value, *RECORDS))
+
+
+def _sent_on(record: Record | ExperienceGroup) -> None:
+    """What a reader does with a record: sends it on, looks at samples, prints it."""
+    if isinstance(record, ExperienceGroup):
+        list(record.samples())
+        return
+    if isinstance(record, Task | StepTrained):
+        assert decode(encode(record), type(record)).to_wire() is not None
+    if not isinstance(record, BatchRecord):
+        repr(record)
+
+
+def _is_command(value: bytes) -> bool:
+    return str(msgpack.unpackb(value)["schema"]).startswith("command.")
+
+
+def _json(value: bytes) -> bytes:
+    return json.dumps(msgpack.unpackb(value)).encode()
+
+
+def _large_records() -> list[bytes]:
+    """Of each way that large records are read."""
+    task: dict[str, Any] = {"schema": "task", "schema_version": 1, "task_id": "t", "workflow": "w"}
+    entry = {
+        "task_id": "t",
+        "status": "completed",
+        "parts": [{"attempt": 1, "samples": 2, "position": {"partition": 1, "offset": 5}}],
+    }
+    batch = {
+        "schema": "batch",
+        "schema_version": 1,
+        "batch_id": "b",
+        "batch_type": "train",
+        "state": "finalized",
+        "sequence": 3,
+    }
+    group = (GOLDEN / "experience.v1.msgpack").read_bytes()
+    header, binary = msgpack.unpackb(group)
+    metrics = {f"m/{i}": 0.5 for i in range(99)}
+    return [
+        msgpack.packb({**task, "data": {"a": [[i, str(i), -i, i / 7] for i in range(2000)]}}),
+        msgpack.packb({**task, "messages": [{"role": "user", "content": "word " * 30}] * 300}),
+        json.dumps({**task, "data": {"a": [{"x": i, "y": [i, "é", None]} for i in range(1500)]}}).encode(),
+        msgpack.packb({**batch, "sequence": 3, "manifest": [entry] * 700, "metrics": metrics}),
+        b"\x92" + msgpack.packb({**header, "future": ["x" * 40] * 1000}) + msgpack.packb(binary),
+    ]
+
+
+def _headers(value: bytes) -> None:
+    headers = ((TRACEPARENT, value), (DLQ_REASON, value))
+    context = header(headers, TRACEPARENT)
+    header(headers, DLQ_REASON)
+    if (known := sound(context)) is not None:
+        parent_context(known)
+
+
+def _body(message: Any) -> bytes:
+    buffer = bytearray()
+    messages.append_frame(buffer, message)
+    return bytes(buffer[4:])
+
+
+def _frames_of_runners() -> list[bytes]:
+    rollout = Rollout(
+        prompt_token_ids=[1, 2], response_token_ids=[3], logprobs=[-0.5], mask=[True], reward=1.0, metrics={"a": 1.0}
+    )
+    prompt = messages.pack_vector([1, 2, 3], messages.INT32)
+    return [
+        _body(messages.Generate(1, 2, prompt, b"{}", 4, "00-" + "0" * 32)),
+        _body(messages.Abandon(1, 2)),
+        _body(messages.Done(1, messages.pack_rollouts([rollout, rollout]), None)),
+        _body(messages.Failed(1, "ValueError", "é")),
+        _body(messages.Cancelled(1)),
+        _body(messages.Pong({1: {"begin_time": 1.5, "workflow_id": "a/b/0", "more": [1, {"a": None}]}})),
+    ]
+
+
+def _frames_for_runners() -> list[bytes]:
+    drawn = [Completion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
+    return [
+        _body(messages.Run(1, b"{}", 2, 0, "train", b"{}", None)),
+        _body(messages.CancelRun(1)),
+        _body(messages.pack_completions(1, 2, drawn)),
+        _body(messages.EngineFailed(1, 2, "RuntimeError", "no")),
+        _body(messages.Ping()),
+    ]
+
+
+def _from_runner(body: bytes) -> None:
+    match messages.to_explorer(body):
+        case messages.Done(rollouts=rollouts):
+            messages.unpack_rollouts(rollouts)
+        case messages.Generate(prompt=prompt):
+            messages.unpack_vector(prompt, messages.INT32)
+
+
+def _to_runner(body: bytes) -> None:
+    match messages.to_runner(body):
+        case messages.Completions() as drawn:
+            messages.unpack_completions(drawn)
+
+
+def _pieces(value: bytes) -> None:
+    frames = messages.Frames()
+    for at in range(0, len(value), 7):
+        for body in frames.feed(value[at : at + 7]):
+            messages.to_explorer(body)
+
+
+def _datagrams_for_nursery() -> list[bytes]:
+    load = control.Load("a:b", "/model", ["math"], "e", "trinity", b"{}")
+    return [control.encode(message) for message in (load, control.ForkRunner(1), control.SignalRunner(1, 9))]
+
+
+def _datagrams_of_nursery() -> list[bytes]:
+    said = (control.Loaded(["math"]), control.Broken("no"), control.Born(1, 77), control.Died(1, "was killed"))
+    return [control.encode(message) for message in said]
+
+
+def _safetensors() -> bytes:
+    table = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
+    }
+    text = json.dumps(table).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(range(32))
+
+
+def _tensor_file(folder: Path, value: bytes) -> None:
+    # The first half of what is read may also be the file's name.
+    if len(value) % 16 == 0:
+        with TensorFile(folder / value[:20].decode("latin-1").replace("/", "_")):
+            return
+    path = folder / "tensors"
+    path.write_bytes(value)
+    with TensorFile(path) as file:
+        for meta in file.metas:
+            file.read_into(meta.name, memoryview(bytearray(meta.nbytes)))
+
+
+def _length(value: bytes) -> int:
+    return body_length(value[:4].ljust(4), MAX_ANSWER_BYTES)
+
+
+def _weight_manifest() -> bytes:
+    return json.dumps(
+        {
+            "version": 3,
+            "checksum": "0" * 64,
+            "bucket_bytes": 1 << 20,
+            "tensors": [["a", "float32", [2, 3]], ["b", "bfloat16", [4]]],
+        }
+    ).encode()
+
+
+def _manifest(value: bytes) -> None:
+    manifest = TransferManifest.from_json(value)
+    manifest.buckets()
+    manifest.to_json()
+
+
+def scratch() -> "tempfile.TemporaryDirectory[str]":
+    """A folder in memory, where there is such a thing."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108 - private

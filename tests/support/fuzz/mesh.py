@@ -1,0 +1,339 @@
+"""Inputs for the coordinator's machine: a mesh that goes on, and whose records are damaged on their way.
+
+A small mesh is played: explorers that answer the orders that they were given, a trainer that trains what is finalized,
+clients. Each record is encoded; some are damaged, as bytes; what can still be decoded goes to the machine. So damaged
+answers are answers to real orders. What the machine decides is encoded too, as it would be for the log; now and then it
+is replaced by one that was restored from its changes.
+"""
+
+import json
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from schemas import (
+    AbortBatch,
+    BatchLifecycleState,
+    Cancel,
+    CancelTasks,
+    Dispatch,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    FinalizeBatch,
+    Position,
+    PublishVersion,
+    Record,
+    RolloutFinished,
+    RunnersReport,
+    StepTrained,
+    SubmitBatch,
+    Task,
+    TrainerHeartbeat,
+    VersionRefused,
+    WeightsSynced,
+)
+from schemas.codec import DecodeError, decode, encode
+from schemas.topics import COMMANDS, COORDINATOR_INPUTS
+from tests.support.fuzz.damage import damaged
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import (
+    Announce,
+    Answered,
+    Ask,
+    BatchMoved,
+    Command,
+    CommandArrived,
+    CoordinatorMachine,
+    EventArrived,
+    Input,
+    Order,
+    Origin,
+    Remember,
+    Reply,
+    TaskArrived,
+    Tick,
+)
+from workers.coordinator.service import REQUESTS
+
+RESTORE_EVERY = 60
+REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)
+
+
+@dataclass
+class Step:
+    """Something that the machine was given: at a time, a record as it lies on a topic; or a tick."""
+
+    now: float
+    value: bytes | None = None
+
+
+def settings_of(seed: int) -> CoordinatorSettings:
+    """Small limits, so that each of them is met often."""
+    rng = random.Random(seed)  # noqa: S311 - histories, not secrets
+    return CoordinatorSettings(
+        batch_size=rng.choice([1, 2, 4]),
+        group_size=rng.choice([1, 2, 4]),
+        max_staleness=rng.choice([0, 1, 2]),
+        max_inflight_batches=rng.choice([1, 2, 3]),
+        over_rollout_ratio=rng.choice([0.0, 0.25, 0.5]),
+        wait_after_min_s=rng.choice([2.0, 20.0]),
+        return_partial_tasks=rng.random() < 0.5,
+        max_repeat_times_per_runner=rng.choice([None, None, 2]),
+        dynamic_timeout_ratio=rng.choice([None, 4.0]),
+        dynamic_timeout_warmup_steps=2,
+        straggler_factor=rng.choice([None, 1.5]),
+        explorer_timeout_s=10,
+        task_timeout_s=30,
+        max_attempts=rng.choice([1, 2, 3]),
+        dedup_window=300,
+        max_open_tasks=rng.choice([20, 40]),
+    )
+
+
+def given(step: Step, offset: int) -> Input | None:
+    """What the coordinator makes of it; None where it is refused before the machine.
+
+    Raises:
+        AssertionError: The decoder let something through that is of none of these types.
+    """
+    if step.value is None:
+        return Tick()
+    types = {cls for topic in COORDINATOR_INPUTS for cls in topic.records}
+    try:
+        record: Record = decode(step.value, *types)
+    except DecodeError:
+        return None
+    if isinstance(record, Task):
+        return TaskArrived(record, Origin(0, offset))
+    if isinstance(record, REQUESTS):
+        by_operator = not isinstance(record, COMMANDS.records)
+        return CommandArrived(record, operator=by_operator)  # type: ignore[arg-type]  # one of them
+    return None if isinstance(record, RunnersReport) else EventArrived(record)  # type: ignore[arg-type]  # likewise
+
+
+def written(commands: list[Command]) -> None:
+    """Encodes whatever is to be written, as the coordinator does.
+
+    Raises:
+        EncodeError: A reader would refuse it.
+    """
+    for command in commands:
+        if isinstance(command, Order | BatchMoved | Answered | Reply | Announce | Ask | Remember):
+            encode(command.record)
+
+
+class Machine:
+    """The machine under test, with its changelog."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._machine = CoordinatorMachine(settings)
+        self._entries: dict[str, bytes] = {}
+        self._steps = 0
+
+    def take(self, step: Step) -> list[Command]:
+        """What it decides. Raises whatever it raises."""
+        self._steps += 1
+        one = given(step, self._steps)
+        if one is None:
+            return []
+        commands = self._machine.handle(one, step.now)
+        written(commands)
+        for key, value in self._machine.changes():
+            if value is None:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = value
+        if self._steps % RESTORE_EVERY == 0:
+            self._machine = CoordinatorMachine(self._settings)
+            self._machine.restore(self._entries.items())
+        return commands
+
+
+@dataclass
+class Mesh:
+    """Those around the machine, and what they know. Plays on for ever."""
+
+    rng: random.Random
+    damage: float = 0.3
+    """Share of the records that are damaged."""
+    now: float = 0.0
+    tasks: int = 0
+    trained: int = -1
+    """The newest version."""
+    served: dict[str, int] = field(default_factory=dict)
+    lives: dict[str, int] = field(default_factory=lambda: {"e0": 0, "e1": 0})
+    trainer_life: int = 0
+    finalized: int = 0
+    """Train batches."""
+    orders: deque[Dispatch] = field(default_factory=lambda: deque(maxlen=200))
+    rounds: deque[Any] = field(default_factory=lambda: deque(maxlen=50))
+    batches: deque[str] = field(default_factory=lambda: deque(["b0"], maxlen=20))
+    sent: deque[bytes] = field(default_factory=lambda: deque(maxlen=100))
+
+    def next(self) -> Step:
+        """The next thing that the machine is given."""
+        rng = self.rng
+        self.now += (
+            rng.choice([0.0, 0.01, 0.01, 0.1, 0.1, 1.0]) if rng.random() < 0.98 else rng.choice([12.0, -5.0, 1e7])
+        )
+        if rng.random() < 0.1:
+            return Step(self.now)
+        if self.sent and rng.random() < 0.03:
+            return Step(self.now, rng.choice(self.sent))
+        record = self._record()
+        value = encode(record)
+        if isinstance(record, Task) and rng.random() < 0.2:
+            value = json.dumps(msgpack.unpackb(value)).encode()
+        self.sent.append(value)
+        if rng.random() < self.damage:
+            value = damaged(rng, value, list(self.sent))
+        return Step(self.now, value)
+
+    def hear(self, commands: list[Command]) -> None:
+        """What the machine has decided."""
+        for command in commands:
+            match command:
+                case Order(record=Dispatch() as order):
+                    self.orders.append(order)
+                case Order(record=Cancel()):
+                    pass
+                case Announce(record=announced):
+                    self.rounds.append(announced)
+                case BatchMoved(record=batch):
+                    self.batches.append(batch.batch_id)
+                    if batch.state is BatchLifecycleState.FINALIZED:
+                        self.finalized = max(self.finalized, batch.sequence)
+
+    def _record(self) -> Record:
+        rng = self.rng
+        makers = (self._task, self._beat, self._finished, self._trained, self._synced, self._asked, self._other)
+        (make,) = rng.choices(makers, (22, 10, 40, 8, 14, 5, 1))
+        return make()
+
+    def _task(self) -> Record:
+        rng = self.rng
+        self.tasks += 1
+        return Task(
+            task_id=f"t{self.tasks}",
+            workflow=rng.choice(["math", "math", "code"]),
+            prompt="1 + 1",
+            data=rng.choice([{}, {"a": [1, {"b": None}]}]),
+            batch_id=rng.choice([None, None, None, f"b{rng.randrange(30)}"]),
+            batch_type=rng.choice(["train", "train", "eval"]),
+            batch_size=rng.choice([None, None, 2]),
+            repeat_times=rng.choice([None, None, 3, 1024]),
+            timeout_s=rng.choice([None, 5.0]),
+        )
+
+    def _beat(self) -> Record:
+        name = self.rng.choice(list(self.lives))
+        if self.rng.random() < 0.03:
+            self.lives[name] += 1
+        return ExplorerHeartbeat(
+            explorer=name,
+            incarnation=f"life-{self.lives[name]}",
+            state=self.rng.choices(["ready", "syncing", "starting", "draining"], (20, 2, 1, 1))[0],
+            slots=self.rng.choice([2, 4, 16]),
+            model_version=self.served.get(name, -1),
+            workflows=["math"],
+        )
+
+    def _finished(self) -> Record:
+        rng = self.rng
+        if not self.orders:
+            return self._beat()
+        order = self.orders.popleft() if rng.random() < 0.8 else rng.choice(self.orders)
+        done = order.repeat_times
+        return RolloutFinished(
+            explorer=order.explorer,
+            incarnation=order.incarnation,
+            task_id=order.task.task_id,
+            attempt=order.attempt,
+            batch_id=order.batch_id,
+            batch_type=order.batch_type,
+            status=rng.choices(["completed", "partial", "failed"], (8, 1, 1))[0],
+            completed_runs=done,
+            total_runs=done,
+            metrics=[{"reward": rng.choice([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308])}]
+            * min(done, 8),
+            experience=Position(partition=0, offset=self.tasks),
+            samples=done,
+            version_min=order.min_version,
+            version_max=order.min_version,
+            seconds=1.0,
+            error=rng.choice([None, "ValueError: é"]),
+        )
+
+    def _trained(self) -> Record:
+        rng = self.rng
+        if rng.random() < 0.05:
+            self.trainer_life += 1
+        else:
+            self.trained = min(self.trained + 1, self.finalized)
+        return StepTrained(
+            trainer="t",
+            incarnation=f"life-{self.trainer_life}",
+            model="policy",
+            step=max(0, self.trained),
+            version=max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
+            publish=rng.random() < 0.9,
+            again=rng.random() < 0.1,
+            batch_id=rng.choice([None, "b0"]),
+            metrics={"loss": 0.5},
+            checksum="00",
+            master_address="127.0.0.1",
+            master_port=29500,
+            checkpoint=rng.choice([None, "step-1"]),
+        )
+
+    def _synced(self) -> Record:
+        rng = self.rng
+        if not self.rounds:
+            return self._trained()
+        announced = self.rounds[-1] if rng.random() < 0.9 else rng.choice(self.rounds)
+        member = rng.choice(announced.members or [None])
+        name = "e0" if member is None else member.explorer
+        ok = rng.random() < 0.85
+        if ok:
+            self.served[name] = announced.version
+        return WeightsSynced(
+            explorer=name,
+            incarnation=f"life-{self.lives.get(name, 0)}" if member is None else member.incarnation,
+            model=announced.model,
+            version=announced.version,
+            epoch=announced.epoch,
+            ok=ok,
+            checksum=rng.choice(["", announced.checksum, announced.checksum, announced.checksum, "ff"]),
+        )
+
+    def _asked(self) -> Record:
+        rng = self.rng
+        who = {"client": f"c{rng.randrange(3)}", "command_id": f"{rng.randrange(10**6)}"}
+        batch = rng.choice([*self.batches, f"b{rng.randrange(30)}"])
+        return rng.choice(
+            [
+                SubmitBatch(**who, batch_id=batch, expected_task_count=rng.choice([None, 0, 2, 3]), min_wait_num=1),
+                FinalizeBatch(**who, batch_id=batch, timeout_s=rng.choice([None, 0.0, 5.0])),
+                AbortBatch(**who, batch_id=batch, reason="no", keep_partial_results=rng.random() < 0.5),
+                CancelTasks(**who, batch_id=batch, reason="no", return_partial_tasks=rng.random() < 0.5),
+                PublishVersion(**who, model="policy", version=rng.choice([None, 0, max(0, self.trained)])),
+            ]
+        )
+
+    def _other(self) -> Record:
+        rng = self.rng
+        name = rng.choice(list(self.lives))
+        trainer = {"trainer": "t", "incarnation": f"life-{self.trainer_life}", "model": "policy"}
+        return rng.choice(
+            [
+                ExplorerLeft(explorer=name, incarnation=f"life-{self.lives[name]}", reason="stop"),
+                TrainerHeartbeat(
+                    **trainer, state="ready", step=1, version=max(self.trained, 0), master_address="a", master_port=1
+                ),
+                VersionRefused(**trainer, version=max(self.trained, 0), reason="gone", available=[0]),
+            ]
+        )

@@ -1,0 +1,185 @@
+"""Writes ``golden_state/level-<n>-<name>.msgpack``: the changelog of a coordinator in the middle of everything.
+
+Each file holds the settings, the entries, what the coordinator was told afterwards, and the batches that it then
+FINALIZED. The files are history: run this to add those of a new level, never to make a failing test pass.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from schemas import (
+    BatchLifecycleState,
+    Dispatch,
+    ExplorerHeartbeat,
+    ModelVersion,
+    Position,
+    PublishVersion,
+    RolloutFinished,
+    SubmitBatch,
+    Task,
+    WeightsSynced,
+)
+from schemas.codec import encode
+from tests.support.simulation import random_history
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
+from trinity_bus.coordination import (
+    Announce,
+    BatchMoved,
+    Command,
+    CommandArrived,
+    CoordinatorMachine,
+    EventArrived,
+    Input,
+    Order,
+    Origin,
+    TaskArrived,
+    Tick,
+)
+
+GOLDEN = Path(__file__).with_suffix("")
+HISTORIES = {"choosing": 17, "holding": 31}
+"""Seeds of the histories, chosen so that together they hold entries of every kind."""
+EVENTS = 1500
+ROUNDS = 400
+STEP_S = 0.5
+
+
+def machine_of(settings: dict[str, Any], entries: dict[str, bytes]) -> CoordinatorMachine:
+    """The coordinator that goes on from a state."""
+    machine = CoordinatorMachine(CoordinatorSettings(**settings), SynchronizerSettings(sync_timeout_s=20))
+    machine.restore(entries.items())
+    return machine
+
+
+class Rest:
+    """What happens after the state was written: everything goes well, and what can be finished is."""
+
+    def __init__(self, machine: CoordinatorMachine) -> None:
+        self._machine = machine
+        self._now = 0.0
+        self._offset = 1_000_000
+        self.told: list[tuple[float, str, bytes]] = []
+        """Inputs: when, of which kind, and the record."""
+        self.finalized: list[bytes] = []
+
+    def run(self) -> None:
+        """Until nothing happens any more, or for long enough."""
+        fleet = [e for e in self._machine.fleet.explorers.values() if not e.gone]
+        running = list(self._machine.ledger.running.values())
+        inbox: list[Any] = [_beat(e.name, e.incarnation, e.version) for e in fleet]
+        inbox += [self._finished(a.explorer, a.incarnation, a.task_id, a.number, a.part) for a in running]
+        for _ in range(ROUNDS):
+            self._now += STEP_S
+            commands = self._tell(Tick())
+            for record in inbox:
+                commands += self._tell(EventArrived(record))
+            inbox = self._answers(commands)
+            release = self._machine.sync.state.held or self._machine.sync.state.release
+            if release is not None and self._machine.ledger.counters.finalized > release.version:
+                step = release.version + 1
+                inbox.append(release.model_copy(update={"step": step, "version": step, "checksum": f"{step:04}"}))
+
+    def _tell(self, given: Input) -> list[Command]:
+        record = b"" if isinstance(given, Tick) else encode(given.event)  # type: ignore[union-attr]
+        self.told.append((self._now, type(given).__name__, record))
+        return self._machine.handle(given, self._now)
+
+    def _answers(self, commands: list[Command]) -> list[Any]:
+        answers: list[Any] = []
+        for command in commands:
+            match command:
+                case Order(record=Dispatch() as order):
+                    answers.append(self._finished_order(order))
+                case Announce(record=version):
+                    answers += [_synced(version, member.explorer, member.incarnation) for member in version.members]
+                case BatchMoved(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
+                    self.finalized.append(encode(batch))
+        return answers
+
+    def _finished_order(self, order: Dispatch) -> RolloutFinished:
+        machine = self._machine
+        index = machine.ledger.running[order.task.task_id, order.attempt].part
+        return self._finished(order.explorer, order.incarnation, order.task.task_id, order.attempt, index)
+
+    def _finished(self, explorer: str, incarnation: str, task_id: str, number: int, index: int) -> RolloutFinished:
+        task = self._machine.ledger.tasks[task_id]
+        batch = self._machine.ledger.batches[task.batch_id]
+        runs = task.parts[index].runs
+        self._offset += 1
+        return RolloutFinished(
+            explorer=explorer,
+            incarnation=incarnation,
+            task_id=task_id,
+            attempt=number,
+            batch_id=batch.batch_id,
+            batch_type=batch.batch_type,
+            status="completed",
+            completed_runs=runs,
+            total_runs=runs,
+            metrics=[{"reward": float(run)} for run in range(runs)],
+            experience=Position(partition=1, offset=self._offset) if batch.batch_type == "train" else None,
+            samples=runs,
+            version_min=max(0, self._machine.fleet.explorers[explorer].version),
+            version_max=max(0, self._machine.fleet.explorers[explorer].version),
+            seconds=1.5,
+        )
+
+
+def _beat(name: str, incarnation: str, version: int) -> ExplorerHeartbeat:
+    return ExplorerHeartbeat(
+        explorer=name,
+        incarnation=incarnation,
+        state="ready",
+        slots=4,
+        model_version=version,
+        workflows=["math", "rare"],
+    )
+
+
+def _synced(version: ModelVersion, explorer: str, incarnation: str) -> WeightsSynced:
+    return WeightsSynced(
+        explorer=explorer,
+        incarnation=incarnation,
+        model=version.model,
+        version=version.version,
+        epoch=version.epoch,
+        ok=True,
+        checksum=version.checksum,
+    )
+
+
+def state(seed: int, events: int, *, choosing: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Settings and entries of a coordinator that has seen much, and is in the middle of it."""
+    world = random_history(seed, events)
+    settings = world.settings.model_dump(mode="json")
+    machine = machine_of(settings, world.log.changelog)
+    machine.changes()
+    machine.handle(CommandArrived(SubmitBatch(client="c", command_id="open", batch_id="an-open-one")), 0.0)
+    for number in range(3):
+        task = Task(task_id=f"open-{number}", workflow="math", prompt="1 + 1", batch_id="an-open-one")
+        machine.handle(TaskArrived(task, Origin(0, 10_000 + number), "trace"), 0.0)
+    if choosing:
+        older = max(0, machine.sync.version - 1)
+        choice = PublishVersion(client="c", command_id="v", model="policy", version=older)
+        machine.handle(CommandArrived(choice), 0.0)
+    return settings, machine.entries()
+
+
+def main() -> None:
+    """Write the files that are missing."""
+    for name, seed in HISTORIES.items():
+        settings, entries = state(seed, EVENTS, choosing=name == "choosing")
+        (level,) = {value[1] for value in entries.values()}
+        path = GOLDEN / f"level-{level}-{name}.msgpack"
+        if path.exists():
+            continue
+        rest = Rest(machine_of(settings, entries))
+        rest.run()
+        kept = {"settings": settings, "entries": entries, "told": rest.told, "finalized": rest.finalized}
+        path.write_bytes(msgpack.packb(kept))
+
+
+if __name__ == "__main__":
+    main()

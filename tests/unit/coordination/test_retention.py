@@ -1,0 +1,274 @@
+"""What may be deleted: never anything that somebody may still need, and everything else in the end."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, Position, ResultPart
+from schemas.topics import EXPERIENCES, TASKS
+from trinity_bus.coordination.retention import (
+    BATCHES_KEPT,
+    MAX_NOTED,
+    VERSIONS_KEPT,
+    Look,
+    Retention,
+    least,
+    without_lost,
+)
+
+FOREVER = 1 << 60
+
+
+def batch(batch_id: str, *positions: Position, batch_type: str = "train", state: str = "finalized") -> BatchRecord:
+    return BatchRecord(
+        batch_id=batch_id,
+        batch_type=batch_type,
+        state=BatchLifecycleState(state),
+        sequence=1,
+        manifest=[
+            ManifestEntry(
+                task_id=f"{batch_id}-{number}",
+                status="completed",
+                parts=[ResultPart(attempt=1, samples=1, position=position)],
+            )
+            for number, position in enumerate(positions)
+        ],
+    )
+
+
+def at(offset: int, partition: int = 0) -> Position:
+    return Position(partition=partition, offset=offset)
+
+
+def look(**changes: Any) -> Look:
+    given_: dict[str, Any] = {
+        "consumed": {},
+        "begins": {},
+        "ends": {0: 100},
+        "running": frozenset(),
+        "counting": (),
+        "aged": {(EXPERIENCES.name, p): FOREVER for p in range(8)} | {(TASKS.name, p): FOREVER for p in range(8)},
+    }
+    return Look(**given_ | changes)
+
+
+def twice(retention: Retention, given_: Look) -> dict[tuple[str, int], int]:
+    retention.look(given_)
+    return retention.look(given_)
+
+
+def test_what_is_read_and_old_goes_and_nothing_else_of_the_inputs() -> None:
+    consumed = {(TASKS.name, 0): 50, (TASKS.name, 1): 7, (TASKS.name, 2): 9}
+    aged = {(TASKS.name, 0): 30, (TASKS.name, 1): FOREVER, (TASKS.name, 2): FOREVER}
+    begins = {(TASKS.name, 2): 9}
+    assert twice(Retention(), look(consumed=consumed, aged=aged, begins=begins)) == {
+        (TASKS.name, 0): 30,
+        (TASKS.name, 1): 7,
+    }
+
+
+def test_nothing_goes_at_the_first_look() -> None:
+    assert Retention().look(look(consumed={(TASKS.name, 0): 50})) == {}
+
+
+def test_an_untrained_batch_keeps_its_experiences_until_no_checkpoint_needs_them() -> None:
+    retention = Retention()
+    retention.batch("b1", 10, batch("b1", at(40), at(20), at(5, partition=1)))
+    retention.batch("b2", 11, batch("b2", at(60)))
+    ends = {0: 100, 1: 50, 2: 7}
+    before = look(ends=ends)
+    kept = {(EXPERIENCES.name, 0): 20, (EXPERIENCES.name, 1): 5, (EXPERIENCES.name, 2): 7}
+    assert twice(retention, before) == kept, "no trainer was heard"
+    retention.trained(10)
+    assert twice(retention, before) == kept
+    retention.trained(11)
+    assert twice(retention, before) == {(EXPERIENCES.name, p): n for p, n in ((0, 60), (1, 50), (2, 7))}
+    retention.trained(12)
+    assert twice(retention, before) == {(EXPERIENCES.name, p): n for p, n in ends.items()}
+
+
+def test_what_counts_in_an_open_batch_stays() -> None:
+    assert twice(Retention(), look(counting=[at(33), at(44)])) == {(EXPERIENCES.name, 0): 33}
+
+
+def test_what_a_running_attempt_may_have_written_stays_until_it_has_ended() -> None:
+    retention = Retention()
+    for end in (10, 20, 30):
+        assert retention.look(look(ends={0: end}, running=frozenset({("t", 1)}))) == {}
+    # A new one runs all the time, and the first has ended: it may have written since it began, and not before.
+    assert retention.look(look(ends={0: 40}, running=frozenset({("t", 2)}))) == {}
+    assert retention.look(look(ends={0: 50}, running=frozenset({("t", 2)}))) == {(EXPERIENCES.name, 0): 30}
+
+
+def test_an_attempt_that_never_ends_costs_no_memory() -> None:
+    retention = Retention()
+    for end in range(10 * MAX_NOTED):
+        retention.look(look(ends={0: end}, running=frozenset({("t", 1)})))
+    assert len(retention._noted) <= MAX_NOTED + 1
+
+
+def test_ended_batches_and_versions_are_forgotten_after_a_while_and_untrained_ones_never() -> None:
+    retention = Retention()
+    retention.batch("needed", 0, batch("needed", at(1)))
+    retention.batch("open", 1, batch("open", state="running"))
+    for number in range(BATCHES_KEPT + 3):
+        retention.batch(f"e{number}", 2 + number, batch(f"e{number}", batch_type="eval"))
+    for number in range(VERSIONS_KEPT + 2):
+        retention.version(f"policy/{number}", is_there=True)
+    assert retention.forgettable() == (["e0", "e1", "e2"], ["policy/0", "policy/1"])
+    for number in range(3):
+        retention.batch(f"e{number}", 5000, None)
+    retention.version("policy/0", is_there=False)
+    retention.version("policy/1", is_there=False)
+    assert retention.forgettable() == ([], [])
+    retention.trained(1)
+    assert retention.forgettable()[0] == ["needed"]
+
+
+def test_a_manifest_never_names_what_is_gone() -> None:
+    record = batch("b", at(5), at(15), at(3, partition=1))
+    sound = without_lost(record, {0: 10, 1: 0}, {0: 16, 1: 4})
+    assert [entry.status for entry in sound.manifest] == ["failed", "completed", "completed"]
+    assert sound.manifest[0].parts == []
+    assert sound.manifest[0].error == "its experience at experiences/0@5 was gone before the batch ended"
+    assert sound.failed_task_count == 1
+    assert without_lost(record, {0: 5, 1: 3}, {0: 16, 1: 4}) is record
+    assert [e.status for e in without_lost(record, {0: 0, 1: 0}, {0: 15, 1: 4}).manifest][1] == "failed"
+
+
+@given(st.lists(st.builds(at, st.integers(0, 9), st.integers(0, 3)) | st.none()))
+def test_least_is_the_first_of_each_partition(positions: list[Position | None]) -> None:
+    found = least(positions)
+    for partition in range(4):
+        offsets = [p.offset for p in positions if p is not None and p.partition == partition]
+        assert found.get(partition) == (min(offsets) if offsets else None)
+
+
+class Mesh(RuleBasedStateMachine):
+    """A mesh of one partition, whose decisions are committed late and may be lost, against what it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retention = Retention()
+        self.experiences: list[tuple[str, int]] = []
+        """The log: which attempt wrote it."""
+        self.begin = 0
+        self.batches_log: list[tuple[str, list[int]]] = []
+        self.read = 0
+        self.needs_from = 0
+        self.number = 0
+        # Of the coordinator, decided and committed: attempts that run, with what they have written; what counts.
+        self.running: dict[tuple[str, int], list[int]] = {}
+        self.counting: set[int] = set()
+        self.ended: list[tuple[str, list[int]]] = []
+        self.committed = self.saved()
+        self.has_committed = False
+        """Since the last look."""
+
+    def saved(self) -> tuple[dict[tuple[str, int], list[int]], set[int]]:
+        return dict(self.running), set(self.counting)
+
+    @rule()
+    def dispatch(self) -> None:
+        self.number += 1
+        self.running["t", self.number] = []
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.running)))
+        self.running[key].append(len(self.experiences))
+        self.experiences.append(key)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), counts=st.booleans())
+    def end(self, data: st.DataObject, counts: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.running)))
+        written = self.running.pop(key)
+        if counts and written:
+            self.counting.add(written[0])
+
+    @precondition(lambda self: self.counting)
+    @rule()
+    def finalize(self) -> None:
+        self.number += 1
+        self.ended.append((f"b{self.number}", sorted(self.counting)))
+        self.counting.clear()
+
+    @rule(counts=st.booleans())
+    def at_once(self, counts: bool) -> None:
+        """A whole batch between two commits."""
+        self.dispatch()
+        key = ("t", self.number)
+        self.running[key].append(len(self.experiences))
+        self.experiences.append(key)
+        written = self.running.pop(key)
+        if counts:
+            self.counting.add(written[0])
+            self.finalize()
+
+    @rule()
+    def commit(self) -> None:
+        self.batches_log += self.ended
+        self.ended = []
+        self.committed = self.saved()
+        self.has_committed = True
+
+    @rule()
+    def crash(self) -> None:
+        """Another coordinator goes on from the last commit; attempts may have written meanwhile."""
+        running, counting = self.committed
+        self.running, self.counting, self.ended = dict(running), set(counting), []
+        self.committed = self.saved()
+        self.retention, self.read = self.retention.anew(), 0
+
+    @precondition(lambda self: self.needs_from < len(self.batches_log))
+    @rule()
+    def train(self) -> None:
+        self.needs_from += 1
+        self.retention.trained(self.needs_from)
+
+    @rule()
+    def look(self) -> None:
+        """As the shell does it: when what was decided at the last look is committed, and read."""
+        if not self.has_committed:
+            self.commit()
+        self.has_committed = False
+        for offset in range(self.read, len(self.batches_log)):
+            name, positions = self.batches_log[offset]
+            self.retention.batch(name, offset, batch(name, *map(at, positions)))
+        self.read = len(self.batches_log)
+        cuts = self.retention.look(
+            look(
+                begins={(EXPERIENCES.name, 0): self.begin},
+                ends={0: len(self.experiences)},
+                running=frozenset(self.running),
+                counting=[at(offset) for offset in self.counting],
+            )
+        )
+        self.begin = max(self.begin, cuts.get((EXPERIENCES.name, 0), 0))
+
+    @invariant()
+    def nothing_needed_is_gone(self) -> None:
+        running, counting = self.committed
+        needed = [*self.counting, *counting]
+        needed += [offset for written in (*self.running.values(), *running.values()) for offset in written]
+        needed += [offset for _, positions in self.ended for offset in positions]
+        needed += [offset for _, positions in self.batches_log[self.needs_from :] for offset in positions]
+        assert all(offset >= self.begin for offset in needed), (self.begin, sorted(needed))
+
+    def teardown(self) -> None:
+        self.running.clear()
+        self.counting.clear()
+        self.commit()
+        self.needs_from = len(self.batches_log)
+        self.retention.trained(self.needs_from)
+        for _ in range(3):
+            self.look()
+        assert self.begin == len(self.experiences), "in the end all is gone that nobody needs"
+
+
+TestMesh = Mesh.TestCase
+TestMesh.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

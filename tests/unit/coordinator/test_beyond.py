@@ -1,0 +1,73 @@
+"""Positions that the log does not reach: what goes on by itself, and what the operator decides."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS, Topic
+from trinity_bus.bus.offsets import Beyond, Readable, readable
+from trinity_bus.errors import ProducerFencedError
+from workers.coordinator.beyond import resolved, undecided
+
+
+class Log:
+    """Stands for a bus: partition 0 of each topic holds what it was made with, the others nothing."""
+
+    def __init__(self, held: Mapping[str, tuple[int, int]]) -> None:
+        self._held = held
+
+    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
+        return {0: self._held.get(topic.name, (0, 0))[0]}
+
+    async def end_offsets(self, topic: Topic) -> dict[int, int]:
+        return {0: self._held.get(topic.name, (0, 0))[1]}
+
+
+def ask(held: Mapping[str, tuple[int, int]], positions: Mapping[str, int]) -> Readable:
+    named = {(topic, 0): offset for topic, offset in positions.items()}
+    return asyncio.run(readable(Log(held), (TASKS, COMMANDS, EXPLORER_EVENTS), named))
+
+
+def test_positions_are_moved_into_the_log_and_it_is_said_what_was_wrong() -> None:
+    found = ask(
+        {"tasks": (5, 9), "commands": (0, 3), "explorer-events": (0, 7)},
+        {"tasks": 2, "commands": 3, "explorer-events": 8},
+    )
+    assert found.positions == {("tasks", 0): 5, ("commands", 0): 3, ("explorer-events", 0): 7}
+    assert found.lost == 3
+    assert [str(one) for one in found.beyond] == ["explorer-events/0 ends at 7, and 8 was to be read next"]
+    assert ask({}, {}) == Readable({}, 0, [])
+
+
+def resolve(found: Readable, remembered: int, lives: int = 0) -> dict[tuple[str, int], int]:
+    left = lives
+
+    async def live() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ProducerFencedError("the operator has decided")
+
+    return asyncio.run(resolved(found, remembered, live, 0))
+
+
+def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again() -> None:
+    held = {"tasks": (10, 110), "commands": (0, 3), "explorer-events": (0, 7)}
+    found = ask(held, {"tasks": 500, "commands": 50, "explorer-events": 60})
+    assert resolve(found, remembered=100) == {("tasks", 0): 10, ("commands", 0): 3, ("explorer-events", 0): 7}
+
+
+def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixture) -> None:
+    found = ask({"tasks": (10, 111)}, {"tasks": 500})
+    assert undecided(found.beyond, 100) == [Beyond("tasks", 0, 500, 10, 111)]
+    with pytest.raises(ProducerFencedError):
+        resolve(found, remembered=100, lives=20)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "trinity-bus positions resolve --tasks beginning|end" in said
+    assert "tasks/0 ends at 111, and 500 was to be read next" in said
+
+
+def test_nothing_is_wrong_with_most_positions() -> None:
+    found = ask({"tasks": (0, 9), "explorer-events": (0, 7)}, {"tasks": 9, "explorer-events": 3})
+    assert resolve(found, remembered=0) == {("tasks", 0): 9, ("explorer-events", 0): 3}

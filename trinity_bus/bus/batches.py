@@ -1,0 +1,494 @@
+"""What a fetch has brought, record by record: the one place that decides what of the log cannot be read.
+
+It takes the place of the client library's own (:func:`install`), which raises on the first batch that it cannot unpack,
+and again at each fetch, for ever. Here such a batch, or what is left of it, becomes one :class:`Unreadable` that names
+its offsets, and reading goes on behind it::
+
+    bytes of a fetch --> frames --------> batches -----------> records
+                          |                |                    |
+                          length, magic    CRC, codec, bound    structure, order, size, headers
+                          |                |                    |
+                          '----------------+--------------------+----> Unreadable(reason, offsets, first bytes)
+
+==================  ====================================================================================================
+``bad_frame``       the length of a batch is nonsense: what follows in this fetch is asked for anew
+``unknown_format``  a batch of another format than version 2, in which no broker since Kafka 0.11 keeps records
+``corrupt``         the checksum is wrong, the body does not unpack, or records are not what the batch says
+``unknown_codec``   packed in a way that nobody knows
+``too_large``       it unpacks to more than its topic allows, as a batch or as a record
+``bad_header``      the name of a header is no text, or there are more than ``MAX_HEADERS``
+==================  ====================================================================================================
+
+The library's parser in C is used for records as long as it can read them. Where it stumbles, the rest of the batch is
+taken apart here, one record after the other, so that a bad one costs itself alone; after ``MAX_FAULTS`` of them what is
+left of the batch is given up.
+
+Memory: one batch at a time is unpacked, within ``codecs.body_bound``; when a fetch has unpacked to more than
+``UNPACKED_BYTES``, what is left of it is dropped and asked for anew, when its reader has room.
+"""
+
+import hashlib
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.consumer import fetcher
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.util import calc_crc32c
+
+from trinity_bus.bus.codecs import BodyError, body_bound, record_limit, unpack
+
+log = logging.getLogger(__name__)
+
+MAX_HEADERS: Final = 128
+"""Of one record; the mesh's own have less than ten."""
+MAX_FAULTS: Final = 16
+HEAD_BYTES: Final = 1024
+"""So much is kept of what cannot be read."""
+UNPACKED_BYTES: Final = 8 << 20
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_LENGTH: Final = struct.Struct(">i")
+_OVERHEAD: Final = 12
+"""Bytes of the offset and the length, in front of what the length counts."""
+_MAGIC_AT, _CRC_FROM, _ATTRIBUTES_LOW_AT = 16, 21, 22
+_CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_WALK_BYTES: Final = 1 << 20
+"""Larger batches are looked through before they are parsed: a MiB of headers costs 60 MiB and a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Offsets of a partition that hold nothing that can be read."""
+
+    topic: str
+    """With its namespace."""
+    partition: int
+    offset: int
+    """The first."""
+    last_offset: int
+    reason: str
+    """One machine-readable word."""
+    detail: str
+    """A sentence for people."""
+    head: bytes
+    """The first bytes of the batch as it lies on the log, or of the record's value."""
+    size: int
+    """Of all of it, in bytes."""
+    sha256: str
+    key: bytes | None = None
+    """Of a single record, where that much can be read; cut like ``head``."""
+
+
+class Frames:
+    """The batches in the bytes of a fetch, as the client library looks at them."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self._data = memoryview(data or b"")
+        self._at = 0
+
+    def size_in_bytes(self) -> int:
+        """Of the whole."""
+        return len(self._data)
+
+    def has_next(self) -> bool:
+        """Whether there is another batch. The last one may be cut off, and comes whole with the next fetch."""
+        left = len(self._data) - self._at
+        # Where not even the first is whole its length lies: a broker always sends one that is.
+        return left > 0 and (not self._at or left >= _OVERHEAD + max(self._length(), 0))
+
+    def next_frame(self) -> memoryview | None:
+        """The bytes of the next batch; ``None`` where its length is nonsense, and nothing can follow."""
+        data, begin = self._data, self._at
+        left, size = len(data) - begin, _OVERHEAD + self._length()
+        # Batches of old formats may be smaller than the header of today's, and are told apart by their magic.
+        if not _HEADER.size <= size <= left and not (_MAGIC_AT < size <= left and data[begin + _MAGIC_AT] < 2):
+            return None
+        self._at = end = begin + size
+        return data[begin:end]
+
+    def base_of_next(self) -> int | None:
+        """The first offset of the batch that follows, if it has come and looks like one."""
+        if len(self._data) - self._at < _HEADER.size or self._data[self._at + _MAGIC_AT] != 2:
+            return None
+        return int(struct.unpack_from(">q", self._data, self._at)[0])
+
+    def rest(self) -> memoryview:
+        """What has not been taken yet; it is now."""
+        rest = self._data[self._at :]
+        self._at = len(self._data)
+        return rest
+
+    def _length(self) -> int:
+        if len(self._data) - self._at < _OVERHEAD:
+            return 0
+        length: int = _LENGTH.unpack_from(self._data, self._at + 8)[0]
+        return length
+
+
+class FetchedRecords:
+    """The records of one partition in one fetch: what the client library takes them from.
+
+    Args:
+        tp: The partition.
+        records: The batches.
+        aborted_transactions: Producer ids, and the offsets from which on their transactions were aborted.
+        fetch_offset: The offset that was asked for.
+        key_deserializer: Not used here; the library gives it.
+        value_deserializer: Likewise.
+        check_crcs: Likewise: checksums are always checked.
+        isolation_level: Whether aborted records are left out.
+    """
+
+    def __init__(  # noqa: PLR0917 - the library passes them so
+        self,
+        tp: TopicPartition,
+        records: Frames,
+        aborted_transactions: Sequence[tuple[int, int]] | None,
+        fetch_offset: int,
+        key_deserializer: Any,
+        value_deserializer: Any,
+        check_crcs: bool,
+        isolation_level: int,
+    ) -> None:
+        del key_deserializer, value_deserializer, check_crcs
+        self.next_fetch_offset = fetch_offset
+        """Where to go on; the library reads it."""
+        self._tp = tp
+        self._frames = records
+        self._aborted = sorted(aborted_transactions or (), key=lambda entry: entry[1], reverse=True)
+        self._aborting: set[int] = set()
+        self._committed_only = isolation_level == fetcher.READ_COMMITTED
+        self._limit = record_limit(tp.topic)
+        self._bound = body_bound(tp.topic)
+        self._unpacked = 0
+        self._items = self._all()
+
+    def __iter__(self) -> Iterator[ConsumerRecord | Unreadable]:
+        return self
+
+    def __next__(self) -> ConsumerRecord | Unreadable:
+        return next(self._items)
+
+    def _all(self) -> Iterator[ConsumerRecord | Unreadable]:
+        frames = self._frames
+        while frames.has_next() and self._unpacked <= UNPACKED_BYTES:
+            frame = frames.next_frame()
+            if frame is None:
+                yield self._lost(
+                    self.next_fetch_offset, "bad_frame", "the length of a batch is nonsense", frames.rest()
+                )
+                return
+            opened = self._open(frame)
+            if isinstance(opened, Unreadable):
+                yield opened
+            elif opened is not None:
+                body, base, last = opened
+                yield from self._records(frame, body, base, last)
+                self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
+
+    def _open(self, frame: memoryview) -> tuple[bytes | memoryview, int, int] | Unreadable | None:
+        """The records of a batch as bytes, with its first offset and its last; ``None`` where none are wanted."""
+        header = _HEADER.unpack_from(frame) if frame[_MAGIC_AT] == 2 else None
+        if header is None:
+            (offset,) = struct.unpack_from(">q", frame)
+            detail = f"a batch of format {frame[_MAGIC_AT]}, where all are of format 2"
+            return self._lost(self._last_of_broken(offset, 0, 1), "unknown_format", detail, frame)
+        base, attributes, last_delta, producer, count = header[0], header[5], header[6], header[9], header[12]
+        if calc_crc32c(frame[_CRC_FROM:]) != header[4]:
+            return self._lost(self._last_of_broken(base, last_delta, count), "corrupt", "its checksum is wrong", frame)
+        last = base + last_delta
+        if base < 0 or last_delta < 0 or count < 0:
+            detail = f"a batch of {count} records from offset {base} to {last}"
+            return self._lost(self._last_of_broken(base, last_delta, count), "corrupt", detail, frame)
+        is_aborted = self._is_aborted(base, attributes, producer)
+        if attributes & _CONTROL:
+            # Any marker ends the transaction that its producer had open.
+            self._aborting.discard(producer)
+        if is_aborted or attributes & _CONTROL or last < self.next_fetch_offset:
+            self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
+            return None
+        try:
+            body = unpack(attributes & _CODEC, frame[_HEADER.size :], self._bound)
+        except BodyError as error:
+            return self._lost(last, error.reason, error.detail, frame)
+        if attributes & _CODEC:
+            self._unpacked += len(body)
+        return body, base, last
+
+    def _records(
+        self, frame: memoryview, body: bytes | memoryview, base: int, last: int
+    ) -> Iterator[ConsumerRecord | Unreadable]:
+        topic, partition = self._tp
+        expected, taken, limit = base, 0, self._limit
+        try:
+            if len(body) > _WALK_BYTES:
+                _check_headers(body)
+            for record in DefaultRecordBatch(_plain(frame, body)):
+                offset = record.offset
+                if not expected <= offset <= last:
+                    break
+                expected = offset + 1
+                taken += 1
+                if offset < self.next_fetch_offset:
+                    continue
+                key, value, headers = record.key, record.value, record.headers
+                key_size = -1 if key is None else len(key)
+                value_size = -1 if value is None else len(value)
+                if key_size + value_size > limit or len(headers) > MAX_HEADERS:
+                    yield self._refused(offset, key, value, len(headers))
+                    continue
+                self.next_fetch_offset = expected
+                yield ConsumerRecord(
+                    topic,
+                    partition,
+                    offset,
+                    record.timestamp,
+                    record.timestamp_type,
+                    key,
+                    value,
+                    None,
+                    key_size,
+                    value_size,
+                    tuple(headers),
+                )
+            else:
+                return
+        except Exception:
+            # Whatever the parser in C raises, the records are looked at again one by one.
+            log.debug("a batch of %s is taken apart", self._tp, exc_info=True)
+        yield from self._piecewise(frame, body, (base, expected, last), taken)
+
+    def _piecewise(
+        self, frame: memoryview, body: bytes | memoryview, offsets: tuple[int, int, int], taken: int
+    ) -> Iterator[ConsumerRecord | Unreadable]:
+        """The records of a batch after those that the library could parse.
+
+        Args:
+            frame: The batch.
+            body: Its records, unpacked.
+            offsets: Its first, the least that comes next, its last.
+            taken: How many records are done.
+        """
+        base, expected, last = offsets
+        header = _HEADER.unpack_from(frame)
+        times = _Times(header[7], header[8], is_append_time=bool(header[5] & _LOG_APPEND_TIME))
+        faults = 0
+        try:
+            for piece in _pieces(body, header[12], taken):
+                _check_faults(faults)
+                _check_order(expected, expected, last)
+                try:
+                    item = _parse(self._tp, piece, base, times)
+                except (_BadHeaderError, CorruptRecordException) as error:
+                    faults += 1
+                    reason = "bad_header" if isinstance(error, _BadHeaderError) else "corrupt"
+                    if expected >= self.next_fetch_offset:
+                        yield self._lost(expected, reason, _text(error), piece)
+                    expected += 1
+                    continue
+                _check_order(item.offset, expected, last)
+                expected = item.offset + 1
+                if item.offset < self.next_fetch_offset:
+                    continue
+                if len(item.key or b"") + len(item.value or b"") > self._limit:
+                    yield self._refused(item.offset, item.key, item.value, len(item.headers))
+                    continue
+                self.next_fetch_offset = expected
+                yield item
+        except CorruptRecordException as error:
+            # No single record is to blame. If all have been returned already, the whole batch is named.
+            self.next_fetch_offset = base if self.next_fetch_offset > last else self.next_fetch_offset
+            yield self._lost(last, "corrupt", f"records are not what their batch says: {_text(error)}", frame)
+
+    def _is_aborted(self, base: int, attributes: int, producer: int) -> bool:
+        """Whether a batch belongs to a transaction that was aborted. Batches come in the order of the log."""
+        while self._aborted and self._aborted[-1][1] <= base:
+            self._aborting.add(self._aborted.pop()[0])
+        return producer in self._aborting and self._committed_only and bool(attributes & _TRANSACTIONAL)
+
+    def _last_of_broken(self, base: int, last_delta: int, count: int) -> int:
+        """Up to where a batch goes whose header cannot be trusted: rather too near than too far."""
+        following = self._frames.base_of_next()
+        if following is not None and base < following:
+            return self._bounded(following - 1)
+        return self._bounded(base + max(0, min(last_delta, count - 1)))
+
+    def _bounded(self, last: int) -> int:
+        """At least the position, so that reading goes on."""
+        return max(last, self.next_fetch_offset)
+
+    def _refused(self, offset: int, key: bytes | None, value: bytes | None, headers: int) -> Unreadable:
+        """A record that is what it should be, but for its size."""
+        size = len(key or b"") + len(value or b"")
+        if size > self._limit:
+            reason, detail = "too_large", f"a record of {size:,} bytes, the limit is {self._limit:,}"
+        else:
+            reason, detail = "bad_header", f"a record with {headers} headers, the limit is {MAX_HEADERS}"
+        self.next_fetch_offset = offset
+        return self._lost(offset, reason, detail, memoryview(value or b""), key=key)
+
+    def _lost(self, last: int, reason: str, detail: str, data: memoryview, key: bytes | None = None) -> Unreadable:
+        first, last = self.next_fetch_offset, self._bounded(last)
+        self.next_fetch_offset = last + 1
+        return Unreadable(
+            topic=self._tp.topic,
+            partition=self._tp.partition,
+            offset=first,
+            last_offset=last,
+            reason=reason,
+            detail=detail,
+            head=bytes(data[:HEAD_BYTES]),
+            size=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            key=None if key is None else key[:HEAD_BYTES],
+        )
+
+
+def install() -> None:
+    """Have every consumer of the client library in this process read with this module.
+
+    The library makes these objects by the names of its own classes, and offers no other way. It is pinned, and a test
+    notices when it no longer does.
+    """
+    fetcher.MemoryRecords = Frames
+    fetcher.PartitionRecords = FetchedRecords
+
+
+class _BadHeaderError(Exception):
+    """A header of a record is not what it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    first: int
+    max: int
+    is_append_time: bool
+
+
+def _plain(frame: memoryview, body: bytes | memoryview) -> bytes | memoryview:
+    """The batch as if it had never been packed."""
+    if not frame[_ATTRIBUTES_LOW_AT] & _CODEC:
+        return frame
+    plain = bytearray(frame[: _HEADER.size])
+    plain[_ATTRIBUTES_LOW_AT] &= ~_CODEC & 0xFF
+    plain += body
+    return memoryview(plain)
+
+
+def _pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryview]:
+    """The bytes of each record.
+
+    Raises:
+        CorruptRecordException: There are more or fewer than the batch says.
+    """
+    view, at = memoryview(body), 0
+    for index in range(count):
+        length, begin = _varint(view, at)
+        at = begin + length
+        if length < 0 or at > len(view):
+            raise CorruptRecordException(f"record {index} of {count} has a length of {length}")
+        if index >= skip:
+            yield view[begin:at]
+    if at != len(view):
+        raise CorruptRecordException(f"{len(view) - at} bytes are left behind the last record")
+
+
+def _parse(tp: TopicPartition, piece: memoryview, base: int, times: _Times) -> ConsumerRecord:
+    """One record, from its attributes on.
+
+    Raises:
+        _BadHeaderError: The name of a header is no text, or there are too many.
+        CorruptRecordException: It is no record.
+    """
+    time_delta, at = _varint(piece, 1)
+    offset_delta, at = _varint(piece, at)
+    key, at = _bytes(piece, at)
+    value, at = _bytes(piece, at)
+    count, at = _varint(piece, at)
+    _check_count(count)
+    headers = []
+    for _ in range(count):
+        name, at = _bytes(piece, at)
+        data, at = _bytes(piece, at)
+        try:
+            headers.append(((name or b"").decode(), data))
+        except UnicodeDecodeError as error:
+            raise _BadHeaderError(f"a header's name is not text: {error}") from error
+    if at != len(piece):
+        raise CorruptRecordException(f"{len(piece) - at} bytes are left behind its last header")
+    time_ms = times.max if times.is_append_time else times.first + time_delta
+    sizes = (-1 if key is None else len(key), -1 if value is None else len(value))
+    return ConsumerRecord(
+        *tp, base + offset_delta, time_ms, int(times.is_append_time), key, value, None, *sizes, tuple(headers)
+    )
+
+
+def _check_headers(body: bytes | memoryview) -> None:
+    """Look only for how many headers records have: the library would make objects of all of them.
+
+    Raises:
+        _BadHeaderError: A large record has too many.
+        CorruptRecordException: It is no batch of records.
+    """
+    view, at = memoryview(body), 0
+    while at < len(view):
+        length, begin = _varint(view, at)
+        at = begin + length
+        if length < 0 or at > len(view):
+            raise CorruptRecordException(f"a record has a length of {length}")
+        if length > _WALK_BYTES:
+            piece = view[begin:at]
+            inner = 1
+            for _ in range(2):
+                _, inner = _varint(piece, inner)
+            for _ in range(2):
+                size, inner = _varint(piece, inner)
+                inner += max(size, 0)
+            _check_count(_varint(piece, inner)[0])
+
+
+def _check_order(offset: int, expected: int, last: int) -> None:
+    if not expected <= offset <= last:
+        raise CorruptRecordException(f"offset {offset} where {expected} to {last} are left")
+
+
+def _check_faults(faults: int) -> None:
+    if faults >= MAX_FAULTS:
+        raise CorruptRecordException(f"more than {MAX_FAULTS} records that cannot be read")
+
+
+def _check_count(headers: int) -> None:
+    if not 0 <= headers <= MAX_HEADERS:
+        raise _BadHeaderError(f"a record with {headers} headers, the limit is {MAX_HEADERS}")
+
+
+def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
+    size, at = _varint(data, at)
+    if size < 0:
+        return None, at
+    if size > len(data) - at:
+        raise CorruptRecordException(f"{size} bytes, where {len(data) - at} are left")
+    return bytes(data[at : at + size]), at + size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number of Kafka's varying length, and where it ends."""
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise CorruptRecordException("a number has no end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+
+
+def _text(error: Exception) -> str:
+    return str(error.args[0] if error.args else "") or type(error).__name__

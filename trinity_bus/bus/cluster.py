@@ -1,0 +1,207 @@
+"""How the cluster itself is: copies that lag behind, what topics take of their limits, disks, ends of certificates.
+
+Brokers tell all of it to whoever may ask, so no other program has to run beside them. What one may not ask is absent
+from the answer, and said once in the log: disks and sizes need ``Describe`` on the cluster.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
+
+from schemas.topics import Topic
+from trinity_bus.bus.certificates import file_expiries, shown_expiry
+from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.log_dirs import DescribeLogDirs
+from trinity_bus.config import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+OF_THE_BROKERS = ("__consumer_offsets", "__transaction_state")
+"""Topics of Kafka's own, without which no transaction and no position is kept."""
+_RETENTION_BYTES = "retention.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """One that a broker keeps its log on."""
+
+    size: int
+    """Bytes."""
+    free: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What is known of the cluster. Topics are named without the namespace."""
+
+    under_replicated: Mapping[str, int] = field(default_factory=dict)
+    """Topic to its partitions of which not every copy is up to date."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Topic to its bytes, one copy of each partition."""
+    budget_used: Mapping[str, float] = field(default_factory=dict)
+    """Topic that has a limit of bytes, to the share of it that its fullest partition takes."""
+    disks: Mapping[str, Disk] = field(default_factory=dict)
+    """``broker 1 /var/lib/kafka`` to what that disk has."""
+    certificates: Mapping[str, float] = field(default_factory=dict)
+    """What shows or holds a certificate, to the end of it in seconds since the epoch."""
+
+
+def under_replicated(described: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, int]:
+    """Partitions that lack a copy, by topic.
+
+    Args:
+        described: Topics as the client library gives them.
+        names: Name on the cluster to the name to tell; what is not in it is left out.
+    """
+    return {
+        names[topic["topic"]]: sum(len(p["isr"]) < len(p["replicas"]) for p in topic["partitions"])
+        for topic in described
+        if topic["error_code"] == 0 and topic["topic"] in names
+    }
+
+
+def partition_sizes(answers: Sequence[Any]) -> dict[tuple[str, int], int]:
+    """``(name on the cluster, partition)`` to the bytes of its largest copy.
+
+    Args:
+        answers: Of each broker, to :class:`~trinity_bus.bus.log_dirs.DescribeLogDirs`.
+    """
+    sizes: dict[tuple[str, int], int] = {}
+    for answer in answers:
+        for code, _, topics, *_ in answer.results:
+            if code == 0:
+                for name, partitions, _ in topics:
+                    for number, size, _, is_future, _ in partitions:
+                        if not is_future:
+                            sizes[name, number] = max(size, sizes.get((name, number), 0))
+    return sizes
+
+
+def budget_used(sizes: Mapping[tuple[str, int], int], limits: Mapping[str, int]) -> dict[str, float]:
+    """Topic to the share of its limit that its fullest partition takes, for topics that have one.
+
+    Args:
+        sizes: ``(topic, partition)`` to bytes.
+        limits: Topic to the bytes that each partition may take; -1 is no limit.
+    """
+    fullest: dict[str, int] = {}
+    for (topic, _), size in sizes.items():
+        fullest[topic] = max(size, fullest.get(topic, 0))
+    return {topic: fullest.get(topic, 0) / limit for topic, limit in limits.items() if limit > 0}
+
+
+class ClusterObserver:
+    """Asks the brokers how they are.
+
+    Args:
+        admin: Connected.
+        settings: Where the log is, and the certificates to look at.
+        topics: Of the mesh.
+    """
+
+    def __init__(self, admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> None:
+        self._admin = admin
+        self._settings = settings
+        self._names = {topic.full_name(settings.namespace): topic for topic in topics}
+        self._said: set[str] = set()
+
+    async def look(self) -> ClusterState:
+        """How the cluster is now.
+
+        Raises:
+            BusError: No broker answers.
+        """
+        with kafka_errors("ask how the cluster is"):
+            brokers = (await self._admin.describe_cluster())["brokers"]
+            told = {full: topic.name for full, topic in self._names.items()} | {name: name for name in OF_THE_BROKERS}
+            # All that this user sees: to ask for one that is not there by its name would be an error.
+            replicas = under_replicated(await self._admin.describe_topics(), told)
+            answers = await self._log_dirs([broker["node_id"] for broker in brokers])
+            limits = await self._limits() if answers else {}
+        sizes = {
+            (self._names[name].name, number): size
+            for (name, number), size in partition_sizes(list(answers.values())).items()
+        }
+        totals: Counter[str] = Counter()
+        for (topic, _), size in sizes.items():
+            totals[topic] += size
+        return ClusterState(
+            under_replicated=replicas,
+            sizes=totals,
+            budget_used=budget_used(sizes, limits),
+            disks={
+                f"broker {node} {path}": Disk(size, free)
+                for node, answer in answers.items()
+                for code, path, _, size, free, *_ in answer.results
+                if code == 0 and size >= 0
+            },
+            certificates=await self._certificates(brokers),
+        )
+
+    async def _log_dirs(self, nodes: Sequence[int]) -> dict[int, Any]:
+        """Each broker's answer, of those that give one."""
+        request = DescribeLogDirs({name: list(range(topic.partitions)) for name, topic in self._names.items()})
+        answers: dict[int, Any] = {}
+        for node in nodes:
+            try:
+                # The public client has no way to ask one broker.
+                answer = await self._admin._send_request_to_node(node, request)  # noqa: SLF001
+            except (TimeoutError, KafkaError, IncompatibleBrokerVersion, NotImplementedError) as error:
+                self._say_once(f"broker {node} tells nothing of its disks: {error or type(error).__name__}")
+                continue
+            if answer.error_code:
+                self._say_once(
+                    f"sizes of topics and disks are not told to this user ({for_code(answer.error_code).__name__}): "
+                    "`trinity-bus access apply` gives the right, Describe on the cluster"
+                )
+                continue
+            answers[node] = answer
+        return answers
+
+    async def _limits(self) -> dict[str, int]:
+        """Topic to the bytes that each of its partitions may take; -1 is no limit."""
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in self._names]
+        return {
+            self._names[name].name: int(entry[1])
+            for response in await self._admin.describe_configs(resources)
+            for code, _, _, name, entries in response.resources
+            if code == 0
+            for entry in entries
+            if entry[0] == _RETENTION_BYTES
+        }
+
+    async def _certificates(self, brokers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Ends of the certificates that brokers show, and of those in this process's files."""
+        found: dict[str, float] = {}
+        if not self._settings.security_protocol.endswith("SSL"):
+            return found
+        for broker in brokers:
+            place = f"broker {broker['host']}:{broker['port']}"
+            try:
+                found[place] = await shown_expiry(broker["host"], broker["port"], self._settings.request_timeout_s)
+            except (OSError, ValueError) as error:
+                self._say_once(f"the end of the certificate of {place} is not known: {error or type(error).__name__}")
+        for name in ("ssl_cafile", "ssl_certfile"):
+            path = getattr(self._settings, name)
+            if path is None:
+                continue
+            try:
+                # The first is the client's own; of authorities one that still holds is enough.
+                ends = await asyncio.to_thread(file_expiries, path)
+                found[name] = ends[0] if name == "ssl_certfile" else max(ends)
+            except (OSError, ValueError, IndexError) as error:
+                self._say_once(f"the end of the certificate in {path} is not known: {error}")
+        return found
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            log.warning("%s", line)

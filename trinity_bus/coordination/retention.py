@@ -1,0 +1,197 @@
+"""What may be deleted from the log, because nobody needs it any more. Pure: owns no client, clock or task.
+
+Needed are::
+
+    tasks, commands, events   what the coordinator has not read, or has not committed that it has
+    experiences               what a finalized batch names that is not trained for good;
+                              what counts in a batch that is still open;
+                              whatever an attempt may have written that still runs: its event may be on its way
+    batches                   what is not trained for good, what has not ended, and the last ``BATCHES_KEPT``
+    version-history           the last ``VERSIONS_KEPT``
+
+Where an attempt writes cannot be known before its event comes, but not before the end that the log had when it was
+dispatched. So at each look the ends of the log are noted with the attempts that run at that moment; once all of these
+have ended, everything before those ends is known: it counts, or it never will::
+
+    look n:    ends, running --------.
+    look n+k:  none of them runs ----'--> up to ends, less what is named
+
+What two looks in a row have found is handed out, when the decisions that the first was based on are committed: a
+coordinator that loses its last decisions must find what it needs to take them again, and a batch that had ended by such
+a decision is on the log, and was read, before the second. A coordinator that was superseded may still hand out what it
+found: what was not needed then is not needed later.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from schemas import BatchLifecycleState, BatchRecord, Position
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
+from trinity_bus.coordination.parts import AttemptKey
+
+BATCHES_KEPT = 500
+"""Batches that have ended and are trained, for people to look at."""
+VERSIONS_KEPT = 1000
+MAX_NOTED = 100
+"""Looks that are remembered while an attempt of the first still runs."""
+
+type Place = tuple[str, int]
+"""Topic without namespace, and partition."""
+type Cuts = dict[Place, int]
+"""The offsets before which everything may go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is known at one moment.
+
+    Attributes:
+        consumed: How far the inputs were read, as it is committed.
+        begins: The first offset that is kept, of inputs and experiences.
+        ends: Of experiences by partition, asked for *before* ``running`` and ``counting`` were looked at.
+        running: All attempts that may still say something.
+        counting: Where the experiences lie that count in batches that have not ended.
+        aged: The offsets before which everything is older than its topic keeps it.
+    """
+
+    consumed: Mapping[Place, int]
+    begins: Mapping[Place, int]
+    ends: Mapping[int, int]
+    running: frozenset[AttemptKey]
+    counting: Iterable[Position]
+    aged: Mapping[Place, int]
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A batch that has ended, as the log has it."""
+
+    offset: int
+    least: dict[int, int] = field(default_factory=dict)
+    """Of a train batch: the first experience that it names, by partition."""
+
+
+class Retention:
+    """Follows ``batches``, ``version-history`` and the trainer, and tells what may go."""
+
+    def __init__(self) -> None:
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        """In the order of their end."""
+        self._versions: OrderedDict[str, None] = OrderedDict()
+        self._needs_from: int | None = None
+        self._noted: list[tuple[dict[int, int], set[AttemptKey]]] = []
+        """Ends of the log, and the attempts of that time that still run, oldest first; all but the first have some."""
+        self._found: Cuts = {}
+
+    @property
+    def needs_from(self) -> int | None:
+        """The offset in ``batches`` from which on the trainer's oldest checkpoint would go on."""
+        return self._needs_from
+
+    def anew(self) -> "Retention":
+        """One that knows what the trainer has said, and is to be told of the topics again."""
+        fresh = Retention()
+        fresh._needs_from = self._needs_from
+        return fresh
+
+    def batch(self, batch_id: str, offset: int, record: BatchRecord | None) -> None:
+        """A record of ``batches``; ``None`` where it was a tombstone."""
+        self._ended.pop(batch_id, None)
+        if record is None or record.state not in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
+            return
+        ended = self._ended[batch_id] = _Ended(offset)
+        if record.batch_type == "train" and record.state is BatchLifecycleState.FINALIZED:
+            ended.least = least(part.position for entry in record.manifest for part in entry.parts)
+
+    def version(self, key: str, *, is_there: bool) -> None:
+        """A record of ``version-history``, or its tombstone."""
+        self._versions.pop(key, None)
+        if is_there:
+            self._versions[key] = None
+
+    def trained(self, needs_from: int) -> None:
+        """The trainer says what it may still need of ``batches``; further back than before, what is gone is gone."""
+        self._needs_from = needs_from
+
+    def look(self, look: Look) -> Cuts:
+        """Takes in a look. To be called only when decisions of the last one are committed.
+
+        Returns:
+            What this look and the last one have found.
+        """
+        before, self._found = self._found, self._cuts(look)
+        return {place: min(offset, before[place]) for place, offset in self._found.items() if place in before}
+
+    def forgettable(self) -> tuple[list[str], list[str]]:
+        """Keys of batches and of versions that can be forgotten: each gets a tombstone."""
+        trained = [
+            batch_id
+            for batch_id, ended in self._ended.items()
+            if not ended.least or (self._needs_from is not None and ended.offset < self._needs_from)
+        ]
+        versions = list(self._versions)
+        return trained[: max(0, len(trained) - BATCHES_KEPT)], versions[: max(0, len(versions) - VERSIONS_KEPT)]
+
+    def _cuts(self, look: Look) -> Cuts:
+        places = ((topic.name, partition) for topic in COORDINATOR_INPUTS for partition in range(topic.partitions))
+        wanted = {place: look.consumed.get(place, 0) for place in places}
+        self._note(look)
+        noted, running = self._noted[0]
+        if not running:
+            untrained = [
+                ended.least
+                for ended in self._ended.values()
+                if self._needs_from is None or ended.offset >= self._needs_from
+            ]
+            named = [least(look.counting), *untrained]
+            for partition, end in noted.items():
+                first = (each[partition] for each in named if partition in each)
+                wanted[EXPERIENCES.name, partition] = min(end, *first, end)
+        cuts = {place: min(offset, look.aged.get(place, 0)) for place, offset in wanted.items()}
+        return {place: offset for place, offset in cuts.items() if offset > look.begins.get(place, 0)}
+
+    def _note(self, look: Look) -> None:
+        for _, running in self._noted:
+            running.intersection_update(look.running)
+        self._noted.append((dict(look.ends), set(look.running)))
+        # Of those whose attempts have all ended, the last is the best.
+        clear = [index for index, (_, running) in enumerate(self._noted) if not running]
+        if clear:
+            del self._noted[: clear[-1]]
+        elif len(self._noted) > MAX_NOTED:
+            del self._noted[-2]
+
+
+def least(positions: Iterable[Position | None]) -> dict[int, int]:
+    """The first offset of each partition."""
+    first: dict[int, int] = {}
+    for position in positions:
+        if position is not None:
+            first[position.partition] = min(position.offset, first.get(position.partition, position.offset))
+    return first
+
+
+def without_lost(record: BatchRecord, begins: Mapping[int, int], ends: Mapping[int, int]) -> BatchRecord:
+    """A finalized batch whose manifest names nothing that is gone: a task that has lost an experience has failed.
+
+    Args:
+        record: To be written.
+        begins: Partition to the first offset of experiences that is kept.
+        ends: Partition to the end of them: a broker that lost its power may have lost the last.
+    """
+    manifest, lost = [], 0
+    for entry in record.manifest:
+        places = (part.position for part in entry.parts if part.position is not None)
+        gone = next((p for p in places if not begins[p.partition] <= p.offset < ends[p.partition]), None)
+        if gone is None:
+            manifest.append(entry)
+            continue
+        lost += 1
+        error = f"its experience at {EXPERIENCES.name}/{gone.partition}@{gone.offset} was gone before the batch ended"
+        manifest.append(msgspec.structs.replace(entry, status="failed", parts=[], error=error))
+    if not lost:
+        return record
+    return record.model_copy(update={"manifest": manifest, "failed_task_count": record.failed_task_count + lost})

@@ -1,0 +1,86 @@
+"""``trinity-bus positions``: how far the coordinator has read, and where it goes on if the log does not reach there."""
+
+from typing import Annotated, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
+from trinity_bus.bus import Bus
+from trinity_bus.bus.offsets import readable
+from trinity_bus.errors import BusError
+from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
+from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
+from workers.coordinator.intake import still_read
+from workers.coordinator.standby import TRANSACTIONAL_ID
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="How far the coordinator has read its inputs.")
+console = Console()
+
+type Where = Literal["beginning", "end"]
+
+_TASKS: Final = "tasks"
+
+
+@app.command()
+def show() -> None:
+    """List the position in each input, and what the log holds."""
+    kafka = connected_settings().kafka
+
+    async def run() -> None:
+        async with Bus(kafka, client_id="positions") as bus:
+            positions = await _positions(bus)
+            table = Table("topic", "partition", "begins", "read next", "ends", "")
+            for topic in COORDINATOR_INPUTS:
+                begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+                for partition, end in ends.items():
+                    position = positions.get((topic.name, partition), begins[partition])
+                    said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
+                    numbers = (str(number) for number in (partition, begins[partition], position, end))
+                    table.add_row(topic.name, *numbers, said)
+            console.print(table)
+
+    run_service(run)
+
+
+@app.command()
+def resolve(
+    tasks: Annotated[
+        Where,
+        typer.Option(
+            "--tasks",
+            help="Where reading goes on in partitions that do not reach the position: `beginning` does tasks again "
+            "that nobody remembers, `end` leaves out those that were not read.",
+        ),
+    ],
+) -> None:
+    """Decide where the coordinator goes on, where its position lies beyond the end of the log."""
+    kafka = connected_settings().kafka
+
+    async def run() -> None:
+        async with Bus(kafka, client_id="positions") as bus:
+            # As a coordinator: the one that waits is fenced, and whatever it had open is settled.
+            async with bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
+                found = await readable(bus, COORDINATOR_INPUTS, await _positions(bus))
+                if not found.beyond:
+                    raise BusError("no position lies beyond the end of the log: there is nothing to decide")
+                positions = dict(found.positions)
+                for one in found.beyond:
+                    at_begin = one.topic == _TASKS and tasks == "beginning"
+                    positions[one.topic, one.partition] = one.begin if at_begin else one.end
+                async with producer.transaction():
+                    await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(positions), partition=0)
+            for one in found.beyond:
+                console.print(f"{one}: reading goes on at {positions[one.topic, one.partition]}", highlight=False)
+
+    run_service(run)
+
+
+async def _positions(bus: Bus) -> Positions:
+    changelog = Changelog()
+    async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
+        async for received in reader.replay():
+            changelog.take(received)
+    return still_read(changelog.positions)[0]

@@ -1,0 +1,50 @@
+"""``trinity-bus upgrade``: the end of an upgrade."""
+
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from schemas.topics import OPERATOR_COMMANDS
+from trinity_bus.client.connection import Connection
+from trinity_bus.coordination.state_codec import NEWEST_LEVEL
+from trinity_bus.runtime.service import run_service
+from workers.cli.connection import connected_settings
+
+app = typer.Typer(add_completion=False, help="End an upgrade.", no_args_is_help=True)
+console = Console(stderr=True)
+
+_NO: Final = 1
+
+
+@app.callback()
+def upgrade() -> None:
+    """End an upgrade."""
+
+
+@app.command()
+def finalize(
+    level: Annotated[
+        int,
+        typer.Option("--level", min=1, help="Of the state. Unset: the newest that this program knows."),
+    ] = NEWEST_LEVEL,
+) -> None:
+    """Let the coordinator write its state as the new version does. There is no way back to the version before.
+
+    Until then its coordinators can take over at any time, and what came with the new version and does not fit into the
+    state of before is forgotten at a restart of the coordinator. Exit code 1 where the coordinator at work does not
+    know the level.
+    """
+    settings = connected_settings()
+
+    async def ask() -> None:
+        connection = await Connection.open(settings, None, "upgrade", [OPERATOR_COMMANDS])
+        try:
+            reply = await connection.channel.finalize_upgrade(level)
+        finally:
+            await connection.close()
+        console.print(reply.detail, highlight=False, markup=False, soft_wrap=True)
+        if reply.error is not None:
+            raise typer.Exit(_NO)
+
+    run_service(ask)

@@ -1,0 +1,170 @@
+"""Deletes from the log what nobody needs any more: the thin shell around :class:`~trinity_bus.coordination.Retention`.
+
+::
+
+    every retention_s, while this coordinator works:
+        wait until what was decided at the last look is committed
+        read batches and version-history to their ends
+        ask for ends and ages --> look --> delete records; tombstones go into the next transaction
+
+================================  ======================================================================================
+what fails                        what happens
+================================  ======================================================================================
+the broker does not answer        a line in the log, and the next round
+the user may not delete           likewise: `trinity-bus access apply` gives the right; until then topics grow up to
+                                  their budget
+it ends in the middle             what was not deleted is found again
+================================  ======================================================================================
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+from schemas import BatchRecord, Position, TrainerHeartbeat
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, VERSION_HISTORY, Topic
+from trinity_bus.bus import Bus, Reader, Undecodable
+from trinity_bus.coordination import CoordinatorMachine, Retention
+from trinity_bus.coordination.retention import Cuts, Look
+from trinity_bus.errors import BusError
+from workers.coordinator.changelog import Positions
+
+log = logging.getLogger("workers.coordinator")
+
+_POLL_S = 0.05
+_TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES)
+
+
+class Commits:
+    """What is committed, as the service tells."""
+
+    def __init__(self, positions: Positions) -> None:
+        self.count = 0
+        self.positions = dict(positions)
+
+    def made(self, positions: Positions) -> None:
+        """A transaction was committed, up to these input positions."""
+        self.count += 1
+        self.positions = positions
+
+
+class Keeper:
+    """Keeps the log from growing.
+
+    Args:
+        bus: Connected.
+        machine: That works.
+        commits: Told of by the service.
+        every_s: Seconds between two rounds.
+        keep_s: How long what is not needed is kept all the same; ``None``: what each topic says.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        machine: Callable[[], CoordinatorMachine],
+        commits: Commits,
+        *,
+        every_s: float,
+        keep_s: float | None,
+    ) -> None:
+        self._bus = bus
+        self._machine = machine
+        self._commits = commits
+        self._every_s = every_s
+        self._keep_s = keep_s
+        self._retention = Retention()
+        self._tombstones: list[tuple[Topic, str]] = []
+
+    def heard(self, beat: TrainerHeartbeat) -> None:
+        """The trainer lives."""
+        if beat.needs_from is not None and not self._machine().sync.is_zombie(beat.incarnation):
+            self._retention.trained(beat.needs_from)
+
+    def take_tombstones(self) -> list[tuple[Topic, str]]:
+        """What is to be forgotten with the next transaction."""
+        taken, self._tombstones = self._tombstones, []
+        return taken
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Works for the length of the block; what goes wrong with it unexpectedly is raised at its end."""
+        task = asyncio.create_task(self._run(), name="retention")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with self._bus.reader(BATCHES, VERSION_HISTORY, start="beginning") as reader:
+                    self._retention = self._retention.anew()
+                    while True:
+                        await self._round(reader)
+            except BusError as error:
+                log.warning("records that nobody needs any more are not deleted: %s", error)
+                await asyncio.sleep(self._every_s)
+
+    async def _round(self, reader: Reader) -> None:
+        # The commit that is under way may have begun before the last look; the one after it has not.
+        enough = self._commits.count + 2
+        await asyncio.sleep(self._every_s)
+        await _until(lambda: self._commits.count >= enough)
+        async for received in reader.replay():
+            if isinstance(received.record, Undecodable):
+                continue
+            key = received.key or ""
+            if received.topic is VERSION_HISTORY:
+                self._retention.version(key, is_there=not received.is_null)
+            else:
+                record = received.record if isinstance(received.record, BatchRecord) else None
+                self._retention.batch(key, received.offset, record)
+        cuts = self._retention.look(await self._look())
+        batches, versions = self._retention.forgettable()
+        self._tombstones = [(BATCHES, key) for key in batches] + [(VERSION_HISTORY, key) for key in versions]
+        if cuts:
+            await self._bus.delete_before(cuts)
+            log.debug("deleted up to %s", cuts)
+
+    async def _look(self) -> Look:
+        begins: Cuts = {}
+        aged: Cuts = {}
+        for topic in _TRIMMED:
+            keep_s = (topic.keep_ms or 0) / 1000 if self._keep_s is None else self._keep_s
+            young = await self._bus.offsets_from(topic, round((time.time() - keep_s) * 1000))
+            aged |= _placed(topic, young)
+            begins |= _placed(topic, await self._bus.beginning_offsets(topic))
+        ends = await self._bus.end_offsets(EXPERIENCES)
+        ledger = self._machine().ledger
+        return Look(
+            consumed=self._commits.positions,
+            begins=begins,
+            ends=ends,
+            running=frozenset(ledger.running),
+            counting=_counting(self._machine()),
+            aged=aged,
+        )
+
+
+def _counting(machine: CoordinatorMachine) -> Iterator[Position]:
+    """Where the experiences lie that count in batches that have not ended."""
+    for batch in machine.ledger.batches.values():
+        for result in batch.results.values():
+            yield from (part.position for part in result.entry.parts if part.position is not None)
+        for task in batch.open_tasks.values():
+            yield from (position for answer in task.answers if (position := answer.part.record.position) is not None)
+
+
+def _placed(topic: Topic, offsets: dict[int, int]) -> Cuts:
+    return {(topic.name, partition): offset for partition, offset in offsets.items()}
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - commits are many, and nobody else waits for one of them
+        await asyncio.sleep(_POLL_S)
