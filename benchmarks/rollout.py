@@ -33,7 +33,7 @@ from schemas import (
     Task,
     WeightsSynced,
 )
-from schemas.topics import EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
@@ -196,7 +196,7 @@ async def measure(pipe: Connection, kafka: KafkaSettings, model: Path, rounds: i
     """Tokens per second of each round, both ways taking turns."""
     speeds: dict[str, list[float]] = {"bare": [], "explorer": []}
     async with Bus(kafka, client_id="benchmark") as bus:
-        async with bus.producer() as producer, bus.reader(EVENTS, start="end") as events:
+        async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
             life = await incarnation(events)
             await serve_weights(producer, events, life, model)
             for number in range(rounds + 1):

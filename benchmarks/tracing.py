@@ -43,7 +43,7 @@ from rollout import (
     through_explorer,
 )
 
-from schemas.topics import EVENTS
+from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
@@ -107,7 +107,7 @@ async def measure(
     async with (
         Bus(kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
-        bus.reader(EVENTS, start="beginning") as events,
+        bus.reader(EXPLORER_EVENTS, start="beginning") as events,
     ):
         lives = {}
         for epoch, way in enumerate(explorers, 1):

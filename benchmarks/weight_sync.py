@@ -50,7 +50,7 @@ from _report import Row, report
 from safetensors.torch import load_file
 
 from schemas import Member, ModelVersion, Sampling, StepTrained, TrainerHeartbeat, WeightsSynced
-from schemas.topics import EVENTS, MODEL_VERSIONS
+from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
@@ -281,7 +281,7 @@ class Trainer:
                 master_address=host,
                 master_port=port,
             )
-            await self._producer.send(EVENTS, "trainer-0", beat)
+            await self._producer.send(TRAINER_EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.5)
 
     async def step(self, tensors: dict[str, torch.Tensor], sides: list[Side]) -> Round:
@@ -305,7 +305,7 @@ class Trainer:
             master_address=host,
             master_port=port,
         )
-        await (await self._producer.send(EVENTS, "trainer-0", news))
+        await (await self._producer.send(TRAINER_EVENTS, "trainer-0", news))
         answers: dict[str, WeightsSynced] = {}
         last_at = 0.0
         while len(answers) < len(sides):
@@ -352,7 +352,7 @@ async def measure(
         await bus.ensure_topics()
         coordinator_bus = await stack.enter_async_context(Bus(kafka, client_id="coordinator"))
         producer = await stack.enter_async_context(bus.producer())
-        events = await stack.enter_async_context(bus.reader(EVENTS, start="end"))
+        events = await stack.enter_async_context(bus.reader(EXPLORER_EVENTS, start="end"))
         versions = await stack.enter_async_context(bus.reader(MODEL_VERSIONS, start="end"))
         publisher: Publisher = WeightServer() if method == "memory" else WeightPublisher()
         trainer = Trainer(publisher, producer, events, versions)

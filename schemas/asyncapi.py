@@ -24,12 +24,21 @@ from schemas.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
 from schemas.group_rules import IDENTIFIERS
 from schemas.record import Record
 from schemas.task import Task
-from schemas.topics import COORDINATOR_STATE, DEAD_LETTERS, TASKS, TOPICS, Topic
+from schemas.topics import (
+    COORDINATOR_STATE,
+    DEAD_LETTERS,
+    EXPLORER_DEAD_LETTERS,
+    TASKS,
+    TOPICS,
+    TRAINER_DEAD_LETTERS,
+    Topic,
+)
 
 PATH = Path(__file__).parent.parent / "docs" / "asyncapi.yaml"
 CONTRACT_VERSION = "1.0.0"
 """Minor: something optional was added. Major: a record type has a new major version."""
 _BINDING = "0.5.0"
+_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
 _REF = "#/components/schemas/{}"
 _TOPIC_CONFIGURATION = ("retention.ms", "retention.bytes", "delete.retention.ms", "max.message.bytes")
 """What AsyncAPI's Kafka binding has names for, besides the clean-up policy."""
@@ -105,7 +114,9 @@ def _camel(name: str) -> str:
 
 
 def _message_names(topic: Topic) -> list[str]:
-    if topic in (DEAD_LETTERS, COORDINATOR_STATE):
+    if topic in _LETTERS:
+        return [_camel(DEAD_LETTERS.name)]
+    if topic == COORDINATOR_STATE:
         return [_camel(topic.name)]
     names = [_camel(cls.SCHEMA) for cls in topic.records if cls in RECORDS]
     return [*names, "taskJson"] if topic == TASKS else names

@@ -44,6 +44,9 @@ class Command(Record):
     command_id: Identifier
     """Chosen by the client, another one for each command."""
     batch_id: Identifier
+    producer: Identifier | None = None
+    """Whose batch it is, by the name that the tasks have too; that of ``client`` where absent. Who submits a batch, or
+    sends its first task, owns it; only its owner, or an operator, may end it before its time."""
 
 
 class SubmitBatch(Command):
@@ -168,6 +171,7 @@ type CommandError = Literal[
     "timeout",
     "unknown_model",
     "unknown_version",
+    "not_yours",
     "invalid",
 ]
 

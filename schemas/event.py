@@ -240,7 +240,7 @@ class VersionRefused(Record):
 class Superseded(Record):
     """Another life of this service has begun, and this one counts no more: it is to end. Written by the coordinator.
 
-    That of an explorer lies in its lane on ``rollouts``, that of a trainer on ``events``.
+    That of an explorer lies in its lane on ``rollouts``, that of a trainer on ``coordinator-events``.
     """
 
     SCHEMA: ClassVar[str] = "event.superseded"

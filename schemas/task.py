@@ -66,6 +66,9 @@ class Task(Record):
     sampling: Sampling | None = None
     timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Seconds for one attempt; the configured timeout where absent."""
+    producer: Identifier | None = None
+    """Who sends it, by a name of its own choice: slots are shared among producers, and caps are for each. Absent: the
+    client that has submitted the batch; else all who give no name are one."""
 
     @model_validator(mode="after")
     def _has_something_to_run(self) -> "Task":

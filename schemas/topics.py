@@ -13,6 +13,9 @@ the coordinator does, those that are older than that *and* that nobody needs any
 :mod:`trinity_bus.coordination.retention`. ``retention_bytes`` is the budget above which Kafka deletes the oldest in any
 case; there is an alert before. Times are those of the brokers, not of whoever writes: a task that says it is a month
 old is kept like any other.
+
+Rights on a cluster are on whole topics. So a topic has the writers that may say *all* that its records say, and what
+others may say has a topic of its own.
 """
 
 from dataclasses import dataclass
@@ -50,8 +53,8 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
-type Role = Literal["coordinator", "explorer", "trainer", "taskset", "client"]
-"""Who writes or reads: a service of the mesh, or any other program, which is a client."""
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer", "operator"]
+"""Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
@@ -83,7 +86,10 @@ class Topic:
     segment_bytes: int = 1 << 30
     description: str
     records: tuple[type, ...]
-    """The types that it carries; empty where its bytes are not for the codec."""
+    """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
+    nobody says what is not theirs to say."""
+    sender: str | None = None
+    """The field of its records that names who wrote them, which is their key too; None where there is no such."""
     writers: tuple[Role, ...]
     readers: tuple[Role, ...]
 
@@ -119,21 +125,33 @@ TASKS = Topic(
     max_message_bytes=Task.MAX_BYTES + _ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
-    writers=("client", "taskset"),
+    writers=("producer", "operator", "taskset"),
     readers=("coordinator",),
 )
 COMMANDS = Topic(
     name="commands",
+    key="batch id",
+    partitions=1,
+    cleanup="delete",
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
+    description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs; msgpack or "
+    "JSON. One partition, so that commands are carried out in the order of their sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks),
+    writers=("producer", "operator"),
+    readers=("coordinator",),
+)
+OPERATOR_COMMANDS = Topic(
+    name="operator-commands",
     key="batch id, model name, or coordinator-state",
     partitions=1,
     cleanup="delete",
     keep_ms=_DAY_MS,
     retention_bytes=1 << 30,
-    description="What clients ask of the coordinator: submit, finalize, abort or skip a batch, publish a version, end "
-    "an upgrade. Anyone may write here, msgpack or JSON. One partition: commands are carried out in the order of their "
-    "sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
-    writers=("client",),
+    description="What only operators may ask: abort anybody's batch or cancel its tasks, skip a batch, say which "
+    "version is served, roll back, end an upgrade; msgpack or JSON.",
+    records=(AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
+    writers=("operator",),
     readers=("coordinator",),
 )
 REPLIES = Topic(
@@ -145,7 +163,7 @@ REPLIES = Topic(
     description="The answer to each command.",
     records=(CommandReply,),
     writers=("coordinator",),
-    readers=("client",),
+    readers=("producer", "operator"),
 )
 ROLLOUTS = Topic(
     name="rollouts",
@@ -169,33 +187,50 @@ EXPERIENCES = Topic(
     max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
-    writers=("explorer", "client"),
-    readers=("trainer", "client"),
+    writers=("explorer", "producer", "operator"),
+    readers=("trainer", "producer", "operator"),
 )
-EVENTS = Topic(
-    name="events",
-    key="sender",
+EXPLORER_EVENTS = Topic(
+    name="explorer-events",
+    key="explorer name",
     partitions=8,
     cleanup="delete",
     keep_ms=_DAY_MS,
     retention_bytes=1 << 30,
-    description="What workers say happened: heartbeats, rollouts finished, steps trained, weights synced.",
-    records=(
-        ExplorerHeartbeat,
-        ExplorerLeft,
-        RolloutFinished,
-        RunnersReport,
-        CoordinatorHeartbeat,
-        TrainerHeartbeat,
-        StepTrained,
-        VersionWanted,
-        VersionRefused,
-        Superseded,
-        WeightsSynced,
-    ),
-    writers=("explorer", "trainer", "coordinator"),
-    readers=("coordinator", "trainer", "client"),
+    description="What explorers say happened: heartbeats, rollouts finished, weights taken, states of runners.",
+    records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
+    sender="explorer",
+    writers=("explorer",),
+    readers=("coordinator", "trainer", "producer", "operator"),
 )
+TRAINER_EVENTS = Topic(
+    name="trainer-events",
+    key="trainer name",
+    partitions=1,
+    cleanup="delete",
+    keep_ms=_DAY_MS,
+    retention_bytes=1 << 30,
+    description="What the trainer says happened: heartbeats, steps trained, versions that can be had, or cannot.",
+    records=(TrainerHeartbeat, StepTrained, VersionRefused),
+    sender="trainer",
+    writers=("trainer",),
+    readers=("coordinator", "operator"),
+)
+COORDINATOR_EVENTS = Topic(
+    name="coordinator-events",
+    key="coordinator name, model name, or trainer name",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=_DAY_MS,
+    description="What the coordinator says: heartbeats with its figures, which version it wants of the trainer, and "
+    "that a trainer is to end because another has its name.",
+    records=(CoordinatorHeartbeat, VersionWanted, Superseded),
+    writers=("coordinator",),
+    readers=("trainer", "producer", "operator"),
+)
+EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
+"""What happened. A topic for each author, because rights are on topics: what moves the model, for one, only the trainer
+may say."""
 BATCHES = Topic(
     name="batches",
     key="batch id, or skip and batch id",
@@ -209,7 +244,7 @@ BATCHES = Topic(
     "order of training, hence the one partition. Of those that have ended and are trained, the last ones are kept.",
     records=(BatchRecord, BatchSkipped),
     writers=("coordinator",),
-    readers=("trainer", "client"),
+    readers=("trainer", "producer", "operator"),
 )
 RESULTS = Topic(
     name="results",
@@ -220,7 +255,7 @@ RESULTS = Topic(
     description="The one accepted answer to each task, the moment it is accepted.",
     records=(TaskResult,),
     writers=("coordinator",),
-    readers=("taskset", "client"),
+    readers=("taskset", "producer", "operator"),
 )
 MODEL_VERSIONS = Topic(
     name="model-versions",
@@ -233,7 +268,7 @@ MODEL_VERSIONS = Topic(
     description="The version to be served, and who takes part in moving its weights.",
     records=(ModelVersion,),
     writers=("coordinator",),
-    readers=("explorer", "trainer", "taskset", "client"),
+    readers=("explorer", "trainer", "taskset", "operator"),
 )
 TASKSETS = Topic(
     name="tasksets",
@@ -257,7 +292,7 @@ VERSION_HISTORY = Topic(
     description="The versions that were published, the last thousand of them: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
-    readers=("client",),
+    readers=("operator",),
 )
 DEAD_LETTERS = Topic(
     name="dead-letters",
@@ -267,11 +302,38 @@ DEAD_LETTERS = Topic(
     retention_ms=30 * _DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
-    description="Records that could not be read, byte for byte, with the reason and the origin in headers. Of what is "
-    "larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash.",
+    description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. Of "
+    "what is larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash. "
+    "That of a task ends the task.",
     records=(),
-    writers=("coordinator", "explorer", "trainer"),
-    readers=("taskset", "client"),
+    writers=("coordinator",),
+    readers=("taskset", "producer", "operator"),
+)
+EXPLORER_DEAD_LETTERS = Topic(
+    name="explorer-dead-letters",
+    key="as it came",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=DEAD_LETTERS.retention_ms,
+    retention_bytes=1 << 30,
+    max_message_bytes=DEAD_LETTERS.max_message_bytes,
+    description="The same of explorers: orders that they could not read.",
+    records=(),
+    writers=("explorer",),
+    readers=("operator",),
+)
+TRAINER_DEAD_LETTERS = Topic(
+    name="trainer-dead-letters",
+    key="as it came",
+    partitions=1,
+    cleanup="delete",
+    retention_ms=DEAD_LETTERS.retention_ms,
+    retention_bytes=1 << 30,
+    max_message_bytes=DEAD_LETTERS.max_message_bytes,
+    description="The same of the trainer: batches and versions that it could not read.",
+    records=(),
+    writers=("trainer",),
+    readers=("operator",),
 )
 COORDINATOR_STATE = Topic(
     name="coordinator-state",
@@ -291,16 +353,22 @@ COORDINATOR_STATE = Topic(
 TOPICS = (
     TASKS,
     COMMANDS,
+    OPERATOR_COMMANDS,
     REPLIES,
     ROLLOUTS,
     EXPERIENCES,
-    EVENTS,
+    *EVENTS,
     RESULTS,
     BATCHES,
     MODEL_VERSIONS,
     TASKSETS,
     VERSION_HISTORY,
     DEAD_LETTERS,
+    EXPLORER_DEAD_LETTERS,
+    TRAINER_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
 """All of them, in the order of the way of the data."""
+
+COORDINATOR_INPUTS = (TASKS, COMMANDS, OPERATOR_COMMANDS, EXPLORER_EVENTS, TRAINER_EVENTS)
+"""What the coordinator decides upon. Its positions in them are part of its state."""

@@ -39,11 +39,13 @@ from pydantic_settings import (
 
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.record import Identifier
+from schemas.task import Task
 from trinity_bus.errors import ConfigError
 
 ENV_PREFIX = "TRINITY_BUS_"
 ENV_DELIMITER = "__"
 FILE_SUFFIX = "_FILE"
+MIN_OPEN_BYTES = 4 * Task.MAX_BYTES
 _MAX_SHOWN = 120
 _MAX_SECRET_BYTES = 64 << 10
 _PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
@@ -150,10 +152,19 @@ class AccessSettings(Section):
     """Of the trainer."""
     taskset_password: SecretStr | None = None
     """Of the tasksets."""
-    client_password: SecretStr | None = None
-    """Of all other programs: producers of tasks, clients in any language, the command line."""
+    producer_password: SecretStr | None = None
+    """Of programs that send tasks and batches of their own: clients in any language."""
+    operator_password: SecretStr | None = None
+    """Of who runs the mesh: the command line; all that producers may, and ending others' batches, and versions."""
     admin_password: SecretStr | None = None
     """Of who creates the topics."""
+    producer_write_bytes_s: Count | None = None
+    """Bytes a second that all producers together may send to a broker, before it slows them down. Unset, here and
+    below: any; ``trinity-bus access apply`` takes a quota away that was set before."""
+    producer_read_bytes_s: Count | None = None
+    """Bytes a second that they may read from a broker."""
+    producer_request_percent: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Share of the time of one of a broker's threads that their requests may take, in percent: 100 is one thread."""
 
 
 class BrokerSettings(Section):
@@ -225,6 +236,20 @@ class CoordinatorSettings(Section):
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
     """Tasks taken off the topic and not yet ended, of batches that are full; beyond it, tasks wait in the log."""
+    producer_max_open_tasks: Count | None = None
+    """Tasks that one producer may have open; what it sends beyond is refused, with a dead letter, so that reading goes
+    on for the others. Set it where several share a mesh, well below ``max_open_tasks``. Unset: any, and reading stops
+    for all when ``max_open_tasks`` are open."""
+    producer_max_open_bytes: Count | None = None
+    """Bytes of these tasks; likewise."""
+    max_task_timeout_s: Seconds | None = None
+    """The longest ``timeout_s`` that a task may ask for; one with more is refused. Unset: a day."""
+    max_repeat_times: Count | None = None
+    """The most runs of one task; one with more is refused. Unset: 1,024."""
+    max_open_bytes: Annotated[int, Field(ge=MIN_OPEN_BYTES)] = 128 << 20
+    """Bytes of these tasks, as records; beyond it, tasks wait in the log too. One batch may have half of it. Named
+    batches that are not full may have as much again, all together; with every bound reached it is four times as much.
+    In memory a task of plain text takes twice its bytes, one of nested data up to fifteen times."""
     retention_s: Seconds = 60.0
     """How often what nobody needs any more is deleted from the log."""
     keep_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None

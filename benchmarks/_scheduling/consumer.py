@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas import BatchLifecycleState, BatchRecord, StepTrained
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES
+from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
@@ -99,7 +99,7 @@ class Consumer:
             master_address="127.0.0.1",
             master_port=1,
         )
-        await (await producer.send(EVENTS, step.trainer, step))
+        await (await producer.send(TRAINER_EVENTS, step.trainer, step))
 
 
 def steps_of(folder: Path) -> list[Step]:

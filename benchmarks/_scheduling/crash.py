@@ -23,7 +23,7 @@ from itertools import product
 from _scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
 from _scheduling.mesh import LIMIT_S, Mesh
 from schemas import BatchLifecycleState, BatchRecord, RolloutFinished, Task
-from schemas.topics import BATCHES, EVENTS, TASKS
+from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader
 
 VICTIMS = ("coordinator", "consumer", "broker")
@@ -169,7 +169,7 @@ class History:
 
     async def _account(self, cost: Cost) -> None:
         finished: dict[str, list[tuple[float, float]]] = {}
-        async with self._bus.reader(EVENTS, start="beginning", expect=EVENTS.records) as events:
+        async with self._bus.reader(EXPLORER_EVENTS, start="beginning") as events:
             async for received in events.replay():
                 event = received.record
                 if isinstance(event, RolloutFinished) and event.status == "completed":

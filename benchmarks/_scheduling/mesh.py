@@ -12,7 +12,7 @@ import psutil
 from _cluster import Cluster
 
 from schemas import ExplorerHeartbeat
-from schemas.topics import EVENTS
+from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, env_name
@@ -135,7 +135,7 @@ async def ready(made: Mesh, bus: Bus, explorers: int) -> None:
     """
     seen: set[str] = set()
     deadline = time.monotonic() + LIMIT_S
-    async with bus.reader(EVENTS, start="beginning", expect=(ExplorerHeartbeat,)) as events:
+    async with bus.reader(EXPLORER_EVENTS, start="beginning", expect=(ExplorerHeartbeat,)) as events:
         while len(seen) < explorers:
             for received in await events.batch(0.5):
                 if isinstance(received.record, ExplorerHeartbeat):

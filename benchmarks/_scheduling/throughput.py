@@ -23,7 +23,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from _scheduling.mesh import LIMIT_S, Mesh
 from schemas import Task
 from schemas.codec import encode
-from schemas.topics import BATCHES, EVENTS, TASKS
+from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 
@@ -112,7 +112,7 @@ async def _watch(batches: Reader, count: int, progress: Progress) -> dict[str, f
 async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str, float]:
     """When the last result of each batch was sent, from the times of the records."""
     last: dict[str, float] = {}
-    async with bus.reader(EVENTS, start=start, expect=()) as events:
+    async with bus.reader(EXPLORER_EVENTS, start=start, expect=()) as events:
         async for item in events.replay():
             event = _EVENT.decode(item.raw)
             if event.schema == "event.rollout_finished" and event.batch_id is not None:
@@ -133,8 +133,8 @@ async def run(
         rate: Tasks a second; as fast as they go where absent.
         progress: Told how many are FINALIZED.
     """
-    ends = await bus.end_offsets(EVENTS)
-    start = {(EVENTS.name, partition): offset for partition, offset in ends.items()}
+    ends = await bus.end_offsets(EXPLORER_EVENTS)
+    start = {(EXPLORER_EVENTS.name, partition): offset for partition, offset in ends.items()}
     mine = psutil.Process()
     async with bus.producer() as producer, bus.reader(BATCHES, start="end", expect=()) as batches:
         before, client_before = mesh.usages(), sum(mine.cpu_times()[:2])

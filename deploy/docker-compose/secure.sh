@@ -8,9 +8,10 @@
 #   ca.pem             the authority's certificate: what every client trusts. The only file here that is no secret
 #   ca.key             the authority's key: signs the certificates below, and is needed for nothing else. Keep it offline
 #   compose.env        for docker compose: certificates, keys, passwords
-#   client.env         for programs on this machine: set -a; . secrets/client.env; trinity-bus status
+#   operator.env       for programs on this machine: set -a; . secrets/operator.env; trinity-bus status
+#   producer.env       likewise, for programs that send tasks and batches of their own
 #   admin.env          likewise, as the mesh's administrator: topics and offsets
-#   client.properties  for Kafka's own console tools
+#   producer.properties  for Kafka's own console tools
 #
 # Run again, it renews the certificates and keeps authority and passwords. To change those too, remove secrets/ first.
 set -euo pipefail
@@ -18,7 +19,7 @@ umask 077
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${SECRETS_DIR:-$here/secrets}
-users=(coordinator explorer trainer taskset client admin)
+users=(coordinator explorer trainer taskset producer operator admin)
 setting() { local value=${!1:-}; echo "${value:-$(sed -n "s/^$1=//p" "$here/.env")}"; }
 
 mkdir -p "$out"
@@ -86,7 +87,7 @@ mv "$work/compose.env" "$out/compose.env"
 
 port=$(setting KAFKA_PORT)
 namespace=$(setting NAMESPACE)
-for user in client admin; do
+for user in producer operator admin; do
   {
     echo "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS=${1:-$host}:$port"
     echo "TRINITY_BUS_KAFKA__NAMESPACE=$namespace"
@@ -100,9 +101,9 @@ done
   echo "security.protocol=SASL_SSL"
   echo "sasl.mechanism=SCRAM-SHA-512"
   echo "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required" \
-    "username=\"$namespace.client\" password=\"$(password_of client)\";"
+    "username=\"$namespace.producer\" password=\"$(password_of producer)\";"
   echo "ssl.truststore.type=PEM"
   echo "ssl.truststore.certificates=$(pem "$out/ca.pem")"
-} > "$out/client.properties"
+} > "$out/producer.properties"
 
 echo "${HOST_DIR:-$out}: authority, certificates until $(openssl x509 -in "$work/kafka.pem" -noout -enddate | cut -d= -f2), ${#users[@]} passwords"

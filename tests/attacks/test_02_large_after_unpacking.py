@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, TASKS
+from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, TASKS
 from tests.support.fake_workers import FakeExplorer, FakeTrainer
 from tests.support.mesh import Mesh, send_tasks
 from tests.support.waiting import until
@@ -46,7 +46,7 @@ def test_they_are_dead_letters_with_size_and_hash_and_the_coordinator_goes_on(
                         max_request_size=1 << 30,
                         max_batch_size=1 << 30,
                     ) as outsider:
-                        for topic in (TASKS, COMMANDS, EVENTS):
+                        for topic in (TASKS, COMMANDS, EXPLORER_EVENTS):
                             name = topic.full_name(mesh.kafka.namespace)
                             await outsider.send_and_wait(name, bomb, key=b"bomb", partition=0)
                         await outsider.send_and_wait(

@@ -27,7 +27,7 @@ from schemas import (
 )
 from schemas.codec import RECORDS, DecodeError, decode
 from schemas.items import Item
-from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, RESULTS, Topic
+from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS, Topic
 from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh import Mesh, send_tasks
 from trinity_bus.bus import Bus, Received
@@ -171,8 +171,8 @@ def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh) -> N
                     order = explorer.orders[0].record
                     for name in ("samples", "seconds"):
                         spoiled = msgpack.packb({**finished(order).to_wire(), name: -1})
-                        await producer.send_raw(EVENTS, "e", spoiled)
-                    await producer.send_raw(EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
+                        await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
+                    await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
                     await producer.flush()
                     found = await read(bus, DEAD_LETTERS, 3)
                     await send_tasks(producer, 4, "later")
@@ -258,7 +258,7 @@ def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
             explorer = FakeExplorer(bus)
             async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
                 await send_tasks(producer, 5)
-                await producer.send(EVENTS, "e", finished_of("poison"))
+                await producer.send(EXPLORER_EVENTS, "nobody", finished_of("poison"))
                 poison = SubmitBatch(client="c", command_id="1", batch_id="poison", expected_task_count=1)
                 await producer.send(COMMANDS, "poison", poison)
                 await send_tasks(producer, 3, "more")
@@ -270,7 +270,7 @@ def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
             service.cancel()
             await asyncio.wait([service])
         assert {header(letter.headers, DLQ_REASON) for letter in letters} == {"not_handled"}
-        assert {header(letter.headers, DLQ_TOPIC) for letter in letters} == {"events", "commands"}
+        assert {header(letter.headers, DLQ_TOPIC) for letter in letters} == {"explorer-events", "commands"}
         assert all(f"OversightError: {place} at " in str(header(letter.headers, DLQ_DETAIL)) for letter in letters)
         assert {answer.record.status for answer in answers} == {"completed"}
         assert len({answer.record.task_id for answer in answers}) == 8

@@ -28,7 +28,7 @@ from schemas import (
     StepTrained,
     Task,
 )
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES
+from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
 from tests.integration.explorer.test_explorer import Mesh, dispatch, nursery, run, settings
 from tests.integration.training.trainers import (
     Trainer,
@@ -200,7 +200,7 @@ def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, batches[:2])
             await skip(bus, 1)
-            async with bus.reader(EVENTS, start="beginning") as events:
+            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
                 with trainer.running() as process:
                     before = trained(await until(events, step_is(2), process))
             # Killed. It has told of both.

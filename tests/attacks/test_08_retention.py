@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, Task
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, TASKS, VERSION_HISTORY, Topic
+from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, TASKS, VERSION_HISTORY, Topic
 from tests.support.experiences import make_group
 from tests.support.fake_workers import FakeExplorer, FakeTrainer
 from tests.support.mesh import Mesh, send_tasks
@@ -102,7 +102,7 @@ def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSetting
                 await trainer.until_trained(2)
                 assert max((await bus.sizes([TASKS, EXPERIENCES])).values()) > 0
                 await until_begun(bus, TASKS, 4)
-                await until_begun(bus, EVENTS, 1)
+                await until_begun(bus, EXPLORER_EVENTS, 1)
                 assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"
                 positions = [
                     part.position

@@ -9,7 +9,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas import Task
-from schemas.topics import COMMANDS, EVENTS, TASKS
+from schemas.topics import COORDINATOR_INPUTS, TASKS
 from tests.support.fake_workers import FakeExplorer, FakeTrainer
 from tests.support.mesh import Mesh, send_tasks
 from tests.support.waiting import until
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 async def make_anew(settings: KafkaSettings) -> None:
     """Deletes the coordinator's inputs, and makes empty ones."""
-    names = [topic.full_name(settings.namespace) for topic in (TASKS, COMMANDS, EVENTS)]
+    names = [topic.full_name(settings.namespace) for topic in COORDINATOR_INPUTS]
     admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
     await admin.start()
     try:

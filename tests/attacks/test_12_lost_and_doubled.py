@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from schemas import StepTrained, Superseded, TrainerHeartbeat, VersionWanted
-from schemas.topics import EVENTS
+from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.explorer.test_explorer import LIMIT_S, exploring, mesh_of, nursery, settings
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, until
 from tests.support.fake_engine import FakeEngine
@@ -126,17 +126,17 @@ def test_a_trainer_says_again_what_nobody_heard_and_ends_when_another_has_its_pl
     async def scenario() -> subprocess.Popen[bytes]:
         async with Bus(kafka, client_id="test") as bus, bus.producer() as producer:
             await produce(bus, batches_of(1))
-            async with bus.reader(EVENTS, start="beginning") as events:
+            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
                 with trainer.running() as process:
                     seen = await until(events, step_is(1), process)
                     first = seen[-1]
-                    await (await producer.send(EVENTS, "c", VersionWanted(model=first.model, at_least=1)))
+                    await (await producer.send(COORDINATOR_EVENTS, "c", VersionWanted(model=first.model, at_least=1)))
                     again = (await until(events, lambda record: isinstance(record, StepTrained), process))[-1]
                     assert again == first
                     over = Superseded(
                         service="trainer", name=first.trainer, incarnation=first.incarnation, by="another"
                     )
-                    await (await producer.send(EVENTS, "c", over))
+                    await (await producer.send(COORDINATOR_EVENTS, "c", over))
                     assert await asyncio.to_thread(process.wait, 60) != 0
                     return process
 

@@ -24,7 +24,7 @@ from schemas import (
     VersionRefused,
     VersionWanted,
 )
-from schemas.topics import EVENTS
+from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, trained, until
 from tests.support.story import Story, cancels, dispatches, facts, replies
 from tests.support.training import write_model
@@ -198,11 +198,11 @@ def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kil
     async def scenario() -> list[StepTrained]:
         async with Bus(kafka, client_id="test") as bus, bus.producer() as producer:
             await produce(bus, batches[:3])
-            async with bus.reader(EVENTS, start="beginning") as events:
+            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
                 with trainer.running() as process:
                     said = trained(await until(events, step_is(3), process))
                     wanted = VersionWanted(model=said[0].model, rollback=Rollback(to=1, through=3, reason="diverged"))
-                    await (await producer.send(EVENTS, "c", wanted))
+                    await (await producer.send(COORDINATOR_EVENTS, "c", wanted))
                     # Another life of the same process passes over batches 2 and 3.
                     said += trained(await until(events, step_is(3), process))
                     process.send_signal(signal.SIGKILL)
@@ -264,8 +264,8 @@ def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
             await bus.ensure_topics()
             coordinating = asyncio.create_task(Coordinator(settings, bus).run())
             try:
-                async with bus.producer() as producer, bus.reader(EVENTS, start="beginning") as events:
-                    await (await producer.send(EVENTS, "trainer-0", step(5, "life-1")))
+                async with bus.producer() as producer, bus.reader(COORDINATOR_EVENTS, start="beginning") as events:
+                    await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
                     unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
                     assert unsure.returncode == 2
                     assert "say --discard" in unsure.stderr
@@ -279,7 +279,7 @@ def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
                                 if isinstance(received.record, VersionWanted):
                                     wanted = received.record.rollback
                     assert wanted == Rollback(to=2, through=2, reason="it diverged")
-                    await (await producer.send(EVENTS, "trainer-0", step(2, "life-2", wanted)))
+                    await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
                     done = await asking
                     assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")
             finally:

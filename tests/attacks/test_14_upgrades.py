@@ -30,6 +30,7 @@ from tests.support.simulation.histories import happen
 from tests.support.waiting import until
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, Reply, StateError, Tick
+from trinity_bus.coordination.batches import EVERYBODY, NOBODY
 from trinity_bus.coordination.state_codec import NEWEST_LEVEL, OLDEST_LEVEL
 from workers.coordinator.changelog import Changelog, unpack_leader, unpack_positions
 
@@ -67,12 +68,15 @@ def apply(store: dict[str, bytes], changes: list[tuple[str, bytes | None]]) -> N
 
 
 def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
-    """What entries say, but for the names of explorers and batches, which were in their keys alone."""
+    """What entries say, but for what this version adds that follows from the rest: names, owners, first turns."""
     plain = {key: msgpack.unpackb(value)[1] for key, value in entries.items()}
     for key, body in plain.items():
         if key.startswith(("explorer/", "batch/")):
             body.pop("name", None)
             body.pop("batch_id", None)
+        if key.startswith("batch/"):
+            body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
+    plain["books"] = {"turns": {}, "training_turns": {}, **plain["books"]}
     return plain
 
 

@@ -10,7 +10,7 @@ import uuid
 import pytest
 from aiokafka import TopicPartition
 
-from schemas.topics import EVENTS
+from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.bus.transactions import MAX_SEQUENCE
 from trinity_bus.config import KafkaSettings
@@ -28,7 +28,7 @@ def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, 
         async with Bus(settings, client_id="test") as bus:
             await bus.ensure_topics()
             async with bus.producer(transactional_id="numbers" if transactional else None) as producer:
-                place = TopicPartition(EVENTS.full_name(settings.namespace), 0)
+                place = TopicPartition(EXPLORER_EVENTS.full_name(settings.namespace), 0)
                 client = producer._running
                 assert client is not None
                 client._txn_manager._sequence_numbers[place] = MAX_SEQUENCE - left
@@ -39,7 +39,7 @@ def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, 
                     else:
                         await write(producer, batch)
                         await producer.flush()
-            async with bus.reader(EVENTS, start="beginning") as reader:
+            async with bus.reader(EXPLORER_EVENTS, start="beginning") as reader:
                 found = [received.raw async for received in reader.replay()]
         assert found == [f"{batch}/{record}".encode() for batch in range(4) for record in range(3)]
 
@@ -48,4 +48,4 @@ def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, 
 
 async def write(producer: Producer, batch: int) -> None:
     for record in range(3):
-        await producer.send_raw(EVENTS, "e", f"{batch}/{record}".encode(), partition=0)
+        await producer.send_raw(EXPLORER_EVENTS, "e", f"{batch}/{record}".encode(), partition=0)

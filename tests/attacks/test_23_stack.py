@@ -107,7 +107,7 @@ def test_certificates_hold_for_the_address_that_clients_are_sent_to(tmp_path: Pa
         text=True,
     ).stdout
     assert "IP Address:192.0.2.7" in shown
-    assert "BOOTSTRAP_SERVERS=192.0.2.7:9092\n" in (tmp_path / "client.env").read_text()
+    assert "BOOTSTRAP_SERVERS=192.0.2.7:9092\n" in (tmp_path / "producer.env").read_text()
 
 
 # ------------------------------------------------------------------------------------------------------------- alerts

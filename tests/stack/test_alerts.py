@@ -80,6 +80,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
             "rl.explorer.runner.deaths": {},
             "trinity.records.lost": {},
             "rl.coordinator.facts": {"rl__fact": "sync_failed"},
+            "trinity.dead_letters": {"trinity__dead_letter__reason": "forged_author"},
         }
         for name, attributes in rising.items():
             service.add(name, 0, **attributes)
@@ -88,9 +89,9 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
             service.add("rl.tasks", 0, rl__task__status=status)
         service.set("rl.train.mismatch_k3", 0.2, rl__model__name="pretended")
         service.set("rl.coordinator.batch.age", 3600.0, rl__batch__state="running")
-        service.set("trinity.consumer.lag", 5000.0, messaging__destination__template="events")
+        service.set("trinity.consumer.lag", 5000.0, messaging__destination__template="explorer-events")
         service.set("trinity.topic.budget_used", 0.95, messaging__destination__template="experiences")
-        service.set("trinity.topic.under_replicated", 3.0, messaging__destination__template="events")
+        service.set("trinity.topic.under_replicated", 3.0, messaging__destination__template="explorer-events")
         service.set("trinity.disk.size", 100.0, trinity__disk="pretended")
         service.set("trinity.disk.free", 1.0, trinity__disk="pretended")
         service.set("trinity.certificate.expiry", time.time() + 86400, trinity__certificate="pretended")
@@ -107,6 +108,7 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
         for name, attributes in rising.items():
             service.add(name, 1, **attributes)
         expected = {"WeightsDiffer", "EnginesDisagree", "RunnersDie", "WeightSyncFails", "BatchStuck", "LagGrows"}
+        expected |= {"ForgedRecords"}
         expected |= {"RecordsLost", "BacklogNearBudget", "UnderReplicated", "DiskFills", "CertificateEnds"}
         missing = expected | {"ServiceRestarts", "TasksFail"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import Dispatch, RolloutFinished, Task, TaskResult
-from schemas.topics import EVENTS, EXPERIENCES, RESULTS
+from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from tests.support.fake_workers import FakeExplorer, FakeTrainer, experience
 from tests.support.mesh import Mesh
 from tests.support.waiting import until
@@ -89,7 +89,7 @@ class Fleet:
             seconds=0.001,
             error=error,
         )
-        await self._producer.send(EVENTS, self.explorer.name, finished)
+        await self._producer.send(EXPLORER_EVENTS, self.explorer.name, finished)
 
 
 @contextlib.asynccontextmanager

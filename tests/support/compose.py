@@ -289,8 +289,8 @@ def new_secure_stack(folder: Path) -> ComposeStack:
     here["taskset"]["profiles"] = ["absent"]
     files = [*(FOLDER / name for name in SECURE_FILES), _override(folder, here)]
     prefix = "TRINITY_BUS_KAFKA__"
-    client = dict(line.removeprefix(prefix).split("=", 1) for line in (secrets / "client.env").read_text().splitlines())
-    login = {name.lower(): value for name, value in client.items()}
+    lines = (secrets / "operator.env").read_text().splitlines()
+    login = {name.lower(): value for name, value in (line.removeprefix(prefix).split("=", 1) for line in lines)}
     env_files = [FOLDER / ".env", secrets / "compose.env"]
     return ComposeStack(f"trinity-bus-secure-{os.getpid()}", files, ports, env_files=env_files, login=login)
 

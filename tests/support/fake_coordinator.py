@@ -25,7 +25,7 @@ from schemas import (
     TaskResult,
     TaskStatus,
 )
-from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, EXPERIENCES, REPLIES, RESULTS, TASKS
+from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, EXPERIENCES, OPERATOR_COMMANDS, REPLIES, RESULTS, TASKS
 from tests.support.experiences import make_group
 from tests.support.fake_log import FakeBus
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
@@ -77,7 +77,7 @@ class FakeCoordinator:
         """Works until the end of the block."""
         async with (
             self.bus.producer() as self._producer,
-            self.bus.reader(COMMANDS, start="beginning") as commands,
+            self.bus.reader(COMMANDS, OPERATOR_COMMANDS, start="beginning") as commands,
             self.bus.reader(TASKS, start="beginning") as tasks,
         ):
             work = [asyncio.create_task(self._commands(commands)), asyncio.create_task(self._tasks(tasks))]
@@ -135,7 +135,8 @@ class FakeCoordinator:
 
     async def say(self, event: Any, sender: str) -> None:
         """Writes an event."""
-        await self._producer.send(EVENTS, sender, event)
+        topic = next(topic for topic in EVENTS if type(event) in topic.records)
+        await self._producer.send(topic, sender, event)
 
     async def _beat(self) -> None:
         while True:

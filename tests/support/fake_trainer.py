@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from schemas import BatchLifecycleState, BatchRecord, StepTrained, TrainerHeartbeat
-from schemas.topics import BATCHES, EVENTS
+from schemas.topics import BATCHES, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
@@ -57,7 +57,7 @@ class Life:
             master_address="127.0.0.1",
             master_port=1,
         )
-        await (await self._producer.send(EVENTS, NAME, step))
+        await (await self._producer.send(TRAINER_EVENTS, NAME, step))
 
     async def beat(self) -> None:
         """Says that it lives, until cancelled."""
@@ -72,7 +72,7 @@ class Life:
                 master_address="127.0.0.1",
                 master_port=1,
             )
-            await (await self._producer.send(EVENTS, NAME, alive))
+            await (await self._producer.send(TRAINER_EVENTS, NAME, alive))
             await asyncio.sleep(HEARTBEAT_S)
 
 

@@ -25,7 +25,15 @@ from schemas import (
     VersionWanted,
     WeightsSynced,
 )
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    ROLLOUTS,
+    TRAINER_EVENTS,
+)
 from trinity_bus.bus import Bus, Producer, Received, lane_partition
 from trinity_bus.coordination import SyncPolicy
 
@@ -102,7 +110,7 @@ class FakeExplorer:
             model_version=self.version,
             workflows=["math"],
         )
-        await producer.send(EVENTS, self.name, beat)
+        await producer.send(EXPLORER_EVENTS, self.name, beat)
 
     async def _work(self, producer: Producer, lane: Any, incarnation: str) -> None:
         while True:
@@ -141,7 +149,7 @@ class FakeExplorer:
             version_max=self.version,
             seconds=0.001,
         )
-        await producer.send(EVENTS, self.name, finished, traceparent=received.traceparent)
+        await producer.send(EXPLORER_EVENTS, self.name, finished, traceparent=received.traceparent)
 
     async def _sync(self, producer: Producer, versions: Any, incarnation: str) -> None:
         while True:
@@ -159,7 +167,7 @@ class FakeExplorer:
                     ok=True,
                     checksum=version.checksum,
                 )
-                await producer.send(EVENTS, self.name, synced)
+                await producer.send(EXPLORER_EVENTS, self.name, synced)
 
 
 class FakeTrainer:
@@ -191,7 +199,7 @@ class FakeTrainer:
         async with (
             self._bus.producer() as producer,
             self._bus.reader(BATCHES, start="beginning") as batches,
-            self._bus.reader(EVENTS) as events,
+            self._bus.reader(COORDINATOR_EVENTS) as events,
             asyncio.TaskGroup() as group,
         ):
             await self._tell(producer, 0, publish=True)
@@ -240,7 +248,7 @@ class FakeTrainer:
                 master_port=1,
                 needs_from=self.needs_from,
             )
-            await producer.send(EVENTS, "trainer-0", beat)
+            await producer.send(TRAINER_EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.2)
 
     async def _answer(self, producer: Producer, events: Any) -> None:
@@ -263,7 +271,7 @@ class FakeTrainer:
                         reason="its checkpoint is gone",
                         available=sorted(self._kept),
                     )
-                    await producer.send(EVENTS, "trainer-0", refused)
+                    await producer.send(TRAINER_EVENTS, "trainer-0", refused)
 
     async def _publish_if_due(self, producer: Producer) -> bool:
         step = len(self.trained)
@@ -291,4 +299,4 @@ class FakeTrainer:
             master_port=1,
             checkpoint=f"/checkpoints/step-{version:08d}",
         )
-        await (await producer.send(EVENTS, "trainer-0", step))
+        await (await producer.send(TRAINER_EVENTS, "trainer-0", step))

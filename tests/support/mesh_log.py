@@ -12,8 +12,8 @@ from schemas.topics import (
     BATCHES,
     COORDINATOR_STATE,
     DEAD_LETTERS,
-    EVENTS,
     EXPERIENCES,
+    EXPLORER_EVENTS,
     RESULTS,
     ROLLOUTS,
     TASKS,
@@ -65,6 +65,7 @@ class MeshLog:
     rollouts: list[Received[Any]] = field(default_factory=list)
     experiences: list[Received[Any]] = field(default_factory=list)
     events: list[Received[Any]] = field(default_factory=list)
+    """Of explorers."""
     results: list[Received[Any]] = field(default_factory=list)
     batches: list[Received[Any]] = field(default_factory=list)
     dead_letters: list[Received[Any]] = field(default_factory=list)
@@ -73,7 +74,7 @@ class MeshLog:
     @classmethod
     async def read(cls, bus: Bus) -> "MeshLog":
         """Reads all of it, as it is now."""
-        topics = (TASKS, ROLLOUTS, EXPERIENCES, EVENTS, RESULTS, BATCHES, DEAD_LETTERS, COORDINATOR_STATE)
+        topics = (TASKS, ROLLOUTS, EXPERIENCES, EXPLORER_EVENTS, RESULTS, BATCHES, DEAD_LETTERS, COORDINATOR_STATE)
         return cls(*[await _all_of(bus, topic) for topic in topics])
 
     # -- what is on it -----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A coordinator's machine with a clock and short names for what happens, for tests that tell one story each."""
 
-from typing import Any
+from typing import Any, Literal
 
 from schemas import (
     AbortBatch,
@@ -117,8 +117,8 @@ class Story:
             WeightsSynced(explorer=name, incarnation="1", model="policy", version=version, epoch=epoch, ok=ok, **values)
         )
 
-    def command(self, command: Request) -> list[Command]:
-        return self._handle(CommandArrived(command, TRACE))
+    def command(self, command: Request, *, operator: bool = True) -> list[Command]:
+        return self._handle(CommandArrived(command, TRACE, operator))
 
     def submit(self, batch_id: str, expected: int | None = 2, **fields: Any) -> list[Command]:
         return self.command(
@@ -141,6 +141,13 @@ class Story:
     def skip(self, batch_id: str, **fields: Any) -> list[Command]:
         values = {"reason": "poison", **fields}
         return self.command(SkipBatch(batch_id=batch_id, **self._asker(values, "skip", batch_id)))
+
+    @staticmethod
+    def request(kind: Literal["abort", "cancel"], batch_id: str, *, number: int = 1, **fields: Any) -> Request:
+        """A command that is not sent yet."""
+        make = {"abort": AbortBatch, "cancel": CancelTasks}[kind]
+        values = {"client": "client-1", "command_id": f"{kind}-{batch_id}-{number}", "reason": "not needed", **fields}
+        return make(batch_id=batch_id, **values)
 
     @staticmethod
     def _asker(fields: dict[str, Any], what: str, batch_id: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
 from schemas.event import ExplorerState
-from schemas.topics import EVENTS, MODEL_VERSIONS
+from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
 from tests.support.transfers import source
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySettings, TrainerSettings
@@ -298,7 +298,7 @@ async def _trainer(post: Post) -> None:
                     master_port=port,
                     checkpoint=None if folder is None else str(folder),
                 )
-                await (await producer.send(EVENTS, post.name, told))
+                await (await producer.send(TRAINER_EVENTS, post.name, told))
             await asyncio.sleep(POLL_S)
 
 
@@ -336,5 +336,5 @@ async def _beat(producer: Producer, publisher: Publisher, name: str, incarnation
             master_address=host,
             master_port=port,
         )
-        await producer.send(EVENTS, name, beat)
+        await producer.send(TRAINER_EVENTS, name, beat)
         await asyncio.sleep(BEAT_S)

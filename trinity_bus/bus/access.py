@@ -7,7 +7,7 @@ Each role of a mesh is one user of the cluster, ``<namespace>.<role>``. What it 
     coordinator     commits its inputs in its group, in transactions of its own id; deletes what nobody needs any more
                     of the topics that keep records until they are read or trained; sees sizes and disks of the cluster
     taskset         writes in transactions, each taskset under an id of its own
-    client          sees how far the coordinator's group has come: the lag in `trinity-bus status`
+    operator        sees how far the coordinator's group has come: the lag in `trinity-bus status`
     admin           creates, changes and empties the mesh's topics, and moves groups and transactions; nothing else
 
 Nobody may create a topic but ``admin``, and nobody has a right on another namespace. Rights are given to literal names,
@@ -95,7 +95,7 @@ def rights(namespace: str, user: str) -> frozenset[Right]:
         }
     elif user == "taskset":
         found.add(Right(Kind.TRANSACTIONAL_ID, f"{namespace}.taskset.", Operation.WRITE, prefix=True))
-    elif user == "client":
+    elif user == "operator":
         found.add(Right(Kind.GROUP, coordinator, Operation.DESCRIBE))
     return frozenset(found)
 

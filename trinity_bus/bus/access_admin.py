@@ -1,4 +1,4 @@
-"""Makes a cluster agree with the table of rights: users' passwords, and who may do what.
+"""Makes a cluster agree with the table of rights: users' passwords, who may do what, and how much of it.
 
 Needs a user who may alter the cluster: a super user, or one with ``Alter`` on it. What is there already stays; rights
 that a user of the mesh has and the table does not know are taken away, so that an upgrade also narrows. Rights of other
@@ -20,6 +20,7 @@ from aiokafka.protocol.api import Request
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
 from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.farewell import close_admin
+from trinity_bus.bus.quotas import SetQuotas
 from trinity_bus.bus.scram import SetCredentials, credential
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
@@ -43,12 +44,17 @@ class Applied:
     """Rights that they no longer have."""
 
 
-async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str]) -> Applied:
-    """Set passwords, and give every user of the namespace the rights of the table, and no others.
+type Quotas = Mapping[str, Mapping[str, float | None]]
+"""User, one of ``USERS``, to quota, one of :mod:`trinity_bus.bus.quotas`, to its value; None takes it away."""
+
+
+async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], quotas: Quotas | None = None) -> Applied:
+    """Set passwords and quotas, and give every user of the namespace the rights of the table, and no others.
 
     Args:
         settings: Of the cluster; logged in as one who may alter it.
         passwords: User, one of ``USERS``, to password. Those that are absent keep theirs.
+        quotas: Those that are absent stay as they are.
 
     Raises:
         BusError: The cluster has no authorizer, or refuses.
@@ -57,7 +63,13 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str]) ->
     with kafka_errors("set up access"):
         await admin.start()
         try:
-            return await _apply(admin, settings.namespace, passwords)
+            applied = await _apply(admin, settings.namespace, passwords)
+            if quotas:
+                named = {user_name(settings.namespace, user): own for user, own in quotas.items()}
+                answer = await _ask(admin, SetQuotas(named))
+                for code, message, _ in answer.entries:
+                    _check(code, message, f"set the quotas of {', '.join(named)}")
+            return applied
         finally:
             await close_admin(admin)
 

@@ -86,6 +86,16 @@ class Readable:
     beyond: list[Beyond]
 
 
+async def recent(bus: HasEnds, topics: Iterable[Topic], count: int) -> dict[tuple[str, int], int]:
+    """Where the newest ``count`` records of each partition of these topics begin."""
+    start = {}
+    for topic in topics:
+        first = await bus.beginning_offsets(topic)
+        for partition, end in (await bus.end_offsets(topic)).items():
+            start[topic.name, partition] = max(first[partition], end - count)
+    return start
+
+
 async def readable(bus: HasEnds, topics: Iterable[Topic], positions: Mapping[tuple[str, int], int]) -> Readable:
     """Positions from which can be read, and what is wrong with the others.
 

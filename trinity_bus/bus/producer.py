@@ -247,14 +247,23 @@ class Producer:
             check(topic, raw_key, value, partition, [])
             await self._outgoing.add(topic, partition, raw_key, value, [])
 
-    async def send_dead_letter(self, received: Received[Any], reason: str, detail: str) -> Awaitable[Position]:
-        """Put a record that could not be taken where operators look, count it and log it."""
+    async def send_dead_letter(
+        self, received: Received[Any], reason: str, detail: str, *, to: Topic = DEAD_LETTERS
+    ) -> Awaitable[Position]:
+        """Put a record that could not be taken where operators look, count it and log it.
+
+        Args:
+            received: The record.
+            reason: One machine-readable word.
+            detail: A sentence for people.
+            to: The topic of dead letters that this process may write.
+        """
         key, value, headers = dead_letter(received, reason, detail)
         metrics.DEAD_LETTERS.add(
             1, {names.MESSAGING_DESTINATION_TEMPLATE: received.topic.name, names.DEAD_LETTER_REASON: reason}
         )
         log.warning("dead letter from %s: %s: %s", received.place, reason, detail)
-        return await self.send_raw(DEAD_LETTERS, key, value, headers=headers)
+        return await self.send_raw(to, key, value, headers=headers)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

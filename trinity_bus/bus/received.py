@@ -9,10 +9,10 @@ from typing import Any
 
 from aiokafka import ConsumerRecord
 
-from schemas.codec import decode
 from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
 from schemas.topics import Topic
+from trinity_bus.bus.authors import decode_own
 from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.headers import Headers, header
 
@@ -75,7 +75,7 @@ def receive(topic: Topic, record: ConsumerRecord | Unreadable, expect: tuple[typ
         return _unreadable(topic, record)
     headers: Headers = tuple(record.headers)
     return Received(
-        record=_decoded(topic, record.value, expect),
+        record=_decoded(topic, record.key, record.value, expect),
         topic=topic,
         partition=record.partition,
         offset=record.offset,
@@ -105,7 +105,7 @@ def _unreadable(topic: Topic, found: Unreadable) -> Received[Any]:
     )
 
 
-def _decoded(topic: Topic, value: bytes | None, expect: tuple[type, ...]) -> Any:
+def _decoded(topic: Topic, key: bytes | None, value: bytes | None, expect: tuple[type, ...]) -> Any:
     if value is None:
         return (
             None if topic.cleanup == "compact" else Undecodable(b"", "no_value", f"{topic.name} takes no null values")
@@ -113,7 +113,7 @@ def _decoded(topic: Topic, value: bytes | None, expect: tuple[type, ...]) -> Any
     if not expect:
         return value
     try:
-        return decode(value, *expect)
+        return decode_own(topic, key, value, expect)
     except DecodeError as error:
         return Undecodable(value, error.reason, error.detail)
 

@@ -9,6 +9,7 @@ from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.coordinator import RolloutCoordinator
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.fleet import FleetView, runner_values
+from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
 from trinity_bus.client.scheduler import Scheduler
 from trinity_bus.client.synchronizer import Synchronizer
@@ -25,6 +26,8 @@ __all__ = [
     "Status",
     "Synchronizer",
     "VersionRow",
+    "producer_name",
     "runner_values",
     "send_tasks",
+    "sent_by",
 ]

@@ -46,10 +46,11 @@ from schemas import (
     SkipBatch,
     SubmitBatch,
 )
-from schemas.topics import COMMANDS, COORDINATOR_STATE, REPLIES
+from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.follower import Follower
+from trinity_bus.client.ids import producer_name
 from trinity_bus.client.patience import AGAIN_S, SILENCE_S, Patience, Step
 from trinity_bus.errors import BusError
 
@@ -85,6 +86,8 @@ class CommandChannel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = f"{name[:_NAME_CHARS]}-{uuid.uuid4().hex[:12]}"
+        self.producer = producer_name(bus.settings, name)
+        """Whose the tasks and batches are that are sent through it."""
         self._bus = bus
         self._producer = producer
         self._again_s = again_s
@@ -113,49 +116,53 @@ class CommandChannel:
 
     async def submit(self, batch_id: str, **fields: Any) -> CommandReply:
         """Ask to register a batch; the fields are those of ``SubmitBatch``."""
-        return await self._ask(
-            SubmitBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
-        )
+        return await self._ask(SubmitBatch(**self._names(batch_id), **fields))
 
     async def finalize(self, batch_id: str, **fields: Any) -> CommandReply:
         """Wait for a batch to end; the fields are those of ``FinalizeBatch``."""
-        return await self._ask(
-            FinalizeBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
-        )
+        return await self._ask(FinalizeBatch(**self._names(batch_id), **fields))
 
-    async def abort(self, batch_id: str, **fields: Any) -> CommandReply:
-        """Ask to give a batch up; the fields are those of ``AbortBatch``."""
-        return await self._ask(
-            AbortBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
-        )
+    async def abort(self, batch_id: str, *, operator: bool = False, **fields: Any) -> CommandReply:
+        """Ask to give a batch up, as an operator anybody's; the fields are those of ``AbortBatch``."""
+        command = AbortBatch(**self._names(batch_id), **fields)
+        return await self._ask(command, OPERATOR_COMMANDS if operator else COMMANDS)
 
     async def cancel_tasks(self, batch_id: str, **fields: Any) -> CommandReply:
         """Ask to end the unfinished tasks of a batch; the fields are those of ``CancelTasks``."""
-        return await self._ask(
-            CancelTasks(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields)
-        )
+        return await self._ask(CancelTasks(**self._names(batch_id), **fields))
 
     async def skip(self, batch_id: str, **fields: Any) -> CommandReply:
-        """Ask that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
-        return await self._ask(SkipBatch(client=self.client, command_id=self.command_id(), batch_id=batch_id, **fields))
+        """Ask, as an operator, that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
+        return await self._ask(SkipBatch(**self._names(batch_id), **fields), OPERATOR_COMMANDS)
 
     async def publish_version(self, model: str, version: int | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""
-        return await self._ask(
-            PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
-        )
+        command = PublishVersion(client=self.client, command_id=self.command_id(), model=model, version=version)
+        return await self._ask(command, OPERATOR_COMMANDS)
 
     async def roll_back(self, model: str, version: int, reason: str) -> CommandReply:
-        """Ask that what is newer than a version be discarded."""
-        return await self._ask(
-            RollBack(client=self.client, command_id=self.command_id(), model=model, version=version, reason=reason)
+        """Ask, as an operator, that what is newer than a version be discarded."""
+        command = RollBack(
+            client=self.client, command_id=self.command_id(), model=model, version=version, reason=reason
         )
+        return await self._ask(command, OPERATOR_COMMANDS)
 
     async def finalize_upgrade(self, level: int) -> CommandReply:
-        """Ask that the coordinator's state be written at this level from now on."""
-        return await self._ask(FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level))
+        """Ask, as an operator, that the coordinator's state be written at this level from now on."""
+        command = FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level)
+        return await self._ask(command, OPERATOR_COMMANDS)
 
-    async def _ask(self, command: AnyCommand) -> CommandReply:
+    def _names(self, batch_id: str | None) -> dict[str, str]:
+        """Who asks, under a new id, about a batch; about none where there is none."""
+        command_id = self.command_id()
+        return {
+            "client": self.client,
+            "command_id": command_id,
+            "batch_id": batch_id or command_id,
+            "producer": self.producer,
+        }
+
+    async def _ask(self, command: AnyCommand, topic: Topic = COMMANDS) -> CommandReply:
         """Send a command and wait for its reply, which may say that it was refused.
 
         Raises:
@@ -166,7 +173,7 @@ class CommandChannel:
         answered: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
         self._waiting[command.command_id] = answered
         try:
-            problem = await self._send(command)
+            problem = await self._send(command, topic)
             patience = Patience(
                 self._clock(),
                 taken=problem is None,
@@ -183,7 +190,7 @@ class CommandChannel:
                     case Step.GIVE_UP:
                         raise self._silence(command, problem)
                     case Step.AGAIN:
-                        problem = await self._send(command)
+                        problem = await self._send(command, topic)
                         if (
                             isinstance(command, FinalizeBatch | PublishVersion | RollBack)
                             and self._silent_for(now) >= self._again_s
@@ -200,14 +207,13 @@ class CommandChannel:
 
     def _question(self) -> AbortBatch:
         """Answered at once by any coordinator, and of no effect: to abort what never was is a success."""
-        command_id = self.command_id()
-        return AbortBatch(client=self.client, command_id=command_id, batch_id=command_id, reason="are you there?")
+        return AbortBatch(**self._names(None), reason="are you there?")
 
-    async def _send(self, command: AnyCommand) -> BusError | None:
+    async def _send(self, command: AnyCommand, topic: Topic = COMMANDS) -> BusError | None:
         """Send it as far as that goes; what went wrong is told, and made good by sending it again."""
         try:
             async with asyncio.timeout(self._again_s):
-                await (await self._producer.send(COMMANDS, _subject(command), command))
+                await (await self._producer.send(topic, _subject(command), command))
         except TimeoutError:
             return BusError(f"the broker did not take the command within {self._again_s:g} s")
         except BusError as error:

@@ -32,7 +32,7 @@ from typing import Any, Self
 
 from schemas import CommandReply, Task
 from schemas.record import BatchType, Metrics
-from schemas.topics import EXPERIENCES
+from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
@@ -50,15 +50,23 @@ class RolloutCoordinator:
     Args:
         settings: Where the log is. Read from the environment where absent.
         bus: A connected bus to use, that outlives this object; its own where absent.
-        name: What the coordinator's log calls this client.
+        name: What the coordinator's log calls this client, and whose its batches are: other clients of this name may
+            end them, and share slots and caps with it.
+        operator: Whether it ends batches whoever they belong to, which takes the rights of an operator.
     """
 
     def __init__(
-        self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "rollout-coordinator"
+        self,
+        settings: Settings | None = None,
+        *,
+        bus: Bus | None = None,
+        name: str = "rollout-coordinator",
+        operator: bool = False,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._name = name
+        self._operator = operator
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
 
@@ -77,7 +85,8 @@ class RolloutCoordinator:
         async with self._changing:
             if self._connection is not None:
                 return
-            self._connection = await Connection.open(self._settings, self._bus, self._name, [EXPERIENCES])
+            topics = [EXPERIENCES, OPERATOR_COMMANDS] if self._operator else [EXPERIENCES]
+            self._connection = await Connection.open(self._settings, self._bus, self._name, topics)
 
     async def shutdown(self) -> None:
         """Disconnect. Batches go on; nothing happens where it is done already.
@@ -119,11 +128,11 @@ class RolloutCoordinator:
             NoCoordinatorError: None answers.
         """
         batch = batch_name(batch_id)
-        named = tasks_of(tasks, batch, batch_type, len(tasks) or None)
+        connection = self._connected()
+        named = tasks_of(tasks, batch, batch_type, len(tasks) or None, producer=connection.channel.producer)
         if min_wait_num is not None and min_wait_num > len(tasks):
             log.warning("batch %s: min_wait_num %d is more than its %d tasks", batch, min_wait_num, len(tasks))
             min_wait_num = len(tasks) or None
-        connection = self._connected()
         reply = await connection.channel.submit(
             batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
         )
@@ -180,25 +189,29 @@ class RolloutCoordinator:
                 too. They are never trained on.
 
         Raises:
+            PermissionError: It is another producer's.
             NoCoordinatorError: None answers.
         """
         reply = await self._connected().channel.abort(
-            batch_name(batch_id), reason=reason, keep_partial_results=keep_partial_results
+            batch_name(batch_id), operator=self._operator, reason=reason, keep_partial_results=keep_partial_results
         )
         if reply.error is not None:
             raise_refusal(reply, batch_id)
 
     async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
-        """Have the trainer pass over a FINALIZED train batch that it has not trained on.
+        """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator.
 
         Args:
             batch_id: As it was submitted.
             reason: Stands in the lineage of every version that follows.
 
         Raises:
+            PermissionError: This object was not made with ``operator``.
             ValueError: It cannot be passed over; the message says why.
             NoCoordinatorError: None answers.
         """
+        if not self._operator:
+            raise PermissionError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
         reply = await self._connected().channel.skip(batch_name(batch_id), reason=reason)
         if reply.error is not None:
             raise ValueError(reply.detail)

@@ -23,6 +23,7 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
     Raises:
         KeyError: A batch that is to be finalized is not known, or not any more.
         TimeoutError: Time was up.
+        PermissionError: The batch is another producer's.
         ValueError: Anything else.
     """
     if reply.error == "unknown_batch":
@@ -31,6 +32,8 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
         raise KeyError(reply.detail)
     if reply.error == "timeout":
         raise TimeoutError(f"Timeout waiting for batch {batch_id}.")
+    if reply.error == "not_yours":
+        raise PermissionError(reply.detail)
     if reply.error == "already_active":
         raise ValueError(f"Batch {batch_id} is already active.")
     if reply.error == "wrong_type" and expected is not None:

@@ -1,4 +1,4 @@
-"""The coordinator and the runners of the fleet, folded from ``events``. Pure: no clock.
+"""The coordinator and the runners of the fleet, folded from what they say. Pure: no clock.
 
 Times are those of the log, in seconds since the Unix epoch, as each record says when it was written. An explorer that
 has said nothing for ``alive_s`` is left out, and one that says that it leaves at once; a report of an earlier life of
@@ -23,7 +23,9 @@ class _Explorer:
 
 @dataclass(slots=True)
 class FleetView:
-    """What is known of the fleet. Feed it every record of ``events``, in the order of each partition.
+    """What is known of the fleet.
+
+    Feed it every record of ``explorer-events`` and ``coordinator-events``, in the order of each partition.
 
     Args:
         alive_s: Silence after which an explorer counts as lost, in seconds.

@@ -14,8 +14,9 @@ batch of a             ``3``         ``3@1f2e3d4c``            several scheduler
 A batch id without ``#`` makes task ids unambiguous, so the clients refuse one with it.
 """
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,11 +24,15 @@ from pydantic import TypeAdapter, ValidationError
 from schemas import Task
 from schemas.errors import shown
 from schemas.record import BatchType, Identifier
+from trinity_bus.config import KafkaSettings
 
 type BatchId = int | str
 
 _IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
 _MARK = "#"
+_ODD = re.compile(r"[^A-Za-z0-9._:/@#-]")
+_NOT_FIRST = "._:/@#-"
+_PART_CHARS = 99
 
 
 def batch_name(batch_id: BatchId) -> str:
@@ -71,7 +76,13 @@ def given_task_id(name: str) -> str:
 
 
 def tasks_of(
-    tasks: Sequence[Task], batch: str, batch_type: BatchType, size: int | None, taken: AbstractSet[str] = frozenset()
+    tasks: Sequence[Task],
+    batch: str,
+    batch_type: BatchType,
+    size: int | None,
+    taken: AbstractSet[str] = frozenset(),
+    *,
+    producer: str | None = None,
 ) -> list[Task]:
     """The tasks as they go to the log, each naming its batch. What they said of a batch before is replaced.
 
@@ -81,6 +92,7 @@ def tasks_of(
         batch_type: Of the batch.
         size: Of the batch; ``None`` for an open one.
         taken: Ids on the log that the batch has already.
+        producer: Who sends those that do not say.
 
     Raises:
         ValueError: Two have the same id, or an id is too long.
@@ -92,6 +104,7 @@ def tasks_of(
                 "batch_id": batch,
                 "batch_type": batch_type,
                 "batch_size": size,
+                "producer": task.producer or producer,
             }
         )
         for task in tasks
@@ -101,6 +114,21 @@ def tasks_of(
         if count > 1 or name in taken:
             raise ValueError(f"task id {given_task_id(name)!r} is twice in batch {batch!r}: give each task its own")
     return named
+
+
+def producer_name(settings: KafkaSettings, name: str) -> str:
+    """Whose the tasks and batches of a client are: its name, below that of its user where it logs in as one.
+
+    Nobody checks the name. But where each producer has a user of its own, no two have the same by chance.
+    """
+    parts = [name] if settings.sasl_username is None else [settings.sasl_username, name]
+    return "/".join(_ODD.sub("-", part)[:_PART_CHARS].lstrip(_NOT_FIRST) or "unnamed" for part in parts)
+
+
+def sent_by(producer: str, tasks: Iterable[Task]) -> Iterator[Task]:
+    """The tasks; those that do not say who sends them are this producer's."""
+    for task in tasks:
+        yield task if task.producer is not None else task.model_copy(update={"producer": producer})
 
 
 def _is_identifier(name: str) -> bool:

@@ -136,7 +136,7 @@ class OpenBatches:
             target = OpenBatch(self._next_name(batch_id), batch_type)
         elif target.batch_type != batch_type:
             raise ValueError(f"Batch {batch_id} is {target.batch_type}, its tasks cannot be {batch_type}.")
-        named = tasks_of(tasks, target.name, batch_type, None, target.task_names)
+        named = tasks_of(tasks, target.name, batch_type, None, target.task_names, producer=connection.channel.producer)
         # Nothing is changed before this line, and nothing can fail after it.
         if batch is None:
             batch = self._batches[batch_id] = ScheduledBatch(Book(batch_id, self._default_runs))

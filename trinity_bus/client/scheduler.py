@@ -43,7 +43,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
-from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, RESULTS
+from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.client.book import Over, Wait, WaitAll
 from trinity_bus.client.connection import Connection
@@ -93,7 +93,7 @@ class Scheduler:
         async with self._changing:
             if self._connection is not None:
                 return
-            topics = (RESULTS, EVENTS, DEAD_LETTERS, EXPERIENCES)
+            topics = (RESULTS, EXPLORER_EVENTS, COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES)
             connection = await Connection.open(self._settings, self._bus, self._name, topics)
             try:
                 await self._follow(connection)
@@ -286,8 +286,10 @@ class Scheduler:
     async def _follow(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
         results = Follower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
-        # Most of ``events`` is the coordinator's business, and not even decoded here.
-        events = Follower(lambda start: bus.reader(EVENTS, start=start, expect=_FLEET), self._see, fail)
+        # Most of what explorers say is the coordinator's business, and not even decoded here.
+        events = Follower(
+            lambda start: bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start=start, expect=_FLEET), self._see, fail
+        )
         for follower in (results, events):
             await follower.start()
             connection.stack.push_async_callback(follower.stop)
@@ -302,7 +304,7 @@ class Scheduler:
             ) from None
 
     def _see(self, received: Received[Any]) -> None:
-        """A record of ``events``."""
+        """Something that the coordinator or an explorer says."""
         self._fleet.apply(received.record, received.timestamp_ms / 1000)
         if isinstance(received.record, CoordinatorHeartbeat):
             self._heard.set()

@@ -7,8 +7,8 @@
                          '--the log is gone--> every method raises what was raised
 
 Nothing is moved through this object, and it holds no state of the mesh: it reads ``version-history``,
-``model-versions`` and ``events``, and writes commands. What the reference's actor is told by its modules is told by the
-services here, as events; docs/counterparts.md has the whole table.
+``model-versions`` and the three topics of events, and writes commands. What the reference's actor is told by its
+modules is told by the services here, as events; docs/counterparts.md has the whole table.
 
 ==================================  ===================================================================================
 what fails                          what happens
@@ -28,8 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from schemas.topics import EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
 from trinity_bus.bus import Bus, Reader, Received
+from trinity_bus.bus.offsets import recent
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.versions import ALIVE_S, VersionRow, VersionsView
 from trinity_bus.config import Settings
@@ -95,12 +96,11 @@ class Synchronizer:
 
     async def _connect(self) -> None:
         async with AsyncExitStack() as stack:
-            topics = [VERSION_HISTORY, MODEL_VERSIONS, EVENTS]
-            connection = await Connection.open(self._settings, self._bus, self._name, topics)
+            topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
+            connection = await Connection.open(self._settings, self._bus, self._name, [*topics, OPERATOR_COMMANDS])
             stack.push_async_callback(connection.close)
             bus = connection.bus
-            first, end = await bus.beginning_offsets(EVENTS), await bus.end_offsets(EVENTS)
-            start = {(EVENTS.name, p): max(first[p], offset - _RECENT_EVENTS) for p, offset in end.items()}
+            start = await recent(bus, EVENTS, _RECENT_EVENTS)
             reader = await stack.enter_async_context(bus.reader(*topics, start=start))
             known = [received async for received in reader.replay()]
             for received in sorted(known, key=lambda one: one.timestamp_ms):

@@ -46,7 +46,7 @@ class VersionRow:
 
 @dataclass(slots=True)
 class VersionsView:
-    """Feed it the records of ``version-history``, ``model-versions`` and ``events``.
+    """Feed it the records of ``version-history``, ``model-versions`` and the topics of events.
 
     Args:
         model: Name of the model; what is of others is passed over.

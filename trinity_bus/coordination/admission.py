@@ -4,14 +4,14 @@
 
     created --> unfilled --full--> waiting --admit--> in training order (train), until it is FINALIZED or ABORTED
                    |
-                   +--> the one that got no task for the longest time is given up when too much waits here
+                   +--> one is given up when too much waits here, see ``coordination.unfilled``
 
-Unfilled batches hold up nobody, but they take room: ``MAX_UNFILLED_TASKS`` tasks and ``MAX_UNFILLED_BATCHES`` batches
-at most, so that clients that died while they filled a batch cost the others nothing. Batches that are filled with tasks
-that name none are never given up.
+Full train batches wait for a place in training, and producers take turns: the next place is for whoever has the fewest
+batches in training, see :mod:`trinity_bus.coordination.shares`; of each producer, the batch that was full first goes
+first. Batches that are filled with tasks that name none are never given up.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
 from schemas import BatchLifecycleState as State
@@ -19,7 +19,9 @@ from schemas.record import BatchType
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.limits import MAX_UNFILLED_BATCHES, MAX_UNFILLED_TASKS
+from trinity_bus.coordination.shares import Shares
 from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.unfilled import Unfilled
 
 
 class Admission:
@@ -29,44 +31,49 @@ class Admission:
         max_inflight_batches: Train batches that may be open at once.
         policy: Which versions batches need.
         counters: Where sequence numbers are drawn from.
+        max_unfilled_bytes: Of tasks in batches that are not full.
     """
 
-    def __init__(self, max_inflight_batches: int, policy: SyncPolicy, counters: Counters) -> None:
+    def __init__(
+        self,
+        max_inflight_batches: int,
+        policy: SyncPolicy,
+        counters: Counters,
+        *,
+        max_unfilled_bytes: int,
+    ) -> None:
         self.filling: dict[BatchType, Batch] = {}
         """The batches that take tasks that name none."""
         self._max_inflight_batches = max_inflight_batches
         self._policy = policy
         self._counters = counters
-        self._unfilled: OrderedDict[str, Batch] = OrderedDict()
-        self._unfilled_tasks = 0
+        self._unfilled = Unfilled(MAX_UNFILLED_TASKS, max_unfilled_bytes, MAX_UNFILLED_BATCHES)
         self._waiting: dict[BatchType, OrderedDict[str, Batch]] = {"train": OrderedDict(), "eval": OrderedDict()}
         self._in_training: OrderedDict[str, Batch] = OrderedDict()
+        self._shares = Shares(counters, "training_turns")
 
     def created(self, batch: Batch) -> None:
         """A batch was registered, and has no task yet."""
         if batch.unnamed:
             self.filling[batch.batch_type] = batch
         elif not batch.is_open:
-            self._unfilled[batch.batch_id] = batch
+            self._unfilled.add(batch)
 
     def grew(self, batch: Batch) -> bool:
         """A batch has one task more. Returns whether it is full now."""
-        if batch.batch_id in self._unfilled:
-            self._unfilled_tasks += 1
-            self._unfilled.move_to_end(batch.batch_id)
+        if batch in self._unfilled:
+            self._unfilled.grew(batch)
         if batch.accepted != batch.expected:
             return False
         self._counters.filled += 1
         batch.filled = self._counters.filled
-        self._no_longer_filled(batch, batch.accepted)
+        self._no_longer_filled(batch)
         self._waiting[batch.batch_type][batch.batch_id] = batch
         return True
 
     def overflow(self) -> Batch | None:
         """The batch that is to be given up, so that unfilled ones do not take too much room."""
-        if self._unfilled_tasks <= MAX_UNFILLED_TASKS and len(self._unfilled) <= MAX_UNFILLED_BATCHES:
-            return None
-        return next(iter(self._unfilled.values()))
+        return self._unfilled.excess()
 
     def admit(self, *, announced: int, newest: int) -> list[Batch]:
         """Full batches that start now.
@@ -79,15 +86,36 @@ class Admission:
         self._waiting["eval"].clear()
         for batch in admitted:
             batch.min_version = max(0, newest)
-        waiting = self._waiting["train"]
-        while waiting and len(self._in_training) < self._max_inflight_batches:
-            _, batch = waiting.popitem(last=False)
+        for batch in self._next_in_training():
             self._counters.sequence += 1
             batch.sequence = self._counters.sequence
             batch.min_version = self._policy.version_needed(batch.sequence, announced)
-            self._in_training[batch.batch_id] = batch
+            self._train(batch)
             admitted.append(batch)
         return admitted
+
+    def _next_in_training(self) -> Iterator[Batch]:
+        """Full train batches for which there is a place, in their order; each is in training before the next."""
+        waiting = self._waiting["train"]
+        if not waiting or len(self._in_training) >= self._max_inflight_batches:
+            return
+        queues: dict[str, deque[Batch]] = {}
+        for batch in waiting.values():
+            queues.setdefault(batch.owner, deque()).append(batch)
+        self._shares.forget_idle(queues)
+        while queues and len(self._in_training) < self._max_inflight_batches:
+            owner = min(queues, key=self._shares.rank)
+            if len(queues) > 1:
+                self._shares.served(owner)
+            batch = queues[owner].popleft()
+            if not queues[owner]:
+                del queues[owner]
+            del waiting[batch.batch_id]
+            yield batch
+
+    def _train(self, batch: Batch) -> None:
+        self._in_training[batch.batch_id] = batch
+        self._shares.take(batch.owner)
 
     def is_next(self, batch: Batch) -> bool:
         """Whether every train batch before this one has ended."""
@@ -118,28 +146,28 @@ class Admission:
         for batch in sorted(pending, key=_last_touched):
             if not batch.filled:
                 self.created(batch)
-                self._unfilled_tasks += 0 if batch.unnamed else batch.accepted
         for batch in sorted(pending, key=lambda b: b.filled):
             if batch.filled:
                 self._waiting[batch.batch_type][batch.batch_id] = batch
         for batch in sorted((b for b in batches if b.sequence), key=lambda b: b.sequence):
-            self._in_training[batch.batch_id] = batch
+            self._train(batch)
 
     def waiting(self) -> Iterator[Batch]:
         """Full batches whose turn has not come."""
         for batches in self._waiting.values():
             yield from batches.values()
 
-    def _no_longer_filled(self, batch: Batch, tasks: int) -> None:
-        if self._unfilled.pop(batch.batch_id, None) is not None:
-            self._unfilled_tasks -= tasks
+    def _no_longer_filled(self, batch: Batch) -> None:
+        if batch in self._unfilled:
+            self._unfilled.remove(batch)
         if self.filling.get(batch.batch_type) is batch:
             del self.filling[batch.batch_type]
 
     def _forget(self, batch: Batch) -> None:
-        self._no_longer_filled(batch, batch.accepted)
+        self._no_longer_filled(batch)
         self._waiting[batch.batch_type].pop(batch.batch_id, None)
-        self._in_training.pop(batch.batch_id, None)
+        if self._in_training.pop(batch.batch_id, None) is not None:
+            self._shares.give_back(batch.owner)
 
 
 def _last_touched(batch: Batch) -> tuple[int, int]:

@@ -1,21 +1,37 @@
 """Handing parts of tasks out and taking them back: what the books, the fleet and the outbox must agree on.
 
-A running attempt is in three places: in its part, in the ledger's ``running``, and in the ``assigned`` of its explorer.
-All changes to them are made here.
+A running attempt is in four places: in its part, in the ledger's ``running``, in the ``assigned`` of its explorer, and
+in the share of the producer whose batch it is of. All changes to them are made here.
 """
 
-from collections.abc import Collection
+import heapq
+from collections.abc import Collection, Iterator
 
 from schemas import Cancel, Dispatch
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.commands import Order, Outbox
-from trinity_bus.coordination.dispatch import Room
+from trinity_bus.coordination.dispatch import Room, Rooms
 from trinity_bus.coordination.fleet import Explorer, Fleet
 from trinity_bus.coordination.ledger import Ledger
 from trinity_bus.coordination.limits import short_error
 from trinity_bus.coordination.pace import Pace
 from trinity_bus.coordination.parts import Attempt, Part
 from trinity_bus.coordination.tasks import OpenTask
+
+
+class _Turn:
+    """How far one producer has come in its line, in one pass."""
+
+    __slots__ = ("_batches", "batch")
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self.batch = next(batches, None)
+        """Of which something is to be handed out next; None: nothing is."""
+
+    def go_on(self) -> None:
+        """Nothing more of this batch fits."""
+        self.batch = next(self._batches, None)
 
 
 class Attempts:
@@ -28,32 +44,53 @@ class Attempts:
         self._out = out
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
-        """Hands out parts until there is no more room, or nothing that fits it.
+        """Hands out parts until there is no more room, or nothing that fits it; producers take turns.
 
         Args:
             newest_version: That explorers are told to serve.
             now: The time.
             ceiling: What needs a newer version than this stays where it is; None for all versions.
         """
-        if not self._ledger.line:
+        line, shares = self._ledger.line, self._ledger.shares
+        shares.forget_idle(line.producers)
+        if not line:
             return
-        explorers = self.with_room()
-        for batch in self._ledger.line:
-            if not explorers:
-                return
+        rooms = Rooms(self.with_room())
+        if not rooms:
+            return
+        # What does not fit now fits no better later in this pass: room only shrinks.
+        turns = [(shares.rank(producer), _Turn(line.of(producer))) for producer in line.producers]
+        heapq.heapify(turns)
+        while len(turns) > 1 and rooms:
+            (*_, producer), turn = turns[0]
+            if self._hand_out(turn, rooms, newest_version, now, ceiling, alone=False):
+                shares.served(producer)
+                heapq.heapreplace(turns, (shares.rank(producer), turn))
+            else:
+                heapq.heappop(turns)
+        if rooms:
+            self._hand_out(turns[0][1], rooms, newest_version, now, ceiling, alone=True)
+
+    def _hand_out(
+        self, turn: "_Turn", rooms: Rooms, newest_version: int, now: float, ceiling: int | None, *, alone: bool
+    ) -> bool:
+        """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
+        while (batch := turn.batch) is not None:
             min_version = _min_version(batch, newest_version)
-            if ceiling is not None and min_version > ceiling:
-                continue
-            room = Room(explorers, min_version)
-            while (queued := batch.next_in_line(room.workflows)) is not None:
-                _, index, task_id = queued
-                task = self._ledger.tasks[task_id]
-                part = task.parts[index]
-                explorer = room.place(task, part)
-                self._ledger.line.take(batch, task.task.workflow)
-                self._start(task, part, explorer, min_version, now)
-                room.taken(explorer)
-            explorers = [explorer for explorer in explorers if explorer.free > 0]
+            if ceiling is None or min_version <= ceiling:
+                room = rooms.of(min_version)
+                while (queued := batch.next_in_line(room.workflows)) is not None:
+                    _, index, task_id = queued
+                    task = self._ledger.tasks[task_id]
+                    part = task.parts[index]
+                    explorer = room.place(task, part)
+                    self._ledger.line.take(batch, task.task.workflow)
+                    self._start(batch, task, part, explorer, min_version, now=now)
+                    rooms.taken(explorer)
+                    if not (alone and rooms):
+                        return True
+            turn.go_on()
+        return False
 
     def copy(self, attempt: Attempt, newest_version: int, now: float) -> bool:
         """Starts a second attempt beside a slow one, on another explorer. Returns whether there was room."""
@@ -65,7 +102,7 @@ class Attempts:
         if task.task.workflow not in room.workflows:
             return False
         part = task.parts[attempt.part]
-        self._start(task, part, room.place(task, part), min_version, now)
+        self._start(batch, task, part, room.place(task, part), min_version, now=now)
         return True
 
     def with_room(self) -> list[Explorer]:
@@ -77,6 +114,7 @@ class Attempts:
         del self._ledger.running[attempt.key]
         self._fleet.release(attempt.explorer, attempt.key)
         task = self._ledger.tasks[attempt.task_id]
+        self._ledger.shares.give_back(self._ledger.batches[task.batch_id].owner)
         return task, task.stop(attempt)
 
     def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:
@@ -97,11 +135,13 @@ class Attempts:
         )
         self._out.add(Order(order, task.traceparent))
 
-    def _start(self, task: OpenTask, part: Part, explorer: Explorer, min_version: int, now: float) -> None:
-        batch = self._ledger.batches[task.batch_id]
+    def _start(
+        self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
+    ) -> None:
         timeout_s = self._pace.limit(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running[attempt.key] = attempt
+        self._ledger.shares.take(batch.owner)
         self._fleet.assign(explorer, attempt)
         dispatch = Dispatch(
             explorer=explorer.name,

@@ -8,6 +8,7 @@ number of tasks, is never full and never waits; of its tasks that have ended onl
 import heapq
 from bisect import insort
 from collections.abc import Collection
+from typing import Final
 
 from msgspec import UNSET, UnsetType, field
 
@@ -23,6 +24,11 @@ from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metric
 
 MAX_TRACE_LINKS = 128
 """Links of one batch; what OpenTelemetry keeps of a span's links unless told otherwise."""
+
+NOBODY: Final = ""
+"""The owner of batches whose tasks name a batch, but no producer."""
+EVERYBODY: Final = "*"
+"""The owner of batches that are filled with tasks that name neither. No producer can have this name, or the other."""
 
 type Queued = tuple[int, int, str]
 """A part to be handed out: order of its task, its index, id of its task."""
@@ -50,14 +56,21 @@ class Batch(Row):
     min_version: int = 0
     counts: tuple[int, int, int] | UnsetType = UNSET
     """``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results."""
+    owner: str = NOBODY
+    """Who is served when its tasks are handed out, and may end it: see :mod:`trinity_bus.coordination.requests`. A
+    version that knew no owners wrote none."""
 
     def __post_init__(self) -> None:
+        if self.unnamed and self.owner == NOBODY:
+            self.owner = EVERYBODY
         if self.is_open and self.counts is UNSET:
             self.counts = (0, 0, 0)
         self.finished, self.failed, self.aborted = (0, 0, 0) if self.counts is UNSET else self.counts
         """Tasks that ended by themselves; the failed ones among them; tasks that were cut off."""
         self.open_tasks: dict[str, OpenTask] = {}
         """Tasks without a result."""
+        self.size = 0
+        """Bytes of them."""
         self.results: dict[str, Result] = {}
         """Of the others; none are kept of an open batch."""
         self.queued: dict[str, list[Queued]] = {}
@@ -94,6 +107,16 @@ class Batch(Row):
             IllegalTransitionError: The lifecycle has no such transition.
         """
         self.state = Transition(self.state, target).target
+
+    def admit_task(self, task: OpenTask) -> None:
+        """A task is one of the batch from now on."""
+        self.open_tasks[task.task.task_id] = task
+        self.size += task.size
+
+    def release_task(self, task: OpenTask) -> None:
+        """An open task is about to have its result."""
+        del self.open_tasks[task.task.task_id]
+        self.size -= task.size
 
     def count(self, result: Result) -> None:
         """A task has ended."""

@@ -82,7 +82,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """To ``events``, for the trainer: a version is wanted."""
+    """To ``coordinator-events``, for the trainer: a version is wanted."""
 
     record: VersionWanted
 
@@ -103,6 +103,8 @@ class Refusal(StrEnum):
     BATCH_FULL = "batch_full"
     BATCH_TOO_LARGE = "batch_too_large"
     BATCH_CLOSED = "batch_closed"
+    OVER_LIMIT = "over_limit"
+    OVER_QUOTA = "over_quota"
 
 
 @dataclass(frozen=True, slots=True)

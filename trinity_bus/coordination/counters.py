@@ -1,5 +1,7 @@
 """Numbers that only grow, but for one: the ``books`` entry of the changelog."""
 
+from msgspec import field
+
 from trinity_bus.coordination.tables import Row
 
 
@@ -18,3 +20,7 @@ class Counters(Row):
     """Attempts at train tasks whose time was taken."""
     attempt_seconds: float = 0.0
     """That they took together."""
+    turns: dict[str, int] = field(default_factory=dict)
+    """Of producers that compete for slots, see :mod:`trinity_bus.coordination.shares`."""
+    training_turns: dict[str, int] = field(default_factory=dict)
+    """Of those that compete for places in training."""

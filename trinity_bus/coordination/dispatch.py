@@ -1,8 +1,11 @@
 """Which part of a task goes to which explorer.
 
-Batches take their turn in the order of the :mod:`line <trinity_bus.coordination.line>`; inside a batch, parts go in the
-order of their tasks and runs, those that are tried again too. A part may go to an explorer that is ready, has a free
-slot, knows the workflow and serves at least the version that the batch needs. Among those, in this order:
+A slot that is free is for the producer that has the fewest attempts running of those that have something for it, see
+:mod:`shares <trinity_bus.coordination.shares>`: however much one of them has queued, the others get their part of the
+slots. Its batches take their turn in the order of its :mod:`line <trinity_bus.coordination.line>`; inside a batch,
+parts go in the order of their tasks and runs, those that are tried again too. A part may go to an explorer that is
+ready, has a free slot, knows the workflow and serves at least the version that the batch needs. Among those, in this
+order:
 
 1. not the one where the part has just failed, if there is another;
 2. the one with the newest version;
@@ -18,10 +21,42 @@ from trinity_bus.coordination.parts import Part
 from trinity_bus.coordination.tasks import OpenTask
 
 
+class Rooms:
+    """The explorers with free slots during one pass, for each version that batches need.
+
+    Args:
+        explorers: Each with a free slot.
+    """
+
+    def __init__(self, explorers: Iterable[Explorer]) -> None:
+        self._explorers = list(explorers)
+        self._rooms: dict[int, Room] = {}
+        self._left = len(self._explorers)
+
+    def __bool__(self) -> bool:
+        """Whether there is any room left."""
+        return self._left > 0
+
+    def of(self, min_version: int) -> "Room":
+        """The room for what needs this version."""
+        room = self._rooms.get(min_version)
+        if room is None:
+            room = self._rooms[min_version] = Room(self._explorers, min_version)
+        return room
+
+    def taken(self, explorer: Explorer) -> None:
+        """A slot of this explorer was taken."""
+        if explorer.free <= 0:
+            self._left -= 1
+            for room in self._rooms.values():
+                room.close(explorer)
+
+
 class Room:
-    """The explorers with free slots, during one pass over the tasks of one batch."""
+    """The explorers with free slots that serve a version."""
 
     def __init__(self, explorers: Iterable[Explorer], min_version: int) -> None:
+        self._min_version = min_version
         self._open = [e for e in explorers if e.free > 0 and e.version >= min_version]
         self._workflows: frozenset[str] | None = None
 
@@ -39,10 +74,11 @@ class Room:
         able = (e for e in self._open if workflow in e.workflows)
         return min(able, key=lambda e: _preference(e, failed_on, homes))
 
-    def taken(self, explorer: Explorer) -> None:
-        """A slot of this explorer was taken."""
-        if explorer.free <= 0:
-            self._open.remove(explorer)
+    def close(self, explorer: Explorer) -> None:
+        """This explorer has no slot left."""
+        if explorer.version >= self._min_version:
+            # Not ``remove``: it would compare the explorers before this one field by field.
+            self._open = [other for other in self._open if other is not explorer]
             self._workflows = None
 
 

@@ -68,6 +68,8 @@ class CommandArrived:
     command: Request
     traceparent: str | None = None
     """W3C context of the client; the answer carries it."""
+    operator: bool = False
+    """Whether it was read where only operators write: then it may be about anybody's batch."""
 
 
 type Input = TaskArrived | EventArrived | CommandArrived | Tick

@@ -37,19 +37,21 @@ from schemas.batch import MAX_BATCH_TASKS
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.admission import Admission
-from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.batches import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.commands import Refusal
 from trinity_bus.coordination.counters import Counters
 from trinity_bus.coordination.inputs import Origin, TaskArrived
 from trinity_bus.coordination.journal import Journal
-from trinity_bus.coordination.limits import MAX_KEPT_RESULTS, parts_allowed
+from trinity_bus.coordination.limits import BATCH_SHARE, MAX_KEPT_RESULTS, parts_allowed
 from trinity_bus.coordination.line import Line
 from trinity_bus.coordination.over_rollout import enough
 from trinity_bus.coordination.pages import ResultPages, TaskPages
 from trinity_bus.coordination.parts import Attempt, AttemptKey, PartAnswer
+from trinity_bus.coordination.shares import Shares
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.tables import Single, Table
 from trinity_bus.coordination.tasks import AcceptedTask, OpenTask, Progress, Result
+from trinity_bus.coordination.usage import Usage
 from trinity_bus.coordination.window import Window
 
 CLOSED_WINDOW = 10_000
@@ -76,7 +78,20 @@ class Ledger:
         self.counters = Counters()
         Single("books", self.counters, journal)
         self.line = Line()
-        self.admission = Admission(settings.max_inflight_batches, policy, self.counters)
+        self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
+        caps = (settings.max_repeat_times, settings.max_task_timeout_s)
+        quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
+        self._has_caps = any(cap is not None for cap in caps + quotas)
+        self.shares = Shares(self.counters, "turns")
+        """Attempts that run, of each producer."""
+        self.usage = Usage()
+        """Open tasks, of each producer."""
+        self.admission = Admission(
+            settings.max_inflight_batches,
+            policy,
+            self.counters,
+            max_unfilled_bytes=settings.max_open_bytes,
+        )
         self.pages = TaskPages(journal)
         self._results = ResultPages(journal)
         self._progress: Table[Progress] = Table("progress", Progress, journal)
@@ -88,15 +103,25 @@ class Ledger:
         self._codec = journal.codec
         self._active = 0
         """Open tasks of batches that need no more of them to go on."""
+        self._active_bytes = 0
+        """Of them."""
         self._kept_results = 0
+        self._kept_bytes = 0
 
     def wants_tasks(self) -> bool:
         """Whether more tasks should be read.
 
-        Not while ``max_open_tasks`` are open in batches that can go on: those end, be it by running out of time. Tasks
-        of batches that are not full do not count, because only more tasks help them; ``overflow`` bounds them.
+        Not while ``max_open_tasks``, or ``max_open_bytes`` of them, are open in batches that can go on: those end, be
+        it by running out of time. Tasks of batches that are not full do not count, because only more tasks help them;
+        ``overflow`` and the bytes that one batch may have bound them.
         """
-        return self._active < self._settings.max_open_tasks and self._kept_results < MAX_KEPT_RESULTS
+        settings = self._settings
+        return (
+            self._active < settings.max_open_tasks
+            and self._active_bytes < settings.max_open_bytes
+            and self._kept_results < MAX_KEPT_RESULTS
+            and self._kept_bytes < settings.max_open_bytes
+        )
 
     def refusal(self, task: Task) -> tuple[Refusal, str] | None:
         """Why the books cannot take this task; None if they can."""
@@ -107,7 +132,7 @@ class Ledger:
         batch = None if task.batch_id is None else self.batches.get(task.batch_id)
         if batch is None and task.batch_id is not None and task.batch_id in self.closed:
             return Refusal.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
-        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch)
+        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch)
 
     def accept(self, arrived: TaskArrived) -> Batch | None:
         """Takes a task for which there is no ``refusal``. Returns its batch if that is new."""
@@ -125,21 +150,28 @@ class Ledger:
             per_part=self._settings.max_repeat_times_per_runner,
             task=task,
         )
-        page = self.pages.add(order, task.task_id, self._codec.encode(accepted))
-        opened = accepted.opened(page, arrived.origin)
-        self.tasks[task.task_id] = batch.open_tasks[task.task_id] = opened
+        packed = self._codec.encode(accepted)
+        opened = accepted.opened(self.pages.add(order, task.task_id, packed), arrived.origin, len(packed))
+        self.tasks[task.task_id] = opened
+        self._join(opened, batch)
         for part in opened.parts:
             self.line.enqueue(batch, opened, part)
         if batch.is_open:
             self._active += 1
-        elif self.admission.grew(batch):
-            self._active += len(batch.open_tasks)
-            self._kept_results += len(batch.results)
+            self._active_bytes += opened.size
+        else:
+            if batch.unnamed and batch.size >= self._max_batch_bytes:
+                # Nobody could give it up: it is full now, with fewer tasks.
+                batch.expected = batch.accepted
+                batch.min_wait_num = enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio)
+            if self.admission.grew(batch):
+                self._filled(batch)
         return batch if is_new else None
 
     def register(self, wanted: SubmitBatch) -> Batch:
         """Takes a batch that a client has submitted and whose id is free."""
-        batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count)
+        owner = wanted.producer or wanted.client
+        batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count, owner)
         if wanted.min_wait_num is not None and batch.expected:
             batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
         return batch
@@ -186,7 +218,9 @@ class Ledger:
         """The task, of which nothing is running or queued any more, has its result. Returns its batch."""
         task_id = task.task.task_id
         batch = self.batches[task.batch_id]
-        del self.tasks[task_id], batch.open_tasks[task_id]
+        del self.tasks[task_id]
+        batch.release_task(task)
+        self.usage.remove(task.producer, task.size)
         self.pages.remove(task.page, task_id)
         self.done.add(task_id)
         if self._progress.pop(task_id, None) is not None:
@@ -195,10 +229,14 @@ class Ledger:
         batch.count(result)
         if batch.filled or batch.is_open:
             self._active -= 1
+            self._active_bytes -= task.size
         if not batch.is_open:
             batch.keep(result)
-            self._results.add(batch.batch_id, self._codec.encode(result))
-            self._kept_results += bool(batch.filled)
+            packed = self._codec.encode(result)
+            self._results.add(batch.batch_id, packed)
+            if batch.filled:
+                self._kept_results += 1
+                self._kept_bytes += len(packed)
         return batch
 
     def progressed(self, task: OpenTask) -> None:
@@ -242,17 +280,15 @@ class Ledger:
                 result = self._codec.decode(Result, item)
                 batch.count(result)
                 batch.keep(result)
-        for task_id, task in self.tasks.items():
+        for task in self.tasks.values():
             batch = self.batches[task.batch_id]
-            batch.open_tasks[task_id] = task
+            self._join(task, batch)
             for part in task.parts:
                 if part.queued:
                     self.line.enqueue(batch, task, part)
         for batch in self.batches.values():
             if batch.filled or batch.is_open:
-                self._active += len(batch.open_tasks)
-            if batch.filled:
-                self._kept_results += len(batch.results)
+                self._filled(batch)
         self.handed_out = {b.number: b for b in self.batches.values() if b.state is State.RUNNING and not b.is_open}
         self.complete = {b.number: b for b in self.batches.values() if b.state is State.FINALIZING}
         self.admission.restore(self.batches.values())
@@ -268,15 +304,63 @@ class Ledger:
         for task_id, progress in self._progress.items():
             self.tasks[task_id].take_progress(progress)
         for attempt in running:
-            self.tasks[attempt.task_id].resume(attempt)
+            task = self.tasks[attempt.task_id]
+            task.resume(attempt)
             self.running[attempt.key] = attempt
+            self.shares.take(self.batches[task.batch_id].owner)
         self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
 
     def _open_again(self, page: str, item: bytes) -> str:
         accepted = self._codec.decode(AcceptedTask, item)
-        task = accepted.opened(page, Origin(accepted.partition, accepted.offset))
+        task = accepted.opened(page, Origin(accepted.partition, accepted.offset), len(item))
         self.tasks[task.task.task_id] = task
         return task.task.task_id
+
+    def _join(self, task: OpenTask, batch: Batch) -> None:
+        """An open task is one of the batch from now on."""
+        task.producer = _sender(task.task, batch)
+        batch.admit_task(task)
+        self.usage.add(task.producer, task.size)
+
+    def _filled(self, batch: Batch) -> None:
+        """A batch needs no more tasks to go on."""
+        self._active += len(batch.open_tasks)
+        self._active_bytes += batch.size
+        if not batch.is_open:
+            self._kept_results += len(batch.results)
+            self._kept_bytes += self._results.size(batch.batch_id)
+
+    def _over_a_cap(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        """What the operator does not allow."""
+        return (self._over_a_limit(task) or self._over_a_quota(task, batch)) if self._has_caps else None
+
+    def _over_a_limit(self, task: Task) -> tuple[Refusal, str] | None:
+        """What is allowed to nobody."""
+        settings, runs = self._settings, self._runs_of(task)
+        if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
+            return Refusal.OVER_LIMIT, f"{runs} runs; coordinator.max_repeat_times allows {settings.max_repeat_times}"
+        longest = settings.max_task_timeout_s
+        if longest is not None and task.timeout_s is not None and task.timeout_s > longest:
+            return Refusal.OVER_LIMIT, f"timeout_s = {task.timeout_s:g}; coordinator.max_task_timeout_s is {longest:g}"
+        return None
+
+    def _over_a_quota(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
+        """What is not allowed to this producer now."""
+        most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
+        producer = _sender(task, batch)
+        use = self.usage.of(producer)
+        who = f"producer {producer!r}" if producer else "producers without a name"
+        if most is not None and use.tasks >= most:
+            return Refusal.OVER_QUOTA, (
+                f"{who}: {use.tasks} tasks are open, coordinator.producer_max_open_tasks is {most}; "
+                "send it again when some have ended"
+            )
+        if most_bytes is not None and use.size >= most_bytes:
+            return Refusal.OVER_QUOTA, (
+                f"{who}: {use.size} bytes of tasks are open, coordinator.producer_max_open_bytes is {most_bytes}; "
+                "send it again when some have ended"
+            )
+        return None
 
     def _does_not_fit(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
         if batch is None:
@@ -290,6 +374,11 @@ class Ledger:
             )
         if batch.accepted == batch.expected:
             return Refusal.BATCH_FULL, f"batch {batch.batch_id!r} has its {batch.expected} tasks; name another one"
+        if batch.size >= self._max_batch_bytes and not batch.is_open:
+            return Refusal.BATCH_TOO_LARGE, (
+                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
+                f"allows one batch {self._max_batch_bytes}: send smaller batches"
+            )
         return None
 
     def _too_many_parts(self, task: Task, batch: Batch | None) -> tuple[Refusal, str] | None:
@@ -320,9 +409,12 @@ class Ledger:
             return batch, False
         unnamed = task.batch_id is None
         batch_id = task.batch_id or self._new_name(task.batch_type)
-        return self._register(batch_id, task.batch_type, self._size_of(task), unnamed=unnamed), True
+        owner = task.producer or (EVERYBODY if unnamed else NOBODY)
+        return self._register(batch_id, task.batch_type, self._size_of(task), owner, unnamed=unnamed), True
 
-    def _register(self, batch_id: str, batch_type: BatchType, expected: int | None, *, unnamed: bool = False) -> Batch:
+    def _register(
+        self, batch_id: str, batch_type: BatchType, expected: int | None, owner: str, *, unnamed: bool = False
+    ) -> Batch:
         self.counters.batches += 1
         batch = Batch(
             batch_id=batch_id,
@@ -330,6 +422,7 @@ class Ledger:
             expected=expected,
             number=self.counters.batches,
             unnamed=unnamed,
+            owner=owner,
             born=self.counters.tasks,
             min_wait_num=enough(batch_type, expected, self._settings.over_rollout_ratio),
         )
@@ -347,6 +440,7 @@ class Ledger:
     def _close(self, batch: Batch) -> None:
         if batch.filled:
             self._kept_results -= len(batch.results)
+            self._kept_bytes -= self._results.size(batch.batch_id)
         self.handed_out.pop(batch.number, None)
         self.complete.pop(batch.number, None)
         self.line.leave(batch)
@@ -357,3 +451,10 @@ class Ledger:
 
 def _answer_name(task_id: str, index: int) -> str:
     return f"{index}/{task_id}"
+
+
+def _sender(task: Task, batch: Batch | None) -> str:
+    """Whose caps a task counts against: who it says that it is from, else the owner of the batch that it names."""
+    if task.producer is not None:
+        return task.producer
+    return NOBODY if batch is None or batch.unnamed else batch.owner

@@ -31,6 +31,8 @@ MAX_OPEN_BATCHES = 1024
 """Batches without a number of tasks."""
 MAX_KEPT_RESULTS = 4 * MAX_BATCH_TASKS
 """Results of batches that have not ended; above it no more tasks are read."""
+BATCH_SHARE = 2
+"""One batch has this part of ``max_open_bytes`` at most; all named ones together that are not full have all of it."""
 MAX_SLOTS = 16_384
 """Attempts that one explorer is handed at once, whatever it offers: they are one entry of the changelog."""
 MAX_FINALIZERS = 1024

@@ -1,11 +1,12 @@
-"""The line of batches that have something to hand out, the most urgent first.
+"""Batches that have something to hand out: a line of each producer, the most urgent first.
 
-A batch is in it while it may be handed out (RUNNING) and something of it is queued. Its place is given by
-:func:`batch_priority`: train batch n, then eval batches whose id starts with the number n, then n + 1, then others.
+A batch is in the line of its owner while it may be handed out (RUNNING) and something of it is queued. Its place is
+given by :func:`batch_priority`: train batch n, then eval batches whose id starts with the number n, then n + 1, then
+others. Which producer's turn it is, is for :mod:`trinity_bus.coordination.shares` to say.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from schemas import BatchLifecycleState as State
 from trinity_bus.coordination.batches import Batch
@@ -26,20 +27,29 @@ def batch_priority(batch: Batch) -> Priority:
 
 
 class Line:
-    """Batches in the order in which their tasks are handed out."""
+    """Batches of each producer in the order in which their tasks are handed out."""
 
     def __init__(self) -> None:
-        self._order: list[tuple[Priority, Batch]] = []
+        self._order: dict[str, list[tuple[Priority, Batch]]] = {}
         self._places: dict[int, Priority] = {}
         self.additions = 0
         """How often something was queued; whoever looks at all of the line can tell that nothing is new."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches, the most urgent first; they may leave meanwhile."""
-        return iter([batch for _, batch in self._order])
+        """The batches, producer by producer, the most urgent first; they may leave meanwhile."""
+        return iter([batch for owner in sorted(self._order) for _, batch in self._order[owner]])
 
     def __bool__(self) -> bool:
         return bool(self._order)
+
+    @property
+    def producers(self) -> Collection[str]:
+        """Those that have something to hand out."""
+        return self._order.keys()
+
+    def of(self, producer: str) -> Iterator[Batch]:
+        """The batches of one producer, the most urgent first; they may leave meanwhile."""
+        return iter([batch for _, batch in self._order[producer]])
 
     def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
         """A part of a task is to be handed out; its batch joins the line if it is RUNNING."""
@@ -53,7 +63,7 @@ class Line:
         self.additions += 1
         if batch.number not in self._places:
             place = self._places[batch.number] = batch_priority(batch)
-            insort(self._order, (place, batch), key=lambda found: found[0])
+            insort(self._order.setdefault(batch.owner, []), (place, batch), key=lambda found: found[0])
 
     def take(self, batch: Batch, workflow: str) -> None:
         """The first in line of this workflow is handed out."""
@@ -77,7 +87,10 @@ class Line:
         """Nothing of the batch is handed out any more."""
         place = self._places.pop(batch.number, None)
         if place is not None:
-            del self._order[bisect_left(self._order, place, key=lambda found: found[0])]
+            order = self._order[batch.owner]
+            del order[bisect_left(order, place, key=lambda found: found[0])]
+            if not order:
+                del self._order[batch.owner]
 
     def moved(self, batch: Batch) -> None:
         """The batch has another sequence than before."""

@@ -72,7 +72,7 @@ from trinity_bus.coordination.commands import (
 from trinity_bus.coordination.endings import Endings
 from trinity_bus.coordination.figures import Figures
 from trinity_bus.coordination.fleet import Explorer, News
-from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, Request, TaskArrived, Tick
+from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
 from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.kept import Context, Kept
 from trinity_bus.coordination.pace import Pace
@@ -146,7 +146,7 @@ class CoordinatorMachine:
                 case EventArrived():
                     self._event(given.event, given.traceparent)
                 case CommandArrived():
-                    self._command(given.command, given.traceparent)
+                    self._command(given)
                 case Tick():
                     self._time_passed()
                     ticked = True
@@ -209,7 +209,8 @@ class CoordinatorMachine:
             self._out.add(BatchMoved(new_batch.record()))
         self._endings.give_up_unfilled()
 
-    def _command(self, command: Request, traceparent: str | None) -> None:
+    def _command(self, arrived: CommandArrived) -> None:
+        command, traceparent = arrived.command, arrived.traceparent
         match command:
             case PublishVersion():
                 self._choice.asked(command, traceparent)
@@ -219,7 +220,7 @@ class CoordinatorMachine:
             case FinalizeUpgrade():
                 self._finalize_upgrade(command, traceparent)
             case _:
-                self._requests.handle(command, traceparent)
+                self._requests.handle(command, traceparent, operator=arrived.operator)
 
     def _finalize_upgrade(self, command: FinalizeUpgrade, traceparent: str | None) -> None:
         reply = self.kept.replies.again(command, traceparent)

@@ -60,6 +60,10 @@ class ResultPages:
         pages[-1].add(item)
         self._table[f"{len(pages) - 1}/{batch_id}"] = pages[-1].items
 
+    def size(self, batch_id: str) -> int:
+        """Bytes of the results of a batch."""
+        return sum(page.size for page in self._pages.get(batch_id, ()))
+
     def remove(self, batch_id: str) -> None:
         """The batch has ended."""
         for number in range(len(self._pages.pop(batch_id, ()))):

@@ -11,16 +11,21 @@ command            answer
                    batch has ended, its result. Out of time: an eval batch ends with what it has, be it nothing; a
                    train batch with a ``min_wait_num`` ends with what it has if at least one task is finished; else
                    ``timeout``, and the batch goes on. ``timeout`` is the answer too where the batch is complete, and
-                   waits its turn in training
-``AbortBatch``     ok, also where the batch has ended or was never known
-``CancelTasks``    ok, also where the batch has ended or was never known; its unfinished tasks have results now
+                   waits its turn in training, and where somebody waits for another's batch: only its owner ends it
+``AbortBatch``     ok, also where the batch has ended or was never known; ``not_yours`` where it is another's, unless an
+                   operator asks
+``CancelTasks``    the same; its unfinished tasks have results now
 ``SkipBatch``      ok, and the trainer is told on ``batches`` to pass over it; ``unknown_batch``; ``not_finalized``
                    where it goes on, or was aborted; ``wrong_type`` where it is never trained on;
                    ``already_trained``, as far as published versions tell; ``batch_closed`` where it ended so long ago
-                   that it is forgotten
+                   that it is forgotten. Only operators can ask for it
 =================  ===================================================================================================
 
 A batch without tasks stays PENDING until it is finalized, which takes no time and no place in training, or aborted.
+
+A batch is owned by the producer that submitted it, or sent its first task. Producers are known by the names that they
+give themselves, ``producer`` or else ``client``: brokers tell no reader who wrote a record. A batch whose first task
+names a batch and no producer is anybody's; one that is filled with tasks that name neither, only operators end.
 """
 
 from typing import assert_never
@@ -29,7 +34,7 @@ from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBa
 from schemas import BatchLifecycleState as State
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.command import BatchResult, CommandError
-from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.batches import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.commands import BatchMoved, Skip
 from trinity_bus.coordination.endings import Endings
 from trinity_bus.coordination.finalizers import Finalizer, ended_reply
@@ -60,7 +65,7 @@ class Requests:
         self._hasty = False
         """Whether somebody came who does not want to wait at all."""
 
-    def handle(self, command: BatchRequest, traceparent: str | None) -> None:
+    def handle(self, command: BatchRequest, traceparent: str | None, *, operator: bool = False) -> None:
         """Carries out one command, or refuses it."""
         again = self._replies.again(command, traceparent)
         if again is not None:
@@ -71,25 +76,31 @@ class Requests:
                 self._submit(command, traceparent)
             case FinalizeBatch():
                 self._finalize(command, traceparent)
-            case AbortBatch():
-                batch = self._ledger.batches.get(command.batch_id)
-                if batch is not None:
-                    self._endings.abort(batch, command.reason, keep_partial=command.keep_partial_results)
-                self._answer(command, traceparent)
-            case CancelTasks():
-                batch = self._ledger.batches.get(command.batch_id)
-                if batch is not None:
-                    self._endings.cut_off(
-                        batch,
-                        command.reason,
-                        keep_partial=command.return_partial_tasks,
-                        restart_runners=command.restart_runners,
-                    )
-                self._answer(command, traceparent)
+            case AbortBatch() | CancelTasks():
+                self._end(command, traceparent, operator=operator)
             case SkipBatch():
                 self._skip(command, traceparent)
             case _:
                 assert_never(command)
+
+    def _end(self, command: AbortBatch | CancelTasks, traceparent: str | None, *, operator: bool) -> None:
+        """Ends a batch, or its tasks, for its owner or an operator."""
+        batch = self._ledger.batches.get(command.batch_id)
+        if batch is not None and not (operator or owns(command, batch)):
+            whose = "has tasks of anybody" if batch.owner == EVERYBODY else f"is of {batch.owner!r}"
+            detail = f"Batch {batch.batch_id} {whose}, not of {asker(command)!r}; an operator can end it."
+            self._answer(command, traceparent, "not_yours", detail)
+            return
+        if batch is not None and isinstance(command, AbortBatch):
+            self._endings.abort(batch, command.reason, keep_partial=command.keep_partial_results)
+        elif batch is not None and isinstance(command, CancelTasks):
+            self._endings.cut_off(
+                batch,
+                command.reason,
+                keep_partial=command.return_partial_tasks,
+                restart_runners=command.restart_runners,
+            )
+        self._answer(command, traceparent)
 
     def expire(self, *, time_passed: bool) -> bool:
         """Deals with finalizers whose time is up. To be called when all that has ended is off the books.
@@ -157,7 +168,7 @@ class Requests:
         elif len(self._finalizers.of(batch_id)) >= MAX_FINALIZERS:
             self._answer(command, traceparent, "invalid", f"{MAX_FINALIZERS} clients wait for batch {batch_id}.")
         else:
-            if batch.expected == 0:
+            if batch.expected == 0 and owns(command, batch):
                 self._endings.end_now(batch)
             timeout_s = command.timeout_s
             if timeout_s is None:
@@ -220,7 +231,7 @@ class Requests:
 
     def _expired(self, finalizer: Finalizer) -> None:
         batch = self._ledger.batches[finalizer.command.batch_id]
-        if _may_end(batch):
+        if _may_end(batch) and owns(finalizer.command, batch):
             self._endings.end_now(batch)
         if batch.state is State.FINALIZING and self._ledger.admission.is_next(batch):
             return  # It is finalized in a moment, and everybody is answered who waits for it.
@@ -239,3 +250,13 @@ def _may_end(batch: Batch) -> bool:
     if batch.state is State.FINALIZING:
         return False
     return batch.batch_type == "eval" or (batch.min_wait_num is not None and batch.finished > 0)
+
+
+def asker(command: BatchRequest) -> str:
+    """Who asks, as the owners of batches are called."""
+    return command.producer or command.client
+
+
+def owns(command: BatchRequest, batch: Batch) -> bool:
+    """Whether who asks may end the batch."""
+    return batch.owner in (NOBODY, asker(command))

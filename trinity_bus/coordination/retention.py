@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas import BatchLifecycleState, BatchRecord, Position
-from schemas.topics import COMMANDS, EVENTS, EXPERIENCES, TASKS
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
 from trinity_bus.coordination.parts import AttemptKey
 
 BATCHES_KEPT = 500
@@ -37,7 +37,6 @@ BATCHES_KEPT = 500
 VERSIONS_KEPT = 1000
 MAX_NOTED = 100
 """Looks that are remembered while an attempt of the first still runs."""
-INPUTS = (TASKS, COMMANDS, EVENTS)
 
 type Place = tuple[str, int]
 """Topic without namespace, and partition."""
@@ -139,7 +138,8 @@ class Retention:
         return trained[: max(0, len(trained) - BATCHES_KEPT)], versions[: max(0, len(versions) - VERSIONS_KEPT)]
 
     def _cuts(self, look: Look) -> Cuts:
-        wanted = {(t.name, p): look.consumed.get((t.name, p), 0) for t in INPUTS for p in range(t.partitions)}
+        places = ((topic.name, partition) for topic in COORDINATOR_INPUTS for partition in range(topic.partitions))
+        wanted = {place: look.consumed.get(place, 0) for place in places}
         self._note(look)
         noted, running = self._noted[0]
         if not running:

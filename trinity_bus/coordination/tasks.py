@@ -41,10 +41,10 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     """Runs of each part but the last; None: one part has all."""
     task: Task
 
-    def opened(self, page: str, origin: Origin) -> "OpenTask":
-        """The task as it was when it was accepted."""
+    def opened(self, page: str, origin: Origin, size: int) -> "OpenTask":
+        """The task as it was when it was accepted, kept on this page with so many bytes."""
         parts = split(self.runs, self.per_part)
-        return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page)
+        return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page, size)
 
 
 class Progress(Row):
@@ -69,11 +69,15 @@ class OpenTask:
     parts: list[Part]
     page: str
     """Where it is kept in the changelog, see :mod:`trinity_bus.coordination.pages`."""
+    size: int
+    """Bytes of it, as they are kept there."""
     attempts: int = 0
     """How many were started, at all parts: the number of the last one."""
     last_ended: int = 0
     """The highest number of an attempt that has ended."""
     first_error: str | None = None
+    producer: str = ""
+    """Who counts as its sender; follows from the task and its batch."""
     homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
     """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
     This and the next follow from the parts."""

@@ -45,7 +45,7 @@ def abort(
                 if found is None or found.ended:
                     _say(batch, found)
                     raise typer.Exit(_NO)
-                async with RolloutCoordinator(bus=bus, name="abort") as coordinator:
+                async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
                     await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
                 # It may have ended by itself in the last moment; its record tells which.
                 until = time.monotonic() + _WAIT_S

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trinity_bus.bus.access import USERS, Kind, Operation, rights, user_name
 from trinity_bus.bus.access_admin import apply_access
+from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
 from trinity_bus.config import Settings
 from workers.cli.connection import connected_settings
 
@@ -37,7 +38,7 @@ def show() -> None:
 
 @app.command()
 def apply() -> None:
-    """Set the passwords of TRINITY_BUS_ACCESS__*, and give every user what `show` lists, and nothing else.
+    """Set passwords and quotas of TRINITY_BUS_ACCESS__*, and give every user what `show` lists, and nothing else.
 
     Logs in as TRINITY_BUS_KAFKA__* says, which must be one who may alter the cluster.
     """
@@ -47,8 +48,15 @@ def apply() -> None:
         for user in USERS
         if (password := getattr(settings.access, f"{user}_password")) is not None
     }
-    done = asyncio.run(apply_access(settings.kafka, passwords))
+    access = settings.access
+    quotas = {
+        WRITE: access.producer_write_bytes_s,
+        READ: access.producer_read_bytes_s,
+        REQUESTS: access.producer_request_percent,
+    }
+    done = asyncio.run(apply_access(settings.kafka, passwords, {"producer": quotas}))
+    bounds = ", ".join(f"{name}={value:g}" for name, value in quotas.items() if value is not None) or "no quotas"
     console.print(
         f"{len(USERS)} users of namespace {settings.kafka.namespace}: {done.passwords} passwords set, "
-        f"{done.given} rights given, {done.taken} taken away"
+        f"{done.given} rights given, {done.taken} taken away; producers have {bounds}"
     )

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from schemas import BatchRecord, StepTrained
-from schemas.topics import BATCHES, EVENTS
+from schemas.topics import BATCHES, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
@@ -55,7 +55,7 @@ def skip(
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why; stands in the lineage of every later version.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the trainer, s.")] = 60.0,
 ) -> None:
-    """Have the trainer pass over a finalized batch that it cannot train on.
+    """Have the trainer pass over a finalized batch that it cannot train on. Takes the rights of an operator.
 
     The batch takes its step, which changes no weights. Exit code 1 where it cannot be passed over, or the trainer has
     trained on it. A trainer that is not there obeys when it is.
@@ -64,10 +64,10 @@ def skip(
 
     async def pass_over() -> None:
         async with Bus(kafka, client_id="skip") as bus:
-            await bus.ensure_topics([BATCHES, EVENTS])
-            async with bus.reader(EVENTS, start="end") as events:
+            await bus.ensure_topics([BATCHES, TRAINER_EVENTS])
+            async with bus.reader(TRAINER_EVENTS, start="end") as events:
                 try:
-                    async with RolloutCoordinator(bus=bus, name="skip") as coordinator:
+                    async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
                         await coordinator.skip_batch(batch, reason=reason)
                 except ValueError as error:
                     _say(str(error))

@@ -6,14 +6,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from schemas.topics import COORDINATOR_STATE
+from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
 from trinity_bus.bus import Bus
 from trinity_bus.bus.offsets import readable
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
-from workers.coordinator.intake import INPUTS
+from workers.coordinator.intake import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="How far the coordinator has read its inputs.")
@@ -33,7 +33,7 @@ def show() -> None:
         async with Bus(kafka, client_id="positions") as bus:
             positions = await _positions(bus)
             table = Table("topic", "partition", "begins", "read next", "ends", "")
-            for topic in INPUTS:
+            for topic in COORDINATOR_INPUTS:
                 begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
                 for partition, end in ends.items():
                     position = positions.get((topic.name, partition), begins[partition])
@@ -63,7 +63,7 @@ def resolve(
         async with Bus(kafka, client_id="positions") as bus:
             # As a coordinator: the one that waits is fenced, and whatever it had open is settled.
             async with bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
-                found = await readable(bus, INPUTS, await _positions(bus))
+                found = await readable(bus, COORDINATOR_INPUTS, await _positions(bus))
                 if not found.beyond:
                     raise BusError("no position lies beyond the end of the log: there is nothing to decide")
                 positions = dict(found.positions)
@@ -83,4 +83,4 @@ async def _positions(bus: Bus) -> Positions:
     async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
         async for received in reader.replay():
             changelog.take(received)
-    return changelog.positions
+    return still_read(changelog.positions)[0]

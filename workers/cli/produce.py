@@ -14,7 +14,7 @@ from schemas.errors import printable
 from schemas.task import Task
 from schemas.topics import TASKS
 from trinity_bus.bus import Bus
-from trinity_bus.client import send_tasks
+from trinity_bus.client import producer_name, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
@@ -25,6 +25,8 @@ app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON 
 console = Console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
+_NAME: Final = "produce"
+"""What tasks are said to be from that do not say it themselves."""
 
 
 @app.command()
@@ -81,6 +83,7 @@ async def _produce(settings: Settings, tasks: list[Task]) -> None:
             async with bus.producer() as producer:
                 with Progress(*columns, console=console, transient=True) as progress:
                     bar = progress.add_task("sending", total=len(tasks))
-                    await send_tasks(producer, tasks, lambda: progress.advance(bar))
+                    named = sent_by(producer_name(settings.kafka, _NAME), tasks)
+                    await send_tasks(producer, named, lambda: progress.advance(bar))
     finally:
         telemetry.shutdown()

@@ -34,7 +34,7 @@ def runners(
 
     async def show() -> None:
         async with Bus(kafka, client_id="runners") as bus:
-            await bus.ensure_topics([BATCHES, EVENTS, MODEL_VERSIONS])
+            await bus.ensure_topics([BATCHES, *EVENTS, MODEL_VERSIONS])
             async with follow(bus) as follower:
 
                 async def picture() -> RenderableType:

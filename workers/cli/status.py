@@ -27,7 +27,7 @@ def status(
 
     async def show() -> None:
         async with Bus(kafka, client_id="status") as bus:
-            await bus.ensure_topics([BATCHES, EVENTS, MODEL_VERSIONS, TASKS])
+            await bus.ensure_topics([BATCHES, *EVENTS, MODEL_VERSIONS, TASKS])
             await _show(bus, live=console.is_terminal and not once)
 
     run_service(show)

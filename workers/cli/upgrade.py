@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from schemas.topics import OPERATOR_COMMANDS
 from trinity_bus.client.connection import Connection
 from trinity_bus.coordination.state_codec import NEWEST_LEVEL
 from trinity_bus.runtime.service import run_service
@@ -37,7 +38,7 @@ def finalize(
     settings = connected_settings()
 
     async def ask() -> None:
-        connection = await Connection.open(settings, None, "upgrade", [])
+        connection = await Connection.open(settings, None, "upgrade", [OPERATOR_COMMANDS])
         try:
             reply = await connection.channel.finalize_upgrade(level)
         finally:

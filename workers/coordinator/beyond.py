@@ -4,9 +4,9 @@ A broker that loses its power may lose records that were read already; a topic t
 0. In both cases what the log holds now may have been read or not, and nobody can tell. The rule:
 
 ============  ==========================================================================================================
-``events``    reading goes on at the end: whoever lives says so again, and an answer that is lost is one that is late,
+events        reading goes on at the end: whoever lives says so again, and an answer that is lost is one that is late,
               so that its attempt is made once more
-``commands``  reading goes on at the end: a client that gets no reply asks again, and no old command is repeated
+commands      reading goes on at the end: a client that gets no reply asks again, and no old command is repeated
 ``tasks``     everything that the log holds is read again, if that is no more than the tasks that are surely remembered
               (``coordinator.dedup_window``): those that were read before are refused as repeated, and become dead
               letters. Else some would be done twice or not at all: the coordinator says so, is not ready, and waits for

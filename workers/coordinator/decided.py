@@ -23,6 +23,8 @@ class Decided:
     """What the machine could not decide upon, and why."""
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)
     """Tasks as they came."""
+    task_bytes: int = 0
+    """Of them."""
     received: list[Received[Any]] = field(default_factory=list)
     """All that it is made of, in the order of the decisions."""
     signals: int = 0
@@ -51,6 +53,7 @@ class Decided:
                 self.unreadable.append(item)
             if item.topic is TASKS:
                 self.originals[Origin(item.partition, item.offset)] = item
+                self.task_bytes += len(item.raw)
             else:
                 self.signals += 1
 

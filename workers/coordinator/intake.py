@@ -17,18 +17,28 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from schemas.topics import COMMANDS, EVENTS, TASKS
+from schemas.topics import COORDINATOR_INPUTS, TASKS
 from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.health.process import watching
 
-INPUTS = (TASKS, COMMANDS, EVENTS)
+SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic is not TASKS)
+"""Commands and events."""
 MAX_SIGNALS = 256
 """So many commands and events make a transaction full: the next ones are read when it is under way. With more, all that
 is under way would move in step: explorers would wait while the coordinator decides, and it while they work."""
 MAX_TASKS = 256
 """So many tasks do: taking them in keeps results waiting for as long as it lasts."""
+MAX_TASK_BYTES = 16 << 20
+"""So many bytes of them do too: until it is committed, each is kept as it came, for its dead letter."""
 TASK_FETCH_BYTES = 1 << 20
 """Of tasks that are taken off the log at once: those that are not wanted yet are not to fill the memory."""
+
+
+def still_read(positions: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], list[str]]:
+    """The positions in topics that are read, and the names of the other topics: an earlier version read those."""
+    names = {topic.name for topic in COORDINATOR_INPUTS}
+    kept = {place: offset for place, offset in positions.items() if place[0] in names}
+    return kept, sorted({name for name, _ in positions} - names)
 
 
 class Intake:
@@ -41,7 +51,7 @@ class Intake:
 
     def __init__(self, bus: Bus, positions: Mapping[tuple[str, int], int]) -> None:
         # Ahead: a result that comes while a transaction is under way belongs into the next one.
-        self._signals = bus.reader(COMMANDS, EVENTS, start=positions, max_records=MAX_SIGNALS, ahead=True)
+        self._signals = bus.reader(*SIGNALS, start=positions, max_records=MAX_SIGNALS, ahead=True)
         self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_bytes=TASK_FETCH_BYTES)
         self._stack = AsyncExitStack()
         self._wants_tasks = False

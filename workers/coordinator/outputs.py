@@ -13,8 +13,8 @@ from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.topics import (
     BATCHES,
+    COORDINATOR_EVENTS,
     COORDINATOR_STATE,
-    EVENTS,
     MODEL_VERSIONS,
     REPLIES,
     RESULTS,
@@ -102,7 +102,7 @@ class Outputs:
             case Dismiss(record=over) if over.service == "explorer":
                 await self._producer.send(ROLLOUTS, over.name, over, partition=lane_partition(over.name))
             case Dismiss(record=over):
-                await self._producer.send(EVENTS, over.name, over)
+                await self._producer.send(COORDINATOR_EVENTS, over.name, over)
 
     async def _tell_of_version(self, command: Announce | Ask | Remember, spans: Spans) -> None:
         match command:
@@ -114,7 +114,7 @@ class Outputs:
                 observations.announced(version)
             case Ask(record=wanted):
                 asked = wanted.model_copy(update={"sent_at": time.time()})
-                await self._producer.send(EVENTS, wanted.model, asked)
+                await self._producer.send(COORDINATOR_EVENTS, wanted.model, asked)
             case Remember(record=published):
                 await self._producer.send(VERSION_HISTORY, history.key(published), published)
 
@@ -142,7 +142,7 @@ class Outputs:
 
     async def tell_figures(self, heartbeat: CoordinatorHeartbeat) -> None:
         """Writes the same with figures for everybody to look at."""
-        await self._producer.send(EVENTS, heartbeat.coordinator, heartbeat)
+        await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
     async def show_progress(self, positions: Positions, group: str) -> None:
         """Commits how far the inputs were read, for monitoring."""

@@ -24,10 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from schemas import BatchRecord, Position, TrainerHeartbeat
-from schemas.topics import BATCHES, EXPERIENCES, VERSION_HISTORY, Topic
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, VERSION_HISTORY, Topic
 from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
-from trinity_bus.coordination.retention import INPUTS, Cuts, Look
+from trinity_bus.coordination.retention import Cuts, Look
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
 from workers.coordinator import observations
@@ -36,7 +36,7 @@ from workers.coordinator.changelog import Positions
 log = logging.getLogger("workers.coordinator")
 
 _POLL_S = 0.05
-_TRIMMED = (*INPUTS, EXPERIENCES)
+_TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES)
 
 
 class Commits:

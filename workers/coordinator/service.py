@@ -8,7 +8,7 @@
             what comes while it is committed is decided meanwhile, and goes into the next one,
             which waits a little for more if there is nothing in it that anybody waits for;
             where that takes long, the broker is away, and time stands still until it is back
-    every heartbeat_s, in such a transaction: that it works (changelog), and its figures (events)
+    every heartbeat_s, in such a transaction: that it works (changelog), and its figures (coordinator-events)
     stop:   the changelog says that it has left, so that another one takes over at once
 
 A transaction commits all that was decided since the last one or nothing, and there is one at a time. Killed at any
@@ -27,7 +27,8 @@ the transaction fails           nothing of it counts; the machine is forgotten, 
 the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
 it was stopped, and another     ``ProducerFencedError``: the process ends and says so
 one has taken over
-too many tasks are open         tasks are not read any more until some have ended; the log holds them
+too many tasks are open, or     tasks are not read any more until some have ended; the log holds them
+too many bytes of them
 a position beyond the log's     :mod:`workers.coordinator.beyond` has the rule; where tasks may be lost, it waits for
 end                             the operator to decide
 records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
@@ -55,12 +56,10 @@ from schemas import (
     RunnersReport,
     SkipBatch,
     SubmitBatch,
-    Superseded,
     Task,
     TrainerHeartbeat,
-    VersionWanted,
 )
-from schemas.topics import EXPERIENCES, Topic
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES, OPERATOR_COMMANDS, Topic
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.bus.cluster_gauges import cluster_gauges
 from trinity_bus.bus.offsets import readable
@@ -86,7 +85,7 @@ from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
 from workers.coordinator.decided import Decided
-from workers.coordinator.intake import INPUTS, MAX_SIGNALS, MAX_TASKS, Intake
+from workers.coordinator.intake import MAX_SIGNALS, MAX_TASK_BYTES, MAX_TASKS, Intake, still_read
 from workers.coordinator.outputs import Outputs, without_lost
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans, sound
@@ -96,8 +95,6 @@ from workers.coordinator.upset import is_upset, told
 log = logging.getLogger("workers.coordinator")
 
 REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade)
-FOR_OTHERS = (RunnersReport, CoordinatorHeartbeat, VersionWanted, Superseded)
-"""Events that are for people, or the trainer, to look at."""
 COMMIT_EVERY_S = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
 orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
@@ -214,7 +211,14 @@ class Coordinator:
                 self.machine.level,
                 NEWEST_LEVEL,
             )
-        found = await readable(self._bus, INPUTS, state.positions)
+        positions, gone = still_read(state.positions)
+        if gone:
+            log.warning(
+                "the state has positions in %s, which coordinators of this version do not read: they are forgotten, "
+                "and what was not yet read there is not decided upon",
+                ", ".join(gone),
+            )
+        found = await readable(self._bus, COORDINATOR_INPUTS, positions)
         if found.lost:
             RECORDS_LOST.add(found.lost)
             log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)
@@ -350,7 +354,8 @@ class Coordinator:
             if decided.since is not None:
                 next_at = min(next_at, self._commit_at(decided))
         now = self._clock()
-        tasks = decided.tasks < MAX_TASKS and self.machine.wants_tasks()
+        has_room = decided.tasks < MAX_TASKS and decided.task_bytes < MAX_TASK_BYTES
+        tasks = has_room and self.machine.wants_tasks()
         if tasks and now < self._tasks_at + TASKS_EVERY_S:
             tasks, next_at = False, min(next_at, self._tasks_at + TASKS_EVERY_S)
         received = await intake.next(
@@ -448,8 +453,10 @@ class Coordinator:
                 context = sound(item.traceparent) or traceparent(span)
                 inputs.append(TaskArrived(item.record, Origin(item.partition, item.offset), context))
             elif isinstance(item.record, REQUESTS):
-                inputs.append(CommandArrived(item.record, sound(item.traceparent)))
-            elif not isinstance(item.record, FOR_OTHERS):
+                operator = item.topic is OPERATOR_COMMANDS
+                inputs.append(CommandArrived(item.record, sound(item.traceparent), operator))
+            elif not isinstance(item.record, RunnersReport):
+                # That is for people to look at.
                 if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
                     self._keeper.heard(item.record)
                 inputs.append(EventArrived(item.record, sound(item.traceparent)))

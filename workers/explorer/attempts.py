@@ -30,7 +30,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from schemas import Cancel, Dispatch, Position, RolloutFinished, RunningAttempt
 from schemas.errors import SchemaError
-from schemas.topics import EVENTS, EXPERIENCES
+from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
@@ -191,13 +191,13 @@ class Attempts:
     async def _answer(self, order: Dispatch, result: RolloutFinished) -> tuple[RolloutFinished, Awaitable[Position]]:
         """Send a result; one that no record can hold is a failure, and that is sent instead."""
         try:
-            return result, await self._producer.send(EVENTS, self._who.explorer, result)
+            return result, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result)
         except (SchemaError, RecordTooLargeError) as error:
             _log.warning("the result of task %s attempt %d cannot be sent: %s", result.task_id, result.attempt, error)
             failure = outcome.failed(
                 order, outcome.UnsendableResultError(str(error)), self._who, seconds=result.seconds
             )
-            return failure, await self._producer.send(EVENTS, self._who.explorer, failure)
+            return failure, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, failure)
 
     def _tells(self, error: Exception | None) -> bool:
         """Whether a span may have an error's text: a workflow's may quote what the model has answered."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
-from schemas.topics import EVENTS
+from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Producer
 
 
@@ -40,7 +40,7 @@ class Heartbeats:
     async def send(self) -> None:
         """Send one and wait until it is durable."""
         record = self._make(self.state).model_copy(update={"sent_at": time.time()})
-        await (await self._producer.send(EVENTS, record.explorer, record))
+        await (await self._producer.send(EXPLORER_EVENTS, record.explorer, record))
 
     async def run(self) -> None:
         """Send them until cancelled."""

@@ -38,7 +38,7 @@ from contextlib import AsyncExitStack
 
 from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState
-from schemas.topics import EVENTS, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings, required
 from trinity_bus.errors import SupersededError
@@ -214,7 +214,8 @@ class Explorer:
         while True:
             for received in await lane.batch(_POLL_S):
                 if isinstance(received.record, Undecodable):
-                    await producer.send_dead_letter(received, received.record.reason, received.record.detail)
+                    refused = received.record
+                    await producer.send_dead_letter(received, refused.reason, refused.detail, to=EXPLORER_DEAD_LETTERS)
                 if self._orders.dismissed(received.record):
                     raise SupersededError(
                         f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each a "
@@ -235,14 +236,14 @@ class Explorer:
                 runners=runners.states(),
                 sent_at=time.time(),
             )
-            await (await producer.send(EVENTS, self._who.explorer, report))
+            await (await producer.send(EXPLORER_EVENTS, self._who.explorer, report))
 
     async def _watch_engine(self) -> None:
         raise await self._engine.wait_dead()
 
     async def _leave(self, producer: Producer, reason: str) -> None:
         farewell = ExplorerLeft(explorer=self._who.explorer, incarnation=self._who.incarnation, reason=reason)
-        await (await producer.send(EVENTS, self._who.explorer, farewell))
+        await (await producer.send(EXPLORER_EVENTS, self._who.explorer, farewell))
 
 
 async def _raised(fatal: asyncio.Future[None]) -> None:

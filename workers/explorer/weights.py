@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from schemas import Member, ModelVersion, WeightsSynced
-from schemas.topics import EVENTS
+from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Producer, Reader, Received
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context
@@ -143,7 +143,7 @@ class WeightFollower:
             else:
                 span.set_status(Status(StatusCode.ERROR, answer.error))
                 _log.warning("version %d was not taken: %s", announced.version, answer.error)
-            await (await self._producer.send(EVENTS, self._who.explorer, answer))
+            await (await self._producer.send(EXPLORER_EVENTS, self._who.explorer, answer))
 
     async def _sync_once(self, announced: ModelVersion, member: Member) -> WeightsSynced:
         answer = WeightsSynced(

@@ -30,6 +30,7 @@ from schemas import ModelVersion, TaskResult, TasksetPosition
 from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS, Topic
 from trinity_bus.bus import Bus, Producer, Reader, Received
 from trinity_bus.bus.offsets import readable
+from trinity_bus.client import producer_name, sent_by
 from trinity_bus.config import Settings, required
 from trinity_bus.errors import ProducerFencedError
 from trinity_bus.health.process import mark_ready
@@ -178,7 +179,7 @@ class Taskset:
         progress.produced += count
         position = progress.position()
         async with producer.transaction():
-            for task in tasks:
+            for task in sent_by(producer_name(self._bus.settings, self._settings.name), tasks):
                 await producer.send(TASKS, task.task_id, task)
             await producer.send(TASKSETS, position.taskset, position)
         log.debug("produced %d tasks", len(tasks))

@@ -27,7 +27,7 @@ from opentelemetry import trace
 
 from schemas import Rollback, StepTrained, VersionRefused
 from schemas.record import Metrics
-from schemas.topics import EVENTS
+from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
@@ -129,7 +129,7 @@ class Announcer:
         """Tells again of the newest version: somebody who should have heard has not."""
         if self._published is not None:
             log.warning("telling of version %d once more: nobody has heard of it", self._published.version)
-            await (await self._producer.send(EVENTS, self._who.trainer, self._published))
+            await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, self._published))
 
     async def publish_again(self, version: int) -> None:
         """Makes an older version available, or tells that it is gone."""
@@ -167,7 +167,7 @@ class Announcer:
             reason=str(error),
             available=sorted(kept),
         )
-        await (await self._producer.send(EVENTS, self._who.trainer, refused))
+        await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
 
     async def _stage_again(self, version: int) -> str:
         """The checksum of an older version, which is staged from now on.
@@ -222,7 +222,7 @@ class Announcer:
         )
         if publish and again is None:
             self._published = step
-        await (await self._producer.send(EVENTS, self._who.trainer, step))
+        await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, step))
 
 
 def read_tensors(folder: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":

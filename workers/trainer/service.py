@@ -63,7 +63,15 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.record import Metrics
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    TRAINER_DEAD_LETTERS,
+    TRAINER_EVENTS,
+)
 from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, required
@@ -237,7 +245,7 @@ class _Trainer:
             self._passes_over, start = progress.sequence, "beginning"
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
-            self._bus.reader(EVENTS, start="end") as events,
+            self._bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end") as events,
             self._bus.reader(BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
@@ -412,7 +420,9 @@ class _Trainer:
             ) from error
         for met in self._bus.passed_over():
             if isinstance(met.record, Undecodable):
-                await self._producer.send_dead_letter(met, met.record.reason, met.record.detail)
+                await self._producer.send_dead_letter(
+                    met, met.record.reason, met.record.detail, to=TRAINER_DEAD_LETTERS
+                )
         return groups_of(batch, entries, fetched)
 
     async def _checkpoint(self, progress: TrainingProgress) -> None:
@@ -427,7 +437,7 @@ class _Trainer:
         host, port = self._publisher.address
         while True:
             durable = await self._producer.send(
-                EVENTS,
+                TRAINER_EVENTS,
                 self._settings.name,
                 TrainerHeartbeat(
                     trainer=self._settings.name,

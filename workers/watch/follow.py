@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from schemas.topics import BATCHES, COMMANDS, EVENTS, MODEL_VERSIONS, TASKS, Topic
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Reader, Received
+from trinity_bus.bus.offsets import recent
 from workers.watch.state import MeshView
 
 RECENT_EVENTS: Final = 500
@@ -65,9 +66,8 @@ async def follow(bus: Bus, *, whole: bool = False) -> AsyncIterator[Follower]:
     """
     start: dict[tuple[str, int], int] = {}
     if not whole:
-        first, end = await bus.beginning_offsets(EVENTS), await bus.end_offsets(EVENTS)
-        start = {(EVENTS.name, p): max(first[p], offset - RECENT_EVENTS) for p, offset in end.items()}
-    async with bus.reader(BATCHES, MODEL_VERSIONS, EVENTS, start=start) as reader:
+        start = await recent(bus, EVENTS, RECENT_EVENTS)
+    async with bus.reader(BATCHES, MODEL_VERSIONS, *EVENTS, start=start) as reader:
         follower = Follower(reader)
         await follower.catch_up()
         yield follower
@@ -75,10 +75,9 @@ async def follow(bus: Bus, *, whole: bool = False) -> AsyncIterator[Follower]:
 
 async def lag(bus: Bus) -> Mapping[str, int]:
     """How many offsets of its inputs the coordinator has still to read. Topic name to offsets."""
-    topics: tuple[Topic, ...] = (TASKS, COMMANDS, EVENTS)
-    committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", topics)
+    committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", COORDINATOR_INPUTS)
     result = {}
-    for topic in topics:
+    for topic in COORDINATOR_INPUTS:
         first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
         result[topic.name] = sum(end[p] - committed.get((topic.name, p), first[p]) for p in end)
     return result

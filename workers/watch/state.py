@@ -1,4 +1,4 @@
-"""The state of a mesh, folded from the records of ``batches``, ``events`` and ``model-versions``. Pure: no clock.
+"""The state of a mesh, folded from ``batches``, ``model-versions`` and the topics of events. Pure: no clock.
 
 Times are those of the log (seconds since the Unix epoch, as each record says when it was written), so that a view made
 from a log read later is the view that there was.

@@ -16,15 +16,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import DescribeClientQuotasRequest
 from pydantic import SecretStr
 
 from schemas import BatchRecord, Task
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS, TOPICS, Topic
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    TOPICS,
+    Topic,
+)
 from tests.support.secure_broker import secure_broker
 from tests.support.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ADMIN, ROLES, USERS, user_name
 from trinity_bus.bus.access_admin import apply_access
+from trinity_bus.bus.connection import client_options
+from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError
@@ -181,7 +193,7 @@ def test_a_user_of_one_mesh_sees_nothing_of_another(cluster: Cluster, namespace:
         # The longer name begins with the shorter one and a dot.
         await cluster.prepared(namespace)
         await cluster.prepared(f"{namespace}.b")
-        other = cluster.user(namespace, "client").model_copy(update={"namespace": f"{namespace}.b"})
+        other = cluster.user(namespace, "producer").model_copy(update={"namespace": f"{namespace}.b"})
         async with Bus(other, client_id="client") as bus:
             with pytest.raises(BusError, match="not there, or hidden from this user"):
                 await bus.ensure_topics()
@@ -194,10 +206,10 @@ def test_rights_follow_the_table_and_passwords_can_be_changed(
 ) -> None:
     async def main() -> None:
         await cluster.prepared(namespace)
-        again = await apply_access(cluster.root(namespace), {"client": "another-password"})
+        again = await apply_access(cluster.root(namespace), {"producer": "another-password"})
         assert (again.passwords, again.given, again.taken) == (1, 0, 0)
         with pytest.raises(BrokerUnreachableError, match="uthentication"):
-            await Bus(cluster.user(namespace, "client"), client_id="client").start()
+            await Bus(cluster.user(namespace, "producer"), client_id="client").start()
         monkeypatch.setattr("trinity_bus.bus.access.TOPICS", TOPICS[1:])
         narrower = await apply_access(cluster.root(namespace), {})
         assert narrower.given == 0
@@ -205,6 +217,33 @@ def test_rights_follow_the_table_and_passwords_can_be_changed(
         # Who may not alter the cluster gives no rights, to himself neither.
         with pytest.raises(BusError, match="rights of User:"):
             await apply_access(cluster.user(namespace, ADMIN), {})
+
+    asyncio.run(main())
+
+
+async def quotas_of(settings: KafkaSettings, user: str) -> dict[str, float]:
+    """Those that the cluster keeps for a user."""
+    admin = AIOKafkaAdminClient(**client_options(settings, "test"))
+    await admin.start()
+    try:
+        request = DescribeClientQuotasRequest([("user", 0, user_name(settings.namespace, user))], strict=True)
+        response = await admin._send_request(request)
+    finally:
+        await admin.close()
+    assert not response.error_code, response.error_message
+    return {name: value for _, values in response.entries for name, value in values}
+
+
+def test_quotas_are_set_and_taken_away(cluster: Cluster, namespace: str) -> None:
+    async def main() -> None:
+        root = cluster.root(namespace)
+        await apply_access(root, {}, {"producer": {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}})
+        assert await quotas_of(root, "producer") == {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}
+        assert await quotas_of(root, "operator") == {}
+        await apply_access(root, {}, {"producer": {WRITE: 3e6, READ: None, REQUESTS: None}})
+        assert await quotas_of(root, "producer") == {WRITE: 3e6}
+        await apply_access(root, {}, {"producer": {WRITE: None, READ: None, REQUESTS: None}})
+        assert await quotas_of(root, "producer") == {}
 
     asyncio.run(main())
 
@@ -255,7 +294,9 @@ class Services:
 async def as_a_trainer_reads(kafka: KafkaSettings) -> list[BatchRecord]:
     """All that the real trainer reads, by a trainer's rights: batches, what their manifests name, versions, events."""
     async with Bus(kafka, client_id="trainer") as bus:
-        async with bus.reader(MODEL_VERSIONS, EVENTS, BATCHES, start="beginning") as reader:
+        async with bus.reader(
+            MODEL_VERSIONS, EXPLORER_EVENTS, COORDINATOR_EVENTS, BATCHES, start="beginning"
+        ) as reader:
             records = [received.record async for received in reader.replay()]
         batches = [r for r in records if isinstance(r, BatchRecord) and r.state == "finalized" and r.manifest]
         for batch in batches:
@@ -277,7 +318,7 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
 
     async def main() -> None:
         await cluster.prepared(namespace)
-        client = Settings().model_copy(update={"kafka": cluster.user(namespace, "client")})
+        client = Settings().model_copy(update={"kafka": cluster.user(namespace, "producer")})
         with (
             services.run(
                 *("coordinator", "workers.cli.app", "run", "coordinator"),
@@ -303,9 +344,9 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
             await until(lambda: json.loads((tmp_path / "checkpoint.json").read_text())["step"] == 3)
             found = await as_a_trainer_reads(cluster.user(namespace, "trainer"))
             assert len(found) == 3
-            assert "finalized" in await services.command("client", "status", "--once")
-            assert "No dead letters" in await services.command("client", "dead-letters")
-            assert "13 topics are there" in await services.command("admin", "topics", "create")
+            assert "finalized" in await services.command("operator", "status", "--once")
+            assert "No dead letters" in await services.command("operator", "dead-letters")
+            assert f"{len(TOPICS)} topics are there" in await services.command("admin", "topics", "create")
 
     try:
         asyncio.run(main())

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
-from schemas.topics import BATCHES, DEAD_LETTERS, EVENTS, EXPERIENCES, ROLLOUTS, TASKS
+from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, ROLLOUTS, TASKS
 from tests.support.waiting import until
 from trinity_bus.bus import Bus, Received, Undecodable, lane_partition, partition_of
 from trinity_bus.bus.headers import header
@@ -148,17 +148,16 @@ def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None:
     async def scenario() -> None:
         async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
             for number in range(10):
-                await (
-                    await producer.send(EVENTS, "e", ExplorerLeft(explorer="e", incarnation=f"i{number}"), partition=3)
-                )
-            async with bus.reader(EVENTS, start={("events", 3): 7}) as reader:
+                left = ExplorerLeft(explorer="e", incarnation=f"i{number}")
+                await (await producer.send(EXPLORER_EVENTS, "e", left, partition=3))
+            async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 7}) as reader:
                 assert [record.record.incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
-                assert reader.positions["events", 3] == 10
-                reader.seek(EVENTS, 3, 9)
+                assert reader.positions["explorer-events", 3] == 10
+                reader.seek(EXPLORER_EVENTS, 3, 9)
                 assert [record.record.incarnation for record in await read(reader, 1)] == ["i9"]
-            async with bus.reader(EVENTS, partitions=[2], start="beginning") as reader:
+            async with bus.reader(EXPLORER_EVENTS, partitions=[2], start="beginning") as reader:
                 assert [record async for record in reader.replay()] == []
-            async with bus.reader(EVENTS, start={("events", 3): 99}) as reader:
+            async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 99}) as reader:
                 with pytest.raises(RecordGoneError, match="retention has deleted it"):
                     await read(reader, 1)
 
@@ -355,11 +354,11 @@ def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytest.Monk
         async with (
             Bus(settings, client_id="test") as bus,
             bus.producer() as producer,
-            bus.reader(TASKS, EVENTS, BATCHES, start="beginning") as reader,
+            bus.reader(TASKS, EXPLORER_EVENTS, BATCHES, start="beginning") as reader,
         ):
             with tracer.start_as_current_span("outer") as outer:
                 position = await (await producer.send(TASKS, "t0", task(0)))
-                await (await producer.send(EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
+                await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
             given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             await (await producer.send_raw(BATCHES, "b", None, traceparent=given))
             found = {record.topic.name: record for record in await read(reader, 3)}
@@ -370,7 +369,7 @@ def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytest.Monk
             assert send.parent is not None
             assert send.parent.span_id == outer.get_span_context().span_id
             assert (send.attributes or {})["messaging.kafka.offset"] == position.offset
-            assert found["events"].traceparent == traceparent(outer)
+            assert found["explorer-events"].traceparent == traceparent(outer)
             assert found["batches"].traceparent == given
 
     asyncio.run(scenario())

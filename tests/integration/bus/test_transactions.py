@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from schemas.event import Position
-from schemas.topics import BATCHES, COORDINATOR_STATE, EVENTS, ROLLOUTS, Topic
+from schemas.topics import BATCHES, COORDINATOR_STATE, EXPLORER_EVENTS, ROLLOUTS, Topic
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError, SendError
@@ -44,21 +44,21 @@ def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) 
             bus.producer(transactional_id="coordinator") as producer,
             bus.reader(BATCHES, start="beginning", expect=()) as reader,
         ):
-            assert await bus.committed_offsets(GROUP, [EVENTS]) == {}
+            assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {}
             async with producer.transaction():
                 first = await producer.send_raw(BATCHES, "b", b"one")
                 await producer.send_raw(COORDINATOR_STATE, "b", b"state")
-                await producer.send_offsets({("events", 3): 17}, GROUP)
+                await producer.send_offsets({("explorer-events", 3): 17}, GROUP)
                 assert await reader.batch(0.3) == [], "not before it commits"
             (seen,) = await reader.batch(10.0)
             assert seen.raw == b"one"
             assert (await first).offset == seen.offset
-            assert await bus.committed_offsets(GROUP, [EVENTS]) == {("events", 3): 17}
+            assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
 
             async def fail() -> None:
                 async with producer.transaction():
                     await producer.send_raw(BATCHES, "b", b"aborted")
-                    await producer.send_offsets({("events", 3): 99}, GROUP)
+                    await producer.send_offsets({("explorer-events", 3): 99}, GROUP)
                     raise ValueError("no")
 
             async def send_too_much() -> None:
@@ -76,7 +76,7 @@ def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) 
                 pass
             assert await everything_committed(bus, [b"one", b"two"], BATCHES) == [b"one", b"two"]
             assert await everything(bus, COORDINATOR_STATE) == [b"state"]
-            assert await bus.committed_offsets(GROUP, [EVENTS]) == {("events", 3): 17}
+            assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
 
             # Offsets: one, marker, aborted, marker, two, marker. What was "aborted too" never left this process.
             assert (await last).offset == 4
@@ -146,7 +146,7 @@ def test_cancelled_between_commits_it_is_all_or_nothing(settings: KafkaSettings)
                     async with producer.transaction():
                         for topic in (BATCHES, COORDINATOR_STATE):
                             await producer.send_raw(topic, "b", mark)
-                        await producer.send_offsets({("events", 0): 1}, GROUP)
+                        await producer.send_offsets({("explorer-events", 0): 1}, GROUP)
 
                 task = asyncio.create_task(write(b"%d" % delay))
                 await asyncio.sleep(delay / 2000)
@@ -211,7 +211,7 @@ async def main():
             for number in range(100):
                 await (await producer.send_raw(BATCHES, "b", b"uncommitted"))
             await producer.send_raw(COORDINATOR_STATE, "b", b"uncommitted")
-            await producer.send_offsets({("events", 0): 5}, "group")
+            await producer.send_offsets({("explorer-events", 0): 5}, "group")
             print("durable, not committed", flush=True)
             await asyncio.sleep(3600)
 
@@ -231,7 +231,7 @@ def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None
         async with Bus(settings, client_id="test") as bus:
             assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed"]
             async with bus.producer(transactional_id="coordinator") as successor:
-                assert await bus.committed_offsets("group", [EVENTS]) == {}
+                assert await bus.committed_offsets("group", [EXPLORER_EVENTS]) == {}
                 async with successor.transaction():
                     await successor.send_raw(BATCHES, "b", b"next")
             expected = [b"committed", b"next"]

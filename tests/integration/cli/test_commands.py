@@ -19,7 +19,7 @@ from schemas import (
     RunningAttempt,
     Task,
 )
-from schemas.topics import BATCHES, EVENTS, TASKS
+from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -134,7 +134,7 @@ def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
                 )
                 sent = [
                     await producer.send(BATCHES, batch.batch_id, batch),
-                    await producer.send(EVENTS, beat.explorer, beat),
+                    await producer.send(EXPLORER_EVENTS, beat.explorer, beat),
                     await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="1")),
                 ]
                 await asyncio.gather(*sent)
@@ -142,7 +142,14 @@ def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
     asyncio.run(fill())
     shown = trinity_bus(log, "status", "--once")
     assert shown.returncode == 0, shown.stderr
-    for part in ("b-17", "running", "5/64", "explorer-9", "16", "1 tasks, 0 commands, 1 events"):
+    for part in (
+        "b-17",
+        "running",
+        "5/64",
+        "explorer-9",
+        "16",
+        "1 tasks, 0 commands, 0 operator-commands, 1 explorer-events, 0 trainer-events",
+    ):
         assert part in shown.stdout
 
 
@@ -248,7 +255,7 @@ def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
         async with bus.producer() as producer:
             while True:
                 for one in reports:
-                    await (await producer.send(EVENTS, one.explorer, one))
+                    await (await producer.send(EXPLORER_EVENTS, one.explorer, one))
                 await asyncio.sleep(0.5)
 
     async def ask() -> list[subprocess.CompletedProcess[str]]:

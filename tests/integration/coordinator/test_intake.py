@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from schemas import ExplorerLeft, Task
-from schemas.topics import EVENTS, TASKS
+from schemas.topics import EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from workers.coordinator.intake import MAX_TASKS, Intake
@@ -28,9 +28,9 @@ def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaSetting
                     task = Task(task_id=f"task-{number}", workflow="math", prompt="1 + 1")
                     await producer.send(TASKS, task.task_id, task)
                 await producer.flush()
-                await (await producer.send(EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
+                await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
             async with asyncio.timeout(LIMIT_S), Intake(bus, {}) as intake:
-                assert [received.topic for received in await intake.next(LIMIT_S, tasks=False)] == [EVENTS]
+                assert [received.topic for received in await intake.next(LIMIT_S, tasks=False)] == [EXPLORER_EVENTS]
                 assert await intake.next(0.1, tasks=False) == []
                 found: list[str] = []
                 while len(found) < count:

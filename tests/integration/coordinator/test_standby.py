@@ -15,7 +15,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from schemas import CoordinatorHeartbeat
-from schemas.topics import COORDINATOR_STATE, EVENTS
+from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE
 from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh import Mesh, send_tasks
 from tests.support.waiting import until
@@ -242,7 +242,7 @@ async def has_open_transaction(mesh: Mesh) -> bool:
 
 async def until_heartbeat(bus: Bus, condition: Callable[[CoordinatorHeartbeat], bool]) -> CoordinatorHeartbeat:
     """The next heartbeat of a coordinator of which this holds."""
-    async with bus.reader(EVENTS) as reader, asyncio.timeout(WAIT_S):
+    async with bus.reader(COORDINATOR_EVENTS) as reader, asyncio.timeout(WAIT_S):
         while True:
             for received in await reader.batch(0.2):
                 if isinstance(received.record, CoordinatorHeartbeat) and condition(received.record):

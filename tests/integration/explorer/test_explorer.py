@@ -22,7 +22,7 @@ from schemas import (
     Task,
     WeightsSynced,
 )
-from schemas.topics import DEAD_LETTERS, EVENTS, EXPERIENCES, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from tests.support.announcements import announced
 from tests.support.fake_engine import TOKENIZER, FakeEngine
 from tests.support.waiting import until
@@ -102,7 +102,7 @@ def nursery() -> Iterator[Nursery]:
 async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
     async with Bus(settings.kafka, client_id="test") as bus:
         await bus.ensure_topics()
-        async with bus.producer() as producer, bus.reader(EVENTS, start="end") as events:
+        async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
             yield Mesh(settings, bus, producer, events)
 
 
@@ -393,7 +393,7 @@ def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Set
         await mesh.send_raw(b"\xc1 no msgpack")
         await mesh.send(dispatch(life))
         await mesh.event(RolloutFinished)
-        async with mesh.bus.reader(DEAD_LETTERS, start="beginning") as letters:
+        async with mesh.bus.reader(EXPLORER_DEAD_LETTERS, start="beginning") as letters:
             assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
 
     run(settings, nursery, body)

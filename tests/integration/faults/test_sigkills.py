@@ -21,7 +21,7 @@ import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, CoordinatorHeartbeat, RolloutFinished, Task
 from schemas.command import BatchResult
-from schemas.topics import BATCHES, EVENTS, TASKS
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, TASKS
 from tests.support.fault_mesh import BELOW, FaultMesh
 from tests.support.mesh_log import MeshLog
 from tests.support.zero_cost_explorer import WORDS
@@ -104,7 +104,7 @@ class Watch:
 
     async def look(self, bus: Bus) -> None:
         """Looks until cancelled."""
-        async with bus.reader(EVENTS, BATCHES, start="beginning") as reader:
+        async with bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, BATCHES, start="beginning") as reader:
             while True:
                 for received in await reader.batch(1.0):
                     record = received.record

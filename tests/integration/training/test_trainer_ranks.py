@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from schemas import StepTrained, TrainerHeartbeat
-from schemas.topics import EVENTS
+from schemas.topics import TRAINER_EVENTS
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
@@ -62,7 +62,7 @@ def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
         trainer = Trainer(kafka, tmp_path / "two", model, total_steps=3, tensor_parallel=2)
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, batches[:2])
-            async with bus.reader(EVENTS, start="beginning") as events:
+            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
                 with trainer.running() as process:
                     first = trained(await until(events, step_is(2), process))
                     (second_rank,) = other_ranks(trainer)
@@ -105,7 +105,7 @@ def test_a_stop_amid_a_step_ends_all_ranks_in_order(namespaced: Callable[[], Kaf
     async def scenario() -> int:
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, batches[:1])
-            async with bus.reader(EVENTS, start="beginning") as events:
+            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
                 with trainer.running() as process:
                     await until(events, step_is(1), process)
                     (second_rank,) = other_ranks(trainer)

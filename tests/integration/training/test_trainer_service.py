@@ -22,7 +22,14 @@ from schemas import (
     VersionWanted,
     WeightsSynced,
 )
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES, MODEL_VERSIONS
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    TRAINER_EVENTS,
+)
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
@@ -95,7 +102,7 @@ async def mesh(
 ) -> AsyncIterator[tuple[Producer, Reader, subprocess.Popen[bytes]]]:
     async with (
         Bus(kafka, client_id="test") as bus,
-        bus.reader(EVENTS, start="beginning") as events,
+        bus.reader(TRAINER_EVENTS, start="beginning") as events,
         bus.producer() as producer,
     ):
         with trainer.running() as process:
@@ -173,7 +180,7 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
             )
             wrong = synced.model_copy(update={"checksum": "0" * 64})
             for answer in (synced, wrong):
-                await (await producer.send(EVENTS, "explorer-0", answer))
+                await (await producer.send(EXPLORER_EVENTS, "explorer-0", answer))
             async with Bus(kafka, client_id="more") as bus:
                 await until_logged(trainer, "it must take it again", process)
                 await produce(bus, batches_of(steps))
@@ -185,13 +192,13 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
             assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training"}
             await until_logged(trainer, "the trained model is in", process)
             older = VersionWanted(model=first.model, version=1)
-            await (await producer.send(EVENTS, first.model, older))
+            await (await producer.send(COORDINATOR_EVENTS, first.model, older))
             again = trained(await until(events, lambda r: isinstance(r, StepTrained) and r.again, process))[-1]
             assert (again.version, again.checksum) == (1, steps_trained[0].checksum), "the bytes that it had"
             # Only where explorers read checkpoints is there one of the version before the first step.
             absent, kept = (7, [0, 1, 2]) if method == "checkpoint" else (0, [1, 2])
             gone = older.model_copy(update={"version": absent})
-            await (await producer.send(EVENTS, first.model, gone))
+            await (await producer.send(COORDINATOR_EVENTS, first.model, gone))
             refused = (await until(events, lambda r: isinstance(r, VersionRefused), process))[-1]
             assert isinstance(refused, VersionRefused)
             assert (refused.version, refused.available) == (absent, kept)
@@ -222,7 +229,7 @@ def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
         async with Bus(kafka, client_id="test") as bus:
             await bus.ensure_topics()
             good = make_group(task_id="task-1")
-            async with bus.producer() as producer, bus.reader(EVENTS, start="end") as events:
+            async with bus.producer() as producer, bus.reader(TRAINER_EVENTS, start="end") as events:
                 position = await (await producer.send(EXPERIENCES, "task-1", good))
                 # The manifest was written for another attempt than the one that lies there.
                 batch = BatchRecord(

@@ -20,7 +20,7 @@ from schemas import (
     ResultPart,
     StepTrained,
 )
-from schemas.topics import BATCHES, EVENTS, EXPERIENCES
+from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
 from tests.support.experiences import make_group
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import KafkaSettings
@@ -142,7 +142,7 @@ def step_is(step: int) -> Callable[[Any], bool]:
 
 async def train_to_the_end(bus: Bus, trainer: Trainer, steps: int) -> list[StepTrained]:
     """Runs the trainer until the last step, ends it politely, and gives all it ever said about steps."""
-    async with bus.reader(EVENTS, start="beginning") as events:
+    async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
         with trainer.running() as process:
             said = trained(await until(events, step_is(steps), process))
             process.send_signal(signal.SIGTERM)

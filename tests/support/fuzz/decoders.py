@@ -56,7 +56,7 @@ def targets(folder: Path) -> list[Target]:
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     commands = [_json(value) for value in records if value[:1] != b"\x92" and _is_command(value)]
     request, answer = (one.pack()[4:] for one in (Request(3, "0" * 64, None, "e"), Answer(manifest=_weight_manifest())))
-    positions = pack_positions({("tasks", 0): 7, ("events", 3): 1})
+    positions = pack_positions({("tasks", 0): 7, ("explorer-events", 3): 1})
     return [
         Target("records", _record, (DecodeError,), records, 6),
         Target("large records", _record, (DecodeError,), large, 0.15),

@@ -27,6 +27,7 @@ from schemas import (
     PublishVersion,
     Record,
     RolloutFinished,
+    RunnersReport,
     StepTrained,
     SubmitBatch,
     Task,
@@ -35,7 +36,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.codec import DecodeError, decode, encode
-from schemas.topics import COMMANDS, EVENTS, TASKS
+from schemas.topics import COMMANDS, COORDINATOR_INPUTS
 from tests.support.fuzz.damage import damaged
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
@@ -55,7 +56,7 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
-from workers.coordinator.service import FOR_OTHERS, REQUESTS
+from workers.coordinator.service import REQUESTS
 
 RESTORE_EVERY = 60
 REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)
@@ -100,15 +101,17 @@ def given(step: Step, offset: int) -> Input | None:
     """
     if step.value is None:
         return Tick()
+    types = {cls for topic in COORDINATOR_INPUTS for cls in topic.records}
     try:
-        record: Record = decode(step.value, *TASKS.records, *COMMANDS.records, *EVENTS.records)
+        record: Record = decode(step.value, *types)
     except DecodeError:
         return None
     if isinstance(record, Task):
         return TaskArrived(record, Origin(0, offset))
     if isinstance(record, REQUESTS):
-        return CommandArrived(record)  # type: ignore[arg-type]  # one of them
-    return None if isinstance(record, FOR_OTHERS) else EventArrived(record)  # type: ignore[arg-type]  # likewise
+        by_operator = not isinstance(record, COMMANDS.records)
+        return CommandArrived(record, operator=by_operator)  # type: ignore[arg-type]  # one of them
+    return None if isinstance(record, RunnersReport) else EventArrived(record)  # type: ignore[arg-type]  # likewise
 
 
 def written(commands: list[Command]) -> None:

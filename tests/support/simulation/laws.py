@@ -5,6 +5,7 @@ machine. What it keeps of the explorers is what the coordinator has been told of
 """
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,10 @@ class Law(StrEnum):
     MEMORY = "what is kept does not grow with what has ended"
 
 
+AUTOMATIC = re.compile(r"(train|eval)-\d*")
+"""Names of batches that the coordinator has named."""
+
+
 class LawBrokenError(AssertionError):
     """A law does not hold."""
 
@@ -158,6 +163,8 @@ class Laws:
         self._lives: set[tuple[str, str]] = set()
         """Lives of explorers that were known at any moment of this transaction."""
         self._groups: dict[int, list[tuple[str, str]]] = {}
+        self._owners: dict[str, str] = {}
+        """Of submitted batches."""
         self._told_results: dict[str, BatchResult | None] = {}
 
     # -- one transaction ---------------------------------------------------------------------------------------------
@@ -455,6 +462,8 @@ class Laws:
         state = None if batch is None else batch.state
         match command:
             case SubmitBatch():
+                if reply.error is None:
+                    self._owners[command.batch_id] = command.client
                 known = reply.error is None or state is not None or reply.error == "batch_too_large"
                 right = state is not None if reply.error is None else known
             case AbortBatch():
@@ -474,9 +483,14 @@ class Laws:
             return is_over and batch.batch_type == command.batch_type and self._is_its_result(reply.result, batch)
         return {
             "wrong_type": batch.batch_type != command.batch_type,
-            "timeout": not is_over and batch.batch_type == "train",
+            "timeout": not is_over and (batch.batch_type == "train" or not self._owns(command)),
             "open_batch": batch.expected_task_count is None,
         }.get(reply.error, False)
+
+    def _owns(self, command: FinalizeBatch) -> bool:
+        """Whether a client ends the batch when its time is up: its own, or one that is anybody's."""
+        by_name = "*" if AUTOMATIC.fullmatch(command.batch_id) else ""
+        return self._owners.get(command.batch_id, by_name) in ("", command.client)
 
     def _is_its_result(self, result: BatchResult | None, batch: BatchRecord) -> bool:
         first = self._told_results.setdefault(batch.batch_id, result)

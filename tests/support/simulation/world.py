@@ -10,7 +10,6 @@ twice. All chance is drawn from one generator, so that a history can be repeated
 """
 
 import random
-import re
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Literal
@@ -18,7 +17,7 @@ from typing import Literal
 from schemas import BatchLifecycleState, Cancel, Dispatch, ExplorerLeft, ModelVersion
 from tests.support.simulation.clients import Clients
 from tests.support.simulation.coordinator import Changes, FencedError, Log, Process, compared
-from tests.support.simulation.laws import Law, Laws, hold
+from tests.support.simulation.laws import AUTOMATIC, Law, Laws, hold
 from tests.support.simulation.size import size_of
 from tests.support.simulation.workers import Explorer, Status, Trainer
 from trinity_bus.config import CoordinatorSettings
@@ -49,9 +48,6 @@ ROUNDS_PER_BATCH = 6
 """In which all must have ended, once faults have stopped: some for time-outs, some for each batch to be trained."""
 EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
 """Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
-
-AUTOMATIC = re.compile(r"(train|eval)-\d*")
-"""Names of batches that the coordinator has named."""
 
 ITEMS_PER_BATCH = 12
 ITEMS_PER_TASK = 24
@@ -215,7 +211,7 @@ class World:
             self.send_command(request)
 
     def send_command(self, request: Request) -> None:
-        self.log.send("commands", CommandArrived(request))
+        self.log.send("commands", CommandArrived(request, operator=True))
 
     # -- workers -----------------------------------------------------------------------------------------------------
 

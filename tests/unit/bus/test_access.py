@@ -53,7 +53,9 @@ def test_every_role_sees_every_topic_and_every_user_has_a_setting() -> None:
     for role in ROLES:
         for topic in TOPICS:
             assert Right(Kind.TOPIC, f"ns.{topic.name}", Operation.DESCRIBE) in rights("ns", role)
-    assert set(AccessSettings.model_fields) == {f"{user}_password" for user in USERS}
+    assert {name for name in AccessSettings.model_fields if name.endswith("_password")} == {
+        f"{user}_password" for user in USERS
+    }
     assert user_name("ns", "coordinator") == "ns.coordinator"
 
 

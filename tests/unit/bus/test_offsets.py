@@ -10,7 +10,7 @@ from aiokafka.structs import OffsetAndMetadata
 from trinity_bus.bus.offsets import committed
 from trinity_bus.errors import BusError
 
-ONE, TWO = TopicPartition("events", 0), TopicPartition("events", 1)
+ONE, TWO = TopicPartition("explorer-events", 0), TopicPartition("explorer-events", 1)
 
 
 class Admin:

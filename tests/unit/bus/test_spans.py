@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from schemas.event import ExplorerLeft, Position
 from schemas.task import Task
-from schemas.topics import EVENTS, TASKS
+from schemas.topics import EXPLORER_EVENTS, TASKS
 from trinity_bus.bus.spans import end_send_span, start_send_span
 from trinity_bus.errors import SendError
 
@@ -61,5 +61,6 @@ def test_a_failed_send_is_an_error(spans: InMemorySpanExporter) -> None:
 
 def test_events_are_not_traced(spans: InMemorySpanExporter) -> None:
     event = ExplorerLeft(explorer="e", incarnation="i")
-    assert start_send_span(EVENTS, full_name="x.events", client_id="me", key="e", record=event, parent=None) is None
+    name = EXPLORER_EVENTS.full_name("x")
+    assert start_send_span(EXPLORER_EVENTS, full_name=name, client_id="me", key="e", record=event, parent=None) is None
     assert spans.get_finished_spans() == ()

@@ -76,7 +76,7 @@ def test_what_a_slow_transaction_waits_for_is_said(
         manager = TransactionManager("test.coordinator", 60_000)
         accumulator = SimpleNamespace(_batches={}, _pending_batches=set())
         client = SimpleNamespace(_txn_manager=manager, _message_accumulator=accumulator)
-        place = TopicPartition("test.events", 0)
+        place = TopicPartition("test.explorer-events", 0)
         manager.set_pid_and_epoch(1, 0)
         manager.begin_transaction()
         with slowness_told(client, "a transaction of test.coordinator"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from schemas import ExplorerHeartbeat, ModelVersion, TrainerHeartbeat, VersionWanted
+from schemas import ExplorerHeartbeat, TrainerHeartbeat, VersionWanted
 from schemas.topics import EVENTS, MODEL_VERSIONS
 from tests.support.announcements import announced
 from tests.support.fake_log import FakeBus, FakeLog
@@ -59,8 +59,8 @@ class Rig:
         )
 
     async def say(self, record: Any) -> None:
-        topic = MODEL_VERSIONS if isinstance(record, ModelVersion) else EVENTS
-        await (await self.bus.producer().send(topic, "key", record))
+        topic = next(topic for topic in (MODEL_VERSIONS, *EVENTS) if type(record) in topic.records)
+        await (await self.bus.producer().send(topic, getattr(record, topic.sender or "", "key"), record))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):

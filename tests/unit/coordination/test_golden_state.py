@@ -41,9 +41,11 @@ def test_the_files_hold_entries_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_coordinator_goes_on_from_an_earlier_version_as_that_would_have(path: Path) -> None:
+def test_a_coordinator_ends_what_an_earlier_version_has_begun_as_that_would_have(path: Path) -> None:
+    """What has not begun goes on in another order: producers took no turns then."""
     golden = load(path)
     machine = machine_of(golden["settings"], golden["entries"])
+    begun = {name for name, batch in machine.ledger.batches.items() if batch.state is not BatchLifecycleState.PENDING}
     finalized: list[BatchRecord] = []
     for now, kind, value in golden["told"]:
         given = Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS))
@@ -51,7 +53,9 @@ def test_a_coordinator_goes_on_from_an_earlier_version_as_that_would_have(path: 
         finalized += [record for record in moved if record.state is BatchLifecycleState.FINALIZED]
     expected = [decode(value, BatchRecord) for value in golden["finalized"]]
     assert len(expected) > 5
-    assert [essence(batch) for batch in finalized] == [essence(batch) for batch in expected]
+    found, promised = ([essence(batch) for batch in all_ if batch.batch_id in begun] for all_ in (finalized, expected))
+    assert len(promised) >= 3
+    assert found == promised
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -63,10 +67,14 @@ def test_reading_changes_nothing(path: Path) -> None:
     assert entries.keys() == before.keys()
     for key, value in entries.items():
         body, was = msgpack.unpackb(value)[1], msgpack.unpackb(before[key])[1]
-        if key.startswith(("explorer/", "batch/")):
-            # They have their own name in them now, which their reader of before passes over.
-            name = key.partition("/")[2]
-            assert body == {"name" if key.startswith("explorer/") else "batch_id": name, **was}, key
+        name = key.partition("/")[2]
+        # What is in them now and was not, their reader of before passes over.
+        if key.startswith("explorer/"):
+            assert body == {"name": name, **was}, key
+        elif key.startswith("batch/"):
+            assert body == {"batch_id": name, "owner": "*" if was["unnamed"] else "", **was}, key
+        elif key == "books":
+            assert body == {"turns": {}, "training_turns": {}, **was}
         elif key == "sync":
             assert with_records(body) == with_records(was)
         else:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from schemas import Task
 from trinity_bus.coordination.batches import Batch
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.dispatch import Room
+from trinity_bus.coordination.dispatch import Room, Rooms
 from trinity_bus.coordination.fleet import Explorer
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.journal import Journal
@@ -107,7 +107,7 @@ def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, work
 
 def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | None = None) -> OpenTask:
     task = Task(task_id=task_id, workflow="math", prompt="1")
-    return OpenTask(task, "b", order, Origin(0, 0), None, split(runs, per_part), page="1")
+    return OpenTask(task, "b", order, Origin(0, 0), None, split(runs, per_part), page="1", size=100)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
 
 def test_room_is_fair_over_many_tasks() -> None:
     explorers = [explorer("a", slots=30), explorer("b", slots=10)]
-    room = Room(explorers, 0)
+    rooms = Rooms(explorers)
     for number in range(20):
         task = open_task(f"t{number}", number)
-        taker = room.place(task, task.parts[0])
+        taker = rooms.of(0).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task.task_id, 1): Attempt(task.task.task_id, 0, 1, 1.0)}
-        room.taken(taker)
+        rooms.taken(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5]

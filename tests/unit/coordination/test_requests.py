@@ -399,17 +399,19 @@ def test_an_idle_open_batch_does_not_keep_others_from_being_filled() -> None:
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_batches_that_are_never_filled_are_given_up_when_too_much_waits_in_them() -> None:
+@pytest.mark.parametrize(("producer", "given_up"), [("client-1", "stale"), ("another", "batch-0")])
+def test_of_batches_that_are_never_filled_who_has_most_gives_up_its_oldest(producer: str, given_up: str) -> None:
     story = Story(batch_size=2)
     story.submit("stale", 100)
     story.task("s", batch_id="stale")
     aborted = []
     for number in range(MAX_UNFILLED_TASKS // 1024):
         for index in range(1024):
-            arrived = story.arrived(f"{number}-{index}", batch_id=f"batch-{number}", batch_size=2000)
+            fields = {"batch_id": f"batch-{number}", "batch_size": 2000, "producer": producer}
+            arrived = story.arrived(f"{number}-{index}", **fields)
             commands = story.machine.handle(arrived, story.now)
             aborted += [b.batch_id for b in batches(commands) if b.state == "aborted"]
-    assert aborted == ["stale"]
+    assert aborted == [given_up]
     assert story.machine.wants_tasks()
 
 

@@ -40,7 +40,8 @@ def known(thing: Any, names: set[str] | None = None) -> Any:
 def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
     """Everything that decisions depend on, times apart."""
     ledger, kept = machine.ledger, machine.kept
-    attributes = {"_waiting", "_unfilled", "_unfilled_tasks", "_in_training", "filling"}
+    attributes = {"_waiting", "_in_training", "filling"}
+    unfilled = ledger.admission._unfilled
     of_batches = known(dict(ledger.batches))
     for batch in of_batches.values():
         # Heaps may lie differently, and give the same.
@@ -55,11 +56,20 @@ def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
         "counters": known(ledger.counters),
         "line": [batch.batch_id for batch in ledger.line],
         "waiting": {name: ids(getattr(ledger.admission, name)) for name in attributes},
+        "unfilled": ({owner: list(batches) for owner, batches in unfilled._batches.items()}, unfilled._taken),
+        "shares": (ledger.shares.held, ledger.admission._shares.held),
+        "usage": known(ledger.usage),
         "pages": known(ledger.pages, {"_pages"}),
         "results": {name: list(ledger._results.of(name)) for name in ledger.batches},
         "finalizers": {name: known(kept.finalizers.of(name)) for name in ledger.batches},
         "remembered": [known(part) for part in (ledger.done, ledger.closed, kept.outcomes.memory, kept.replies.memory)],
-        "wants_tasks": (ledger.wants_tasks(), ledger._active, ledger._kept_results),
+        "wants_tasks": (
+            ledger.wants_tasks(),
+            ledger._active,
+            ledger._kept_results,
+            ledger._active_bytes,
+            ledger._kept_bytes,
+        ),
         "moves": (set(ledger.handed_out), set(ledger.complete)),
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from schemas.topics import COMMANDS, EVENTS, TASKS, Topic
+from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS, Topic
 from trinity_bus.bus.offsets import Beyond, Readable, readable
 from trinity_bus.errors import ProducerFencedError
 from workers.coordinator.beyond import resolved, undecided
@@ -26,14 +26,17 @@ class Log:
 
 def ask(held: Mapping[str, tuple[int, int]], positions: Mapping[str, int]) -> Readable:
     named = {(topic, 0): offset for topic, offset in positions.items()}
-    return asyncio.run(readable(Log(held), (TASKS, COMMANDS, EVENTS), named))
+    return asyncio.run(readable(Log(held), (TASKS, COMMANDS, EXPLORER_EVENTS), named))
 
 
 def test_positions_are_moved_into_the_log_and_it_is_said_what_was_wrong() -> None:
-    found = ask({"tasks": (5, 9), "commands": (0, 3), "events": (0, 7)}, {"tasks": 2, "commands": 3, "events": 8})
-    assert found.positions == {("tasks", 0): 5, ("commands", 0): 3, ("events", 0): 7}
+    found = ask(
+        {"tasks": (5, 9), "commands": (0, 3), "explorer-events": (0, 7)},
+        {"tasks": 2, "commands": 3, "explorer-events": 8},
+    )
+    assert found.positions == {("tasks", 0): 5, ("commands", 0): 3, ("explorer-events", 0): 7}
     assert found.lost == 3
-    assert [str(one) for one in found.beyond] == ["events/0 ends at 7, and 8 was to be read next"]
+    assert [str(one) for one in found.beyond] == ["explorer-events/0 ends at 7, and 8 was to be read next"]
     assert ask({}, {}) == Readable({}, 0, [])
 
 
@@ -50,9 +53,9 @@ def resolve(found: Readable, remembered: int, lives: int = 0) -> dict[tuple[str,
 
 
 def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again() -> None:
-    held = {"tasks": (10, 110), "commands": (0, 3), "events": (0, 7)}
-    found = ask(held, {"tasks": 500, "commands": 50, "events": 60})
-    assert resolve(found, remembered=100) == {("tasks", 0): 10, ("commands", 0): 3, ("events", 0): 7}
+    held = {"tasks": (10, 110), "commands": (0, 3), "explorer-events": (0, 7)}
+    found = ask(held, {"tasks": 500, "commands": 50, "explorer-events": 60})
+    assert resolve(found, remembered=100) == {("tasks", 0): 10, ("commands", 0): 3, ("explorer-events", 0): 7}
 
 
 def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,5 +69,5 @@ def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixt
 
 
 def test_nothing_is_wrong_with_most_positions() -> None:
-    found = ask({"tasks": (0, 9), "events": (0, 7)}, {"tasks": 9, "events": 3})
-    assert resolve(found, remembered=0) == {("tasks", 0): 9, ("events", 0): 3}
+    found = ask({"tasks": (0, 9), "explorer-events": (0, 7)}, {"tasks": 9, "explorer-events": 3})
+    assert resolve(found, remembered=0) == {("tasks", 0): 9, ("explorer-events", 0): 3}

@@ -16,7 +16,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_positions_come_back_as_they_were() -> None:
-    positions = {("tasks", 0): 5, ("tasks", 7): 0, ("events", 3): 2**40}
+    positions = {("tasks", 0): 5, ("tasks", 7): 0, ("explorer-events", 3): 2**40}
     assert unpack_positions(pack_positions(positions)) == positions
 
 

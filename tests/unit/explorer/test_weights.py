@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion, WeightsSynced
-from schemas.topics import EVENTS, MODEL_VERSIONS
+from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from tests.support.announcements import announced
 from tests.support.fake_log import FakeBus, FakeLog
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -55,7 +55,7 @@ async def answers_to(engine: FakeEngine, versions: list[int], served: Served) ->
     bus = FakeBus(log)
 
     def said() -> list[WeightsSynced]:
-        return [item.record for item in log.all(EVENTS) if isinstance(item.record, WeightsSynced)]
+        return [item.record for item in log.all(EXPLORER_EVENTS) if isinstance(item.record, WeightsSynced)]
 
     async def until(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60), log.grown:

@@ -6,7 +6,16 @@ import pytest
 
 from schemas import Superseded
 from schemas.codec import RECORDS
-from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, MODEL_VERSIONS, TOPICS, Topic
+from schemas.topics import (
+    BATCHES,
+    COMMANDS,
+    COORDINATOR_STATE,
+    DEAD_LETTERS,
+    MODEL_VERSIONS,
+    OPERATOR_COMMANDS,
+    TOPICS,
+    Topic,
+)
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
@@ -21,10 +30,11 @@ def test_names_are_legal_and_namespaced(topic: Topic) -> None:
     assert re.fullmatch(r"[a-z0-9-]{1,60}", topic.name)
 
 
-def test_every_record_has_exactly_one_topic_unless_it_is_told_to_services_of_two_kinds() -> None:
+def test_every_record_has_one_topic_but_what_operators_ask_too_and_what_services_of_two_kinds_are_told() -> None:
     carried = [cls.SCHEMA for topic in TOPICS for cls in topic.records]
-    carried.remove(Superseded.SCHEMA)
-    assert sorted(carried) == sorted(cls.SCHEMA for cls in RECORDS)
+    of_operators = [cls.SCHEMA for cls in OPERATOR_COMMANDS.records if cls in COMMANDS.records]
+    assert sorted(carried) == sorted([cls.SCHEMA for cls in RECORDS] + of_operators + [Superseded.SCHEMA])
+    assert of_operators == ["command.abort_batch", "command.cancel_tasks"]
 
 
 def test_anything_fits_among_the_dead_letters() -> None:
@@ -47,7 +57,7 @@ def test_configurations_are_whole_numbers_by_kafka_s_names(topic: Topic) -> None
 
 def test_time_alone_deletes_nothing_that_waits_to_be_read_or_trained() -> None:
     kept = {topic.name for topic in TOPICS if topic.keep_ms is not None}
-    assert kept == {"tasks", "commands", "events", "experiences"}
+    assert kept == {"tasks", "commands", "operator-commands", "explorer-events", "trainer-events", "experiences"}
     for topic in TOPICS:
         if topic.name in kept:
             assert topic.retention_ms == -1

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas import ModelVersion, WeightsSynced
-from schemas.topics import EVENTS, MODEL_VERSIONS
+from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from tests.support.announcements import announced
 from tests.support.waiting import until
 from trinity_bus.bus import Received, Undecodable
@@ -19,7 +19,7 @@ def announcement(epoch: int, *explorers: str, version: int = 1, life: str = "lif
 def received(record: Any, traceparent: str | None = None) -> Received[Any]:
     return Received(
         record=record,
-        topic=MODEL_VERSIONS if isinstance(record, ModelVersion) else EVENTS,
+        topic=MODEL_VERSIONS if isinstance(record, ModelVersion) else EXPLORER_EVENTS,
         partition=0,
         offset=0,
         key=None,

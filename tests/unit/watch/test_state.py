@@ -206,7 +206,7 @@ def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> Non
     view.errors.append("[bold]not markup[/]")
     console = Console(width=120, force_terminal=False)
     with console.capture() as captured:
-        console.print(mesh(view, {"tasks": 3, "events": 0}))
+        console.print(mesh(view, {"tasks": 3, "explorer-events": 0}))
     text = captured.get()
     for part in ("explorer-0", "b1", "0.250", "version 1, epoch 1, gloo", "3 tasks", "[bold]not markup[/]", "step 1"):
         assert part in text

@@ -1,0 +1,362 @@
+"""Attack 20: one client's work holds up nobody else's, and nobody ends what belongs to others.
+
+An evaluation batch of 4,090 tasks took 40 of 40 freed slots, and stopped the reading of tasks for everybody.
+"""
+
+import random
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas import CommandReply, Dispatch, Task
+from schemas.codec import decode, encode
+from schemas.topics import OPERATOR_COMMANDS, TOPICS
+from tests.support.story import Story, batches, dispatches, errors, refusals, replies, statuses
+from trinity_bus.client import producer_name
+from trinity_bus.client.errors import raise_refusal
+from trinity_bus.config import KafkaSettings
+from trinity_bus.coordination import Command
+from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.counters import Counters
+from trinity_bus.coordination.shares import Shares
+from trinity_bus.coordination.state_codec import StateCodec, unpack
+from trinity_bus.coordination.unfilled import Unfilled
+
+
+def busy_story(**settings: Any) -> Story:
+    """Forty slots, all taken by a training batch of one producer; the others find them full."""
+    story = Story(**{"batch_size": 40, "max_staleness": 10**6, "explorer_timeout_s": 10**6, **settings})
+    for name in ("e0", "e1"):
+        story.beat(name, slots=20)
+    for number in range(40):
+        story.task(f"first-{number}", producer="trainset")
+    assert len(story.machine.ledger.running) == 40
+    return story
+
+
+def evaluate(story: Story, count: int = 4090, producer: str | None = "greedy", **fields: Any) -> list[Command]:
+    """A large evaluation, whose name begins with a number before all others."""
+    commands: list[Command] = []
+    for number in range(count):
+        arrived = story.arrived(
+            f"exam-{number}", batch_id="0/exam", batch_type="eval", batch_size=count, producer=producer, **fields
+        )
+        commands += story.machine.handle(arrived, story.now)
+    story.store.update(story.machine.changes())
+    return commands
+
+
+def answer(story: Story, order: Dispatch) -> list[Dispatch]:
+    fields: dict[str, Any] = {"batch_id": order.batch_id, "batch_type": order.batch_type}
+    return dispatches(
+        story.finished(
+            order.task.task_id, name=order.explorer, attempt=order.attempt, **{**fields, "completed_runs": 8}
+        )
+    )
+
+
+@pytest.mark.parametrize("producer", ["greedy", None])
+def test_an_evaluation_of_4090_tasks_takes_its_share_of_the_freed_slots_and_no_more(producer: str | None) -> None:
+    story = busy_story()
+    running = _running(story)
+    evaluate(story, producer=producer)
+    for number in range(40):
+        story.task(f"second-{number}", producer="trainset")
+    taken: Counter[str] = Counter()
+    for order in running:
+        for new in answer(story, order):
+            taken[new.batch_type] += 1
+    assert taken == {"eval": 20, "train": 20}
+
+
+def test_a_client_with_one_task_is_served_before_the_second_thousand_of_another() -> None:
+    story = busy_story()
+    running = _running(story)
+    evaluate(story)
+    story.task("mine", batch_id="9/mine", batch_type="eval", batch_size=1, producer="modest")
+    handed_out = [new.task.task_id for order in running[:2] for new in answer(story, order)]
+    assert "mine" in handed_out
+
+
+def test_with_a_cap_reading_goes_on_for_others_and_what_is_too_much_is_refused() -> None:
+    story = busy_story(max_open_tasks=4096, producer_max_open_tasks=1000)
+    refused = refusals(evaluate(story))
+    assert refused == ["over_quota"] * 3090
+    assert story.machine.wants_tasks()
+    assert refusals(story.task("theirs", producer="modest")) == []
+    story.restart()
+    assert refusals(story.task("more", batch_id="0/exam", batch_type="eval", producer="greedy")) == ["over_quota"]
+    assert refusals(story.task("theirs-too", producer="modest")) == []
+    # What has ended makes room again.
+    story.abort("0/exam")
+    assert refusals(story.task("again", producer="greedy")) == []
+
+
+def test_bytes_of_a_producer_are_capped_too() -> None:
+    story = Story(batch_size=1000, producer_max_open_bytes=10_000)
+    sent = [refusals(story.task(f"t{n}", prompt="x" * 1000, producer="greedy")) for n in range(20)]
+    assert ["over_quota"] in sent
+    open_bytes = story.machine.ledger.usage.of("greedy").size
+    assert 10_000 <= open_bytes < 10_000 + 1200
+    assert refusals(story.task("theirs", prompt="x" * 1000, producer="modest")) == []
+
+
+def test_timeouts_and_repeats_are_capped() -> None:
+    story = Story(max_task_timeout_s=60, max_repeat_times=16)
+    assert refusals(story.task("slow", timeout_s=61)) == ["over_limit"]
+    assert refusals(story.task("many", repeat_times=17)) == ["over_limit"]
+    assert refusals(story.task("good", repeat_times=16, timeout_s=60)) == []
+
+
+def test_train_batches_of_producers_take_turns() -> None:
+    story = Story(batch_size=1, max_inflight_batches=1, max_staleness=10**6)
+    story.beat(slots=1)
+    for number in range(20):
+        story.task(f"greedy-{number}", batch_id=f"greedy-{number}", batch_size=1, producer="greedy")
+    story.task("modest", batch_id="modest", batch_size=1, producer="modest")
+    order = []
+    running = deque(_running(story))
+    while running:
+        first = running.popleft()
+        order.append(first.task.task_id)
+        running.extend(answer(story, first))
+    assert order.index("modest") <= 2
+    assert len(order) == 21
+
+
+# -- whose batch it is -----------------------------------------------------------------------------------------------
+
+
+def others(story: Story, **fields: Any) -> list[Command]:
+    story.submit("theirs", producer="owner")
+    return story.task("t", batch_id="theirs", producer="owner", **fields)
+
+
+def test_only_its_owner_or_an_operator_ends_a_batch() -> None:
+    story = Story()
+    others(story)
+    for request in (
+        story.request("abort", "theirs", producer="thief"),
+        story.request("cancel", "theirs", producer="thief"),
+    ):
+        refused = story.command(request, operator=False)
+        assert errors(refused) == ["not_yours"]
+        assert "'owner'" in replies(refused)[0].detail
+        assert not statuses(refused)
+    story.restart()
+    assert errors(story.command(story.request("abort", "theirs", number=2), operator=False)) == ["not_yours"]
+    assert errors(story.command(story.request("abort", "theirs", number=3, producer="owner"), operator=False)) == [None]
+    others_again = Story()
+    others(others_again)
+    assert errors(others_again.command(others_again.request("abort", "theirs", producer="op"), operator=True)) == [None]
+
+
+def test_state_of_a_coordinator_that_knew_no_producers_is_read() -> None:
+    story = Story()
+    others(story)
+    story.task("loose")
+    for key in ("batch/theirs", "batch/train-000001", "books"):
+        value = story.store[key]
+        assert value is not None
+        body = unpack(key, value)
+        story.store[key] = StateCodec().pack(
+            {name: body[name] for name in body if name not in {"owner", "turns", "training_turns"}}
+        )
+    story.restart()
+    ledger = story.machine.ledger
+    assert {batch.batch_id: batch.owner for batch in ledger.batches.values()} == {"theirs": "", "train-000001": "*"}
+    assert errors(story.command(story.request("abort", "theirs", producer="anybody"), operator=False)) == [None]
+
+
+def test_waiting_without_patience_does_not_end_anothers_batch() -> None:
+    story = Story()
+    story.beat()
+    story.submit("1/theirs", 2, batch_type="eval", producer="owner")
+    story.task("t", batch_id="1/theirs", batch_type="eval", producer="owner")
+    hasty = story.finalize("1/theirs", 0.0, batch_type="eval", producer="thief")
+    assert errors(hasty) == ["timeout"]
+    assert not batches(hasty)
+    ended = story.finalize("1/theirs", 0.0, batch_type="eval", producer="owner", command_id="mine")
+    assert errors(ended) == [None]
+
+
+def test_batches_that_are_filled_by_everybody_are_ended_by_operators_alone() -> None:
+    story = Story()
+    story.task("t")
+    assert errors(story.command(story.request("abort", "train-000001"), operator=False)) == ["not_yours"]
+    assert errors(story.command(story.request("abort", "train-000001", number=2), operator=True)) == [None]
+
+
+def test_only_operators_write_where_operators_ask() -> None:
+    assert OPERATOR_COMMANDS.writers == ("operator",)
+    assert {cls.SCHEMA for cls in OPERATOR_COMMANDS.records} == {  # type: ignore[attr-defined]
+        "command.abort_batch",
+        "command.cancel_tasks",
+        "command.publish_version",
+    }
+    pins = [topic.name for topic in TOPICS for cls in topic.records if cls.__name__ == "PublishVersion"]
+    assert pins == ["operator-commands"]
+
+
+# -- turns, as a structure of its own --------------------------------------------------------------------------------
+
+
+class Slots:
+    """So many slots, handed to whoever has the turn, and producers that always want more."""
+
+    def __init__(self, count: int) -> None:
+        self.shares = Shares(Counters(), "turns")
+        self.free = count
+        self.services: list[str] = []
+
+    def hand_out(self, wanting: set[str]) -> None:
+        self.shares.forget_idle(wanting)
+        while self.free and wanting:
+            chosen = min(wanting, key=self.shares.rank)
+            least = min(self.shares.held.get(name, 0) for name in wanting)
+            assert self.shares.held.get(chosen, 0) == least, "somebody who holds fewer wants one"
+            if len(wanting) > 1:
+                self.shares.served(chosen)
+            self.shares.take(chosen)
+            self.free -= 1
+            self.services.append(chosen)
+
+    def end_one(self, rng: random.Random) -> None:
+        name = rng.choice([name for name, held in self.shares.held.items() for _ in range(held)])
+        self.shares.give_back(name)
+        self.free += 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    slots=st.integers(1, 30),
+    producers=st.integers(2, 6),
+    ends=st.integers(1, 300),
+    seed=st.integers(0, 2**32),
+)
+def test_nothing_is_idle_and_all_come_to_hold_the_same(slots: int, producers: int, ends: int, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - stories, not secrets
+    world = Slots(slots)
+    greedy = {"p0"}
+    world.hand_out(greedy)
+    assert world.free == 0, "alone, it gets all"
+    everybody = {f"p{n}" for n in range(producers)}
+    for _ in range(ends):
+        world.end_one(rng)
+        world.hand_out(everybody)
+        assert world.free == 0, "work-conserving"
+    held = [world.shares.held.get(name, 0) for name in everybody]
+    if world.shares.held.get("p0", 0) <= -(-slots // producers):
+        assert max(held) - min(held) <= 1, "equal parts, once the first has given back what was more"
+
+
+@settings(max_examples=100, deadline=None)
+@given(slots=st.integers(1, 8), producers=st.integers(2, 8), seed=st.integers(0, 2**32))
+def test_nobody_who_holds_nothing_waits_for_more_than_one_turn_of_each(slots: int, producers: int, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - stories, not secrets
+    world = Slots(slots)
+    everybody = {f"p{n}" for n in range(producers)}
+    world.hand_out(everybody)
+    waited: Counter[str] = Counter()
+    for _ in range(300):
+        world.end_one(rng)
+        before = len(world.services)
+        world.hand_out(everybody)
+        for name in everybody:
+            if world.shares.held.get(name, 0) or name in world.services[before:]:
+                waited[name] = 0
+            else:
+                waited[name] += len(world.services) - before
+            assert waited[name] <= producers, f"{name} starves"
+
+
+def test_turns_of_those_who_are_gone_are_forgotten() -> None:
+    counters = Counters()
+    shares = Shares(counters, "turns")
+    for name in ("a", "b"):
+        shares.served(name)
+    shares.take("a")
+    shares.forget_idle({"c"})
+    assert counters.turns == {"a": 1}
+
+
+# -- room for batches that are not full ------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_who_takes_most_room_gives_it_up(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - stories, not secrets
+    unfilled = Unfilled(max_tasks=30, max_bytes=1000, max_batches=6)
+    kept: dict[str, Batch] = {}
+    for number in range(200):
+        if kept and rng.random() < 0.7:
+            batch = rng.choice(list(kept.values()))
+            batch.finished += 1
+            batch.size += rng.choice([0, 10, 300])
+            unfilled.grew(batch)
+        else:
+            name = f"b{number}"
+            batch = Batch(name, "train", 1000, number, owner=rng.choice("abc"))
+            kept[name] = batch
+            unfilled.add(batch)
+        while (given_up := unfilled.excess()) is not None:
+            uses: list[Counter[str]] = [Counter(), Counter(), Counter()]
+            for other in kept.values():
+                for use, amount in zip(uses, (other.size, other.accepted, 1), strict=True):
+                    use[other.owner] += amount
+            over = next(use for use, most in zip(uses, (1000, 30, 6), strict=True) if use.total() > most)
+            assert over[given_up.owner] == max(over.values()), "somebody else takes more"
+            unfilled.remove(kept.pop(given_up.batch_id))
+        assert sum(batch.accepted for batch in kept.values()) <= 30
+        assert sum(batch.size for batch in kept.values()) <= 1000
+        assert len(kept) <= 6
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@given(user=st.none() | st.text(min_size=1), name=st.text(min_size=1))
+def test_a_client_is_called_what_may_stand_on_the_log(user: str | None, name: str) -> None:
+    made = producer_name(KafkaSettings(sasl_username=user), name)
+    task = Task(task_id="t", workflow="math", prompt="1", producer=made)
+    assert decode(encode(task), Task).producer == made
+
+
+def test_users_keep_apart_who_has_the_same_name() -> None:
+    alice, bob = (producer_name(KafkaSettings(sasl_username=f"ns.producer.{user}"), "exam") for user in ("a", "b"))
+    assert (alice, bob) == ("ns.producer.a/exam", "ns.producer.b/exam")
+    assert producer_name(KafkaSettings(), "exam") == "exam"
+
+
+def test_a_caller_is_told_that_a_batch_is_not_its_own() -> None:
+    reply = CommandReply(client="c", command_id="1", batch_id="b", error="not_yours", detail="Batch b is of 'owner'.")
+    with pytest.raises(PermissionError, match="'owner'"):
+        raise_refusal(reply, "b")
+
+
+def _running(story: Story) -> list[Dispatch]:
+    """Orders for all that runs, in the order of their dispatch."""
+    ledger = story.machine.ledger
+    found = []
+    for attempt in ledger.running.values():
+        task = ledger.tasks[attempt.task_id]
+        batch = ledger.batches[task.batch_id]
+        found.append(
+            Dispatch(
+                explorer=attempt.explorer,
+                incarnation=attempt.incarnation,
+                task=task.task,
+                attempt=attempt.number,
+                batch_id=batch.batch_id,
+                batch_type=batch.batch_type,
+                repeat_times=8,
+                run_id_base=0,
+                min_version=0,
+                timeout_s=1.0,
+            )
+        )
+    return found
