@@ -25,7 +25,7 @@ from pydantic import Field
 
 from schemas.batch import BatchState
 from schemas.free_form import MAX_ITEMS
-from schemas.numbers import Count, Positive, Version
+from schemas.numbers import MAX_VERSION, Count, Positive, Version
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
@@ -140,7 +140,7 @@ class FinalizeUpgrade(Record):
 
     client: Identifier
     command_id: Identifier
-    level: Annotated[int, Field(ge=1)]
+    level: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     """Of the state. A coordinator that does not know it refuses; nothing happens where the state has it, or a newer."""
 
 

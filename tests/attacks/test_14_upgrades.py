@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from schemas import CommandReply, FinalizeUpgrade, Record
+from schemas import CommandReply, FinalizeUpgrade, Record, StepTrained
 from schemas.codec import RECORDS, decode
 from schemas.topics import COORDINATOR_STATE
 from tests.support import level_2_reader
@@ -36,10 +36,14 @@ from workers.coordinator.changelog import Changelog, unpack_leader, unpack_posit
 
 FILES = sorted(GOLDEN.glob(f"level-{OLDEST_LEVEL}-*.msgpack"))
 BEFORE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "records_before.json").read_text())
-NEW_WORDS: dict[str, set[str]] = {}
+NEW_WORDS: dict[str, set[str]] = {
+    # The first two answer SkipBatch, which the version before does not send. The third a client of that version gets
+    # that ends another's batch: it cannot read it, says so in its log, and takes it for no answer.
+    "command_reply.error": {"not_finalized", "already_trained", "not_yours"},
+}
 """By ``schema.field``: words that the version before does not know, each with the reason why it never reads one."""
 
-REFUSED = r"of no kind that this program knows|has version 3"
+REFUSED = r"of no kind that this program knows|has version 3|unexpected keyword argument 'rollback'"
 """What the version before says of a state that it cannot read."""
 
 golden_states = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -76,8 +80,16 @@ def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
             body.pop("batch_id", None)
         if key.startswith("batch/"):
             body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
+    plain["sync"] = with_records(plain["sync"])
     plain["books"] = {"turns": {}, "training_turns": {}, **plain["books"]}
     return plain
+
+
+def with_records(body: Any) -> Any:
+    """The same with the records in it decoded: their own codec writes fields that they have got since."""
+    if isinstance(body, dict):
+        return {key: with_records(value) for key, value in body.items()}
+    return decode(body, StepTrained) if isinstance(body, bytes) else body
 
 
 # -- the coordinator's state -----------------------------------------------------------------------------------------
@@ -110,7 +122,7 @@ def test_an_upgrade_is_finalized_once_and_then_the_version_before_refuses_to_sta
     apply(store, machine.changes())
     assert machine.level == NEWEST_LEVEL
     assert bodies(store) == bodies(machine.entries())
-    with pytest.raises(ValueError, match=REFUSED):
+    with pytest.raises((TypeError, ValueError), match=REFUSED):
         level_2_reader.read(store)
     successor = machine_of(golden["settings"], store)
     assert successor.level == NEWEST_LEVEL
@@ -178,6 +190,9 @@ def test_what_a_newer_version_has_written_survives_this_one(path: Path) -> None:
         # Explorers and batches have their own name in them now.
         was = msgpack.unpackb(entries[key])[1]
         body = msgpack.unpackb(value)[1]
+        if key == "sync":
+            body, was = with_records(body), with_records(was)
+            body["choice"] = body["choice"] and {name: body["choice"][name] for name in was["choice"]}
         assert ({**body, **was} if isinstance(was, dict) else was) == body, key
 
     store = dict(kept)
@@ -228,7 +243,8 @@ def properties(schema: dict[str, Any], root: dict[str, Any], path: str) -> dict[
     for name, field in schema.get("properties", {}).items():
         choices = list(field.get("anyOf", [field]))
         choices = [root["$defs"][o["$ref"].rpartition("/")[2]] if "$ref" in o else o for o in choices]
-        types = {str(option.get("type")) for option in choices}
+        # Words without a type are text.
+        types = {str(option.get("type", "string" if "enum" in option else None)) for option in choices}
         words = {str(word) for option in choices for word in option.get("enum", [option.get("const")]) if word}
         found[f"{path}.{name}"] = types, words, name in schema.get("required", [])
         for option in [*choices, *(option.get("items", {}) for option in choices)]:
@@ -294,7 +310,7 @@ def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_final
                 assert refused.returncode == 1
                 assert "upgrade it first" in refused.stderr
             entries = (await changelog()).entries
-            with pytest.raises(ValueError, match=REFUSED):
+            with pytest.raises((TypeError, ValueError), match=REFUSED):
                 level_2_reader.read(entries)
             with mesh.coordinator(**settings):
                 await until(lambda: "ready: restored" in mesh.log(2))

@@ -195,10 +195,13 @@ def test_only_operators_write_where_operators_ask() -> None:
     assert {cls.SCHEMA for cls in OPERATOR_COMMANDS.records} == {  # type: ignore[attr-defined]
         "command.abort_batch",
         "command.cancel_tasks",
+        "command.skip_batch",
         "command.publish_version",
+        "command.roll_back",
+        "command.finalize_upgrade",
     }
-    pins = [topic.name for topic in TOPICS for cls in topic.records if cls.__name__ == "PublishVersion"]
-    assert pins == ["operator-commands"]
+    theirs = {"PublishVersion", "RollBack", "SkipBatch", "FinalizeUpgrade"}
+    assert {topic.name for topic in TOPICS for cls in topic.records if cls.__name__ in theirs} == {"operator-commands"}
 
 
 # -- turns, as a structure of its own --------------------------------------------------------------------------------

@@ -71,6 +71,11 @@ class Admission:
         self._waiting[batch.batch_type][batch.batch_id] = batch
         return True
 
+    def shrank(self, batch: Batch) -> None:
+        """A task of a batch has ended, be it before the batch was full."""
+        if batch in self._unfilled:
+            self._unfilled.shrank(batch)
+
     def overflow(self) -> Batch | None:
         """The batch that is to be given up, so that unfilled ones do not take too much room."""
         return self._unfilled.excess()

@@ -227,6 +227,7 @@ class Ledger:
             for part in task.parts:
                 self._answers.pop(_answer_name(task_id, part.index), None)
         batch.count(result)
+        self.admission.shrank(batch)
         if batch.filled or batch.is_open:
             self._active -= 1
             self._active_bytes -= task.size

@@ -43,6 +43,10 @@ class Unfilled:
         self._batches[batch.owner].move_to_end(batch.batch_id)
         self._count(batch)
 
+    def shrank(self, batch: Batch) -> None:
+        """A task of one of them has ended: its bytes are free."""
+        self._count(batch)
+
     def remove(self, batch: Batch) -> None:
         """It is full, or given up."""
         tasks, size = self._taken.pop(batch.batch_id)
