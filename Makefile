@@ -53,16 +53,19 @@ wheel: setup ## Build the wheel into dist/, with nothing that is not pinned.
 images: ## Build the images of the compose stack. Needs Docker.
 	@docker compose --project-directory deploy/docker-compose build $(ARGS)
 
-check: setup ## Lint, formatting, types, generated documents.
+check: setup ## Lint, formatting, types, layers, generated documents.
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/python -m schemas.asyncapi --check
-	@$(BIN)/python -m trinity_bus.settings_page --check
+	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	@$(BIN)/python -m tools.render_asyncapi --check
+	@$(BIN)/python -m tools.render_settings --check
+	@$(BIN)/python -m tools.render_architecture --check
 
-docs: setup ## Write the generated documents anew: docs/asyncapi.yaml and docs/settings.md.
-	@$(BIN)/python -m schemas.asyncapi
-	@$(BIN)/python -m trinity_bus.settings_page
+docs: setup ## Write the generated documents anew: docs/asyncapi.yaml, docs/settings.md, tables of docs/architecture.md.
+	@$(BIN)/python -m tools.render_asyncapi
+	@$(BIN)/python -m tools.render_settings
+	@$(BIN)/python -m tools.render_architecture
 
 site: setup ## Build the documentation as a site, into build/site: links checked, warnings are errors.
 	@tools/tool_env.sh site

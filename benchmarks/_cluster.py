@@ -22,7 +22,7 @@ class Cluster:
     folder: Path
 
     def unused(self) -> KafkaSettings:
-        """The same cluster with a namespace in which there is nothing."""
+        """Return the same cluster with a namespace in which there is nothing."""
         return self.kafka.model_copy(update={"namespace": f"bench-{uuid.uuid4().hex[:8]}"})
 
 
@@ -34,7 +34,7 @@ async def make_topics(kafka: KafkaSettings) -> None:
 
 @contextlib.contextmanager
 def cluster_to_measure() -> Iterator[Cluster]:
-    """The configured cluster, else an embedded broker; and a folder. What is ours is gone afterwards."""
+    """Provide the configured cluster, else an embedded broker; and a folder. What is ours is gone afterwards."""
     configured = Settings()
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder, contextlib.ExitStack() as stack:
         broker = None

@@ -14,11 +14,11 @@ from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.feed import Source
 from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.transport import Source
 from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.outcome import Identity
-from workers.explorer.served import Served
+from workers.explorer.outcome import ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
 from workers.explorer.weights import WeightFollower
 
 
@@ -89,9 +89,11 @@ class Timed:
 
 
 async def follow(settings: Settings, bus: Bus, engine: Any) -> None:
-    """What an explorer does about weights, and nothing else of it."""
-    who = Identity(explorer=settings.explorer.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model)
-    served = Served()
+    """Note that what an explorer does about weights, and nothing else of it."""
+    who = ExplorerIdentity(
+        explorer=settings.explorer.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model
+    )
+    served = ServedVersion()
 
     def heartbeat(state: Any) -> ExplorerHeartbeat:
         return ExplorerHeartbeat(

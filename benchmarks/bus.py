@@ -78,7 +78,7 @@ async def send_groups(bus: Bus, control: Connection, count: int) -> None:
 
 
 async def send_pickles(bus: Bus, control: Connection, count: int) -> None:
-    """The baseline: each sample a pickled dict of lists."""
+    """Run the baseline: each sample a pickled dict of lists."""
     samples = [
         {
             "task_id": f"task-{seed}",
@@ -115,7 +115,7 @@ async def read_groups(bus: Bus, control: Connection, count: int) -> None:
 
 
 async def read_pickles(bus: Bus, control: Connection, count: int) -> None:
-    """The baseline's other side."""
+    """Run the baseline's other side."""
     async with bus.reader(EXPERIENCES, start="end", expect=()) as reader:
         await _read_all(control, reader, count * SAMPLES, lambda value: len(pickle.loads(value)["tokens"]))
 
@@ -164,7 +164,7 @@ async def _told(control: Connection) -> None:
 
 
 def serve(side: Side, settings: KafkaSettings, control: Connection, count: int) -> None:
-    """What a child process runs."""
+    """Run in a child process."""
 
     async def run() -> None:
         async with Bus(settings, client_id=side.__name__) as bus:
@@ -190,7 +190,7 @@ def child(side: Side, settings: KafkaSettings, count: int) -> Iterator[Connectio
 
 
 def receive(control: Connection) -> Any:
-    """What a child says next.
+    """Return what a child says next.
 
     Raises:
         TimeoutError: It says nothing.

@@ -72,7 +72,7 @@ def make_inputs(seed: int) -> list[SampleInput]:
 
 
 def identifiers(seed: int) -> dict[str, Any]:
-    """What says whose group it is."""
+    """Return what says whose group it is."""
     return {
         "task_id": f"gsm8k-train-{seed:06}",
         "attempt": 1,
@@ -86,7 +86,7 @@ def identifiers(seed: int) -> dict[str, Any]:
 
 
 def fields(sample: SampleInput) -> dict[str, Any]:
-    """A sample's plain fields."""
+    """Return a sample's plain fields."""
     return {
         "run_id": sample.run_id,
         "reward": sample.reward,
@@ -98,7 +98,7 @@ def fields(sample: SampleInput) -> dict[str, Any]:
 
 
 def arrays(sample: SampleInput) -> dict[str, np.ndarray]:
-    """A sample's numbers by token."""
+    """Return a sample's numbers by token."""
     return {
         "tokens": np.concatenate([np.asarray(sample.prompt_token_ids), np.asarray(sample.response_token_ids)]),
         "logprobs": np.asarray(sample.logprobs),
@@ -107,7 +107,7 @@ def arrays(sample: SampleInput) -> dict[str, np.ndarray]:
 
 
 def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format:
-    """Groups as (fields of the group, of each sample, tensors of each sample)."""
+    """Return groups as (fields of the group, of each sample, tensors of each sample)."""
 
     def to_bytes(group: Any) -> bytes:
         shared, samples, tensors = group

@@ -71,7 +71,7 @@ def tasks() -> list[bytes]:
 
 
 def body(records: Sequence[bytes]) -> bytes:
-    """What the producer packs: records in Kafka's framing."""
+    """Return what the producer packs: records in Kafka's framing."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 1 << 30)
     for number, record in enumerate(records):
         builder.append(number, 1_700_000_000_000, b"task-0", record, [("content-type", b"application/vnd.msgpack")])

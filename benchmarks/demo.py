@@ -30,7 +30,7 @@ def run_demo(seed: int) -> dict[str, Any]:
 
 
 def rows(summary: dict[str, Any]) -> list[Row]:
-    """The figures of one run."""
+    """Return the figures of one run."""
     steps = summary["steps"]
     parts = {
         name: median(step[key] for step in steps if step[key] is not None)

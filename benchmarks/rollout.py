@@ -38,13 +38,13 @@ from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments
-from trinity_bus.weights.publisher import WeightPublisher
-from workers.explorer.runners.nursery import Nursery
+from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.weights.link.publisher import WeightPublisher
 from workers.explorer.service import Explorer
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.tiny_model import TINY, make_tiny_qwen3
+from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
 
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64
@@ -97,19 +97,19 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
     async def main() -> None:
         settings = Settings(kafka=kafka, explorer=explorer_settings(model))
         began = time.perf_counter()
-        nursery = Nursery(settings)
+        fork_server = ForkServer(settings)
         engine = InferenceEngine(settings.explorer)
         await engine.start()
-        await nursery.ready()
+        await fork_server.ready()
         pipe.send(time.perf_counter() - began)
         async with Bus(settings.kafka, client_id=NAME) as bus:
-            exploring = asyncio.create_task(Explorer(settings, bus, engine, nursery).run())
+            exploring = asyncio.create_task(Explorer(settings, bus, engine, fork_server).run())
             while await asyncio.to_thread(pipe.recv) == "bare":
                 pipe.send(await bare(engine))
             exploring.cancel()
             await asyncio.wait([exploring])
         await engine.stop()
-        nursery.close()
+        fork_server.close()
 
     uvloop.run(main())
 
@@ -117,7 +117,7 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
 async def through_explorer(
     producer: Producer,
     events: Reader,
-    life: str,
+    explorer_incarnation: str,
     round_number: int,
     *,
     name: str = NAME,
@@ -129,7 +129,7 @@ async def through_explorer(
     for i, prompt in enumerate(prompts()):
         order = Dispatch(
             explorer=name,
-            incarnation=life,
+            incarnation=explorer_incarnation,
             task=Task(
                 task_id=f"{round_number}/{i}", workflow="math", prompt=" ".join(f"t{t}" for t in prompt), answer="t9"
             ),
@@ -153,7 +153,7 @@ async def through_explorer(
 
 
 async def serve_weights(
-    producer: Producer, events: Reader, life: str, model: Path, *, name: str = NAME, epoch: int = 1
+    producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
 ) -> None:
     """Move version 0 into the explorer, as the mesh does before anything is handed out."""
     publisher = WeightPublisher()
@@ -165,7 +165,7 @@ async def serve_weights(
         step=0,
         method="gloo",
         epoch=epoch,
-        members=[Member(explorer=name, incarnation=life, rank=1)],
+        members=[Member(explorer=name, incarnation=explorer_incarnation, rank=1)],
         trainer="trainer-0",
         trainer_incarnation="benchmark",
         master_address=host,
@@ -185,7 +185,7 @@ async def serve_weights(
 
 
 async def incarnation(events: Reader, name: str = NAME) -> str:
-    """That of the explorer, once it has joined."""
+    """Return that of the explorer, once it has joined."""
     while True:
         for received in await events.batch(LIMIT_S):
             if isinstance(received.record, ExplorerHeartbeat) and received.record.explorer == name:
@@ -197,13 +197,13 @@ async def measure(pipe: Connection, kafka: KafkaSettings, model: Path, rounds: i
     speeds: dict[str, list[float]] = {"bare": [], "explorer": []}
     async with Bus(kafka, client_id="benchmark") as bus:
         async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
-            life = await incarnation(events)
-            await serve_weights(producer, events, life, model)
+            explorer_incarnation = await incarnation(events)
+            await serve_weights(producer, events, explorer_incarnation, model)
             for number in range(rounds + 1):
                 pipe.send("bare")
                 timings = {
                     "bare": await asyncio.to_thread(pipe.recv),
-                    "explorer": await through_explorer(producer, events, life, number),
+                    "explorer": await through_explorer(producer, events, explorer_incarnation, number),
                 }
                 # The first round of each warms up.
                 if number:

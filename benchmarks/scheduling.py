@@ -61,7 +61,7 @@ SETTINGS = {
 
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
-    """A function that makes a bar for each step; they vanish at the end."""
+    """Provide a function that makes a bar for each step; they vanish at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
 
@@ -103,7 +103,7 @@ def throughput_rows(cluster: Cluster, tasks: int, bars: Bars) -> list[Row]:
 
 
 async def _measure_most(made: Mesh, explorers: int, tasks: int, told: Bar) -> throughput.Measured:
-    """The saturated mesh alone."""
+    """Measure the saturated mesh alone."""
     total = WARM_UP + tasks
     async with Bus(made.kafka, client_id="benchmark") as bus:
         return await _saturate(made, bus, explorers, tasks, lambda done: told(done, total))
@@ -112,7 +112,7 @@ async def _measure_most(made: Mesh, explorers: int, tasks: int, told: Bar) -> th
 async def _measure(
     made: Mesh, explorers: int, tasks: int, told: Bar
 ) -> tuple[throughput.Measured, throughput.Measured, throughput.Measured]:
-    """The saturated mesh, the mesh at a moderate rate, and bare aiokafka."""
+    """Return the saturated mesh, the mesh at a moderate rate, and bare aiokafka."""
     total = WARM_UP + tasks + OFFERED
     async with Bus(made.kafka, client_id="benchmark") as bus:
         saturated = await _saturate(made, bus, explorers, tasks, lambda done: told(done, total))
@@ -131,7 +131,7 @@ async def _measure(
 async def _saturate(
     made: Mesh, bus: Bus, explorers: int, tasks: int, progress: throughput.Progress
 ) -> throughput.Measured:
-    """Starts the mesh, warms it up, and measures it with as many tasks as it can take."""
+    """Start the mesh, warm it up, and measure it with as many tasks as it can take."""
     await _start(made, bus, explorers)
     await throughput.run(made, bus, "warm-up", WARM_UP, progress=progress)
     return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(WARM_UP + done))
@@ -146,7 +146,7 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
 
 
 def fleet_rows(batches: int, bars: Bars) -> list[Row]:
-    """The synchronous way, and the asynchronous one with and without what shortens the tail."""
+    """Return the synchronous way, and the asynchronous one with and without what shortens the tail."""
     one = {"max_staleness": 0, "max_inflight_batches": 1}
     some = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
     more = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
@@ -154,7 +154,7 @@ def fleet_rows(batches: int, bars: Bars) -> list[Row]:
         ("synchronous: one batch at a time", one, None),
         ("synchronous, over-rollout 10 %", one | _over_rollout(0.1), None),
         (f"asynchronous, staleness <= {STALENESS}", some, None),
-        (f"asynchronous, staleness <= {STALENESS}, second copies", some | {"straggler_factor": 3.0}, GOAL_BUSY),
+        (f"asynchronous, staleness <= {STALENESS}, speculative attempts", some | {"straggler_factor": 3.0}, GOAL_BUSY),
         (f"asynchronous, staleness <= {STALENESS}, over-rollout 2 %", some | _over_rollout(0.02), None),
         (f"asynchronous, staleness <= {2 * STALENESS}", more, None),
     ]

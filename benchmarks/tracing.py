@@ -49,8 +49,8 @@ from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.tiny_model import TINY, make_tiny_qwen3
-from tests.support.waiting import wait_until
+from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
+from tests.support.mesh.waiting import wait_until
 
 ROUNDS = 12
 GOAL = 0.99
@@ -109,16 +109,16 @@ async def measure(
         bus.producer() as producer,
         bus.reader(EXPLORER_EVENTS, start="beginning") as events,
     ):
-        lives = {}
+        incarnations = {}
         for epoch, way in enumerate(explorers, 1):
-            lives[way] = await incarnation(events, way)
-            await serve_weights(producer, events, lives[way], model, name=way, epoch=epoch)
+            incarnations[way] = await incarnation(events, way)
+            await serve_weights(producer, events, incarnations[way], model, name=way, epoch=epoch)
         for number in range(rounds + 1):
             for way in sorted(explorers, reverse=number % 2 == 1):
                 context = f"00-{uuid.uuid4().hex}-{uuid.uuid4().hex[:16]}-01"
                 before = cpu_seconds(explorers[way])
                 tokens, seconds = await through_explorer(
-                    producer, events, lives[way], number, name=way, traceparent=context
+                    producer, events, incarnations[way], number, name=way, traceparent=context
                 )
                 spent = cpu_seconds(explorers[way]) - before
                 # The first round of each warms up.

@@ -72,7 +72,7 @@ WORKLOADS = (
 
 
 def make_model(load: Workload, folder: Path) -> Path:
-    """A Qwen3 with random weights."""
+    """Return a Qwen3 with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -189,7 +189,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def measure(load: Workload, folder: Path) -> list[Row]:
-    """Times both, in turns."""
+    """Time both, in turns."""
     make_model(load, folder)
     groups = make_groups(load)
     engine = TrainingEngine(
@@ -219,7 +219,7 @@ def measure(load: Workload, folder: Path) -> list[Row]:
 
 
 def main() -> None:
-    """Runs all workloads."""
+    """Run all workloads."""
     torch.set_num_threads(THREADS)
     rows = []
     for load in WORKLOADS:

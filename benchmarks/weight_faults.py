@@ -18,8 +18,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchmarks._report import Row, report
-from tests.support.weight_fault_workers import METHODS
-from tests.support.weight_faults import FaultyMesh, Recovery, every_kill, faults
+from tests.support.faults.weight_workers import METHODS
+from tests.support.faults.weights import FaultyMesh, Recovery, every_kill, faults
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings
 

@@ -54,19 +54,19 @@ from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.weights.feed import Source
-from trinity_bus.weights.link import join_store, serve_store
-from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.weights.link.link import join_store, serve_store
+from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.server import WeightServer
+from trinity_bus.weights.transport import Source
 from workers.coordinator.service import Coordinator
-from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 from workers.trainer.publication import Publisher
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
+from tests.support.fakes.tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
 
 ROUNDS = 5
 LIMIT_S = 60.0
@@ -110,7 +110,7 @@ class Round:
 
 
 def raw_group(store: Any, prefix: str, rank: int, size: int) -> Any:
-    """A gloo group over all processes, as plain as can be."""
+    """Return a gloo group over all processes, as plain as can be."""
     from torch._C._distributed_c10d import ProcessGroupGloo
     from torch.distributed import PrefixStore
 
@@ -147,7 +147,7 @@ class ExplorerSide:
             ),
         )
         self._store_port = store_port
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._engine: Any = Timed(BareReceiver())
         self._group: Any = None
         self._buffer = torch.zeros(0, dtype=torch.uint8)
@@ -156,13 +156,13 @@ class ExplorerSide:
     async def start(self) -> None:
         """Start what takes long."""
         if self.settings.explorer.model_path is not None:
-            self._nursery = Nursery(self.settings)
+            self._fork_server = ForkServer(self.settings)
             self._engine = Timed(InferenceEngine(self.settings.explorer))
             await self._engine.start()
-            await self._nursery.ready()
+            await self._fork_server.ready()
         self._store = join_store("127.0.0.1", self._store_port, timeout_s=LIMIT_S)
 
-    async def obey(self, bus: Bus, command: str, *arguments: Any) -> float:
+    async def handle(self, bus: Bus, command: str, *arguments: Any) -> float:
         """Do what is told: ``join PREFIX RANK SIZE BYTES``, ``raw``, ``explore``, ``first``, ``rest`` or ``stop``.
 
         Returns:
@@ -192,17 +192,17 @@ class ExplorerSide:
         return 0.0
 
     def _explore(self, bus: Bus) -> None:
-        if self._nursery is None:
+        if self._fork_server is None:
             self._tasks = [asyncio.create_task(follow(self.settings, bus, self._engine))]
             return
-        self._tasks = [asyncio.create_task(Explorer(self.settings, bus, self._engine, self._nursery).run())]
+        self._tasks = [asyncio.create_task(Explorer(self.settings, bus, self._engine, self._fork_server).run())]
         self._tasks += [asyncio.create_task(keep_busy(self._engine, i)) for i in range(BUSY_REQUESTS)]
 
     async def stop(self) -> None:
         """End what was started."""
-        if self._nursery is not None:
+        if self._fork_server is not None:
             await self._engine.stop()
-            self._nursery.close()
+            self._fork_server.close()
 
 
 def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
@@ -216,7 +216,7 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str 
             command: list[Any] = []
             while command[:1] != ["stop"]:
                 command = list(await asyncio.to_thread(pipe.recv))
-                pipe.send(await side.obey(bus, *command))
+                pipe.send(await side.handle(bus, *command))
         await side.stop()
 
     uvloop.run(main())
@@ -340,7 +340,7 @@ async def measure(
     rounds: int,
     method: str,
 ) -> list[Round]:
-    """The rounds of one model with these explorers, in a namespace of their own."""
+    """Return the rounds of one model with these explorers, in a namespace of their own."""
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     buffer = torch.ones(nbytes, dtype=torch.uint8)
     prefix, size = f"raw/{uuid.uuid4().hex}", len(sides) + 1
@@ -421,7 +421,7 @@ def random_tensors(shape: TinyShape) -> dict[str, torch.Tensor]:
 
 
 def delta_rows(name: str, rounds: int) -> Iterator[Row]:
-    """What it takes to bring a receiver from one version to the next, with and without deltas."""
+    """Return what it takes to bring a receiver from one version to the next, with and without deltas."""
     weights = {key: tensor.bfloat16() for key, tensor in random_tensors(SHAPES[name]).items()}
     ways = {way: (WeightServer(deltas=way == "changes"), WeightReceiver()) for way in ("whole", "changes")}
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

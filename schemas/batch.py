@@ -28,7 +28,7 @@ MAX_BATCH_PARTS = 32_768
 
 
 class BatchLifecycleState(StrEnum):
-    """Where a batch stands. The transitions are drawn in ``trinity_bus.coordination.lifecycle``."""
+    """Where a batch stands. The transitions are drawn in ``trinity_bus.coordination.batches.lifecycle``."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -110,8 +110,8 @@ class BatchRecord(Record):
 class BatchSkipped(Record):
     """An operator has said that a FINALIZED train batch is to be passed over: its step changes no weights.
 
-    It stands beside the batch's own record, behind it, under a key of its own. A trainer obeys it unless it has trained
-    on the batch.
+    It stands beside the batch's own record, behind it, under a key of its own. A trainer carries it out unless it has
+    trained on the batch.
     """
 
     SCHEMA: ClassVar[str] = "batch_skipped"

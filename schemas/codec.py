@@ -1,4 +1,4 @@
-"""Records to bytes and back: the one door between the log and the types.
+"""Records to bytes and back: the only way between the log and the types.
 
 A plain record is one msgpack map (``schemas.plain``); an experience group is an array of a header and one binary
 (``schemas.columns``); tasks and commands may also be JSON objects. The first byte tells the three apart, so nothing
@@ -96,7 +96,7 @@ def encode(record: Record | ExperienceGroup) -> bytes:
 
 
 def decode[R](value: bytes, *expect: type[R]) -> R:
-    """The record in ``value``.
+    """Return the record in ``value``.
 
     Args:
         value: The bytes of one Kafka record. An experience group's arrays are views into it.
@@ -119,7 +119,7 @@ def decode[R](value: bytes, *expect: type[R]) -> R:
 
 @lru_cache
 def _expected(expect: tuple[type, ...]) -> tuple[dict[str, type[Record]], bool, int]:
-    """The plain types by schema name, whether groups are expected, and the largest size limit."""
+    """Return the plain types by schema name, whether groups are expected, and the largest size limit."""
     types = [cls for cls in RECORDS if cls in expect]
     if not expect or len(types) != len(set(expect)):
         raise TypeError(f"expect = {expect} must name types that travel by themselves: {', '.join(sorted(_KNOWN))}")

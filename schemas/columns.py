@@ -157,7 +157,7 @@ def encode_group(group: ExperienceGroup) -> bytes:
 
 
 def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
-    """The header map, whose last byte is the empty string of the padding."""
+    """Return the header map, whose last byte is the empty string of the padding."""
     header = GroupHeader(
         schema="experience",
         schema_version=1,
@@ -180,7 +180,7 @@ def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
 
 
 def decode_group(value: bytes) -> ExperienceGroup:
-    """The group in ``value``, whose size the caller has limited; its arrays are read-only views into it.
+    """Return the group in ``value``, whose size the caller has limited; its arrays are read-only views into it.
 
     Raises:
         DecodeError: ``value`` breaks the format, or a rule that ``encode_group`` keeps.
@@ -228,7 +228,10 @@ def decode_group(value: bytes) -> ExperienceGroup:
 
 
 def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]:
-    """The metrics of a message of ``size`` bytes, weighed before they are built where its header is not small."""
+    """Note that the metrics of a message of ``size`` bytes.
+
+    Weighed before they are built where its header is not small.
+    """
     if header_bytes > SMALL:
         weigh_msgpack(bytes(raw), Scales(size, share=4))
     try:
@@ -241,7 +244,7 @@ def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]
 
 
 def _unreadable(value: bytes, error: Exception) -> DecodeError:
-    """What msgspec's complaint means. A header of another kind or version is that before it is anything else."""
+    """Return what msgspec's complaint means. A header of another kind or version is that before it is anything else."""
     try:
         _refuse_schema(_decode_name(value)[0])
     except DecodeError as other:
@@ -284,7 +287,7 @@ def _refuse_schema(header: _Name) -> None:
 
 
 def _cut(flat: NDArray[Any], row_bytes: int, name: str, entry: tuple[Any, ...], size: int) -> NDArray[Any]:
-    """The numbers of one column, of ``flat``, which is the whole binary of ``size`` bytes read as its dtype."""
+    """Return the numbers of one column, of ``flat``, which is the whole binary of ``size`` bytes read as its dtype."""
     _, shape, offset, nbytes = entry
     end = offset + nbytes
     if shape[0] * row_bytes != nbytes or end > size:

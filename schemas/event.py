@@ -238,9 +238,10 @@ class VersionRefused(Record):
 
 
 class Superseded(Record):
-    """Another life of this service has begun, and this one counts no more: it is to end. Written by the coordinator.
+    """Another incarnation of this service has begun, and this one counts no more: it is to end.
 
-    That of an explorer lies in its lane on ``rollouts``, that of a trainer on ``coordinator-events``.
+    The coordinator writes it: that of an explorer into its lane on ``rollouts``, that of a trainer to
+    ``coordinator-events``.
     """
 
     SCHEMA: ClassVar[str] = "event.superseded"
@@ -248,7 +249,7 @@ class Superseded(Record):
     service: Literal["explorer", "trainer"]
     name: Identifier
     incarnation: Identifier
-    """The life that is over."""
+    """The incarnation that is over."""
     by: Identifier
     """The one that counts."""
 

@@ -123,7 +123,7 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
     finish_reasons: list[str] = []
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.lengths)
 
     @property
@@ -132,7 +132,7 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
         return np.unpackbits(self.mask_bits, count=len(self.logprobs)).view(np.bool_)
 
     def samples(self) -> Iterator[Sample]:
-        """The samples in order, as views into this group's buffers."""
+        """Return the samples in order, as views into this group's buffers."""
         mask = self.mask
         drawn_by: list[list[int]] = [[] for _ in range(len(self))]
         for owner, _, version in self.versions.tolist():
@@ -185,7 +185,7 @@ def build_group(
     explorer: str,
     incarnation: str,
 ) -> ExperienceGroup:
-    """The group of ``samples``, its columns freshly allocated.
+    """Return the group of ``samples``, its columns freshly allocated.
 
     Raises:
         SchemaError: There is no sample, or a sample's response, logprobs and mask differ in length.
@@ -229,7 +229,7 @@ def build_group(
 
 
 def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
-    """The group of a task that was split over several attempts, in the order of the parts.
+    """Return the group of a task that was split over several attempts, in the order of the parts.
 
     What is one value for each group (attempt, explorer, incarnation) is that of the first part.
 

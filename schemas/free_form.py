@@ -54,7 +54,7 @@ def check_plain(value: Any) -> Any:
 
 
 def _take(container: Any, below: list[Any]) -> bool:
-    """Adds the lists and dicts of a container to ``below``; whether the rest of it is plain."""
+    """Add the lists and dicts of a container to ``below``; whether the rest of it is plain."""
     children: Collection[Any] = container
     if isinstance(container, dict):
         if not _all_text(container):

@@ -51,7 +51,7 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 def _itself(item: Item) -> Item:
-    """What an item is on the way to its bytes: ``schemas.plain`` writes it without making a map of it."""
+    """Return what an item is on the way to its bytes: ``schemas.plain`` writes it without making a map of it."""
     return item
 
 
@@ -64,7 +64,7 @@ def _kind(problem: str) -> Any:
 
 
 def described(cls: type[Item]) -> dict[str, Any]:
-    """The JSON schema of an item, items inside it written out."""
+    """Return the JSON schema of an item, items inside it written out."""
     _, components = msgspec.json.schema_components((cls,), ref_template="{name}")
 
     def inlined(node: Any) -> Any:

@@ -21,7 +21,7 @@ MAX_MEMBERS = 1024
 
 
 class Member(Record):
-    """An explorer's life that takes part in a transfer."""
+    """An explorer's incarnation that takes part in a transfer."""
 
     SCHEMA: ClassVar[str] = "member"
 
@@ -66,7 +66,7 @@ class PublishedVersion(Record):
     version: Version
     step: Version
     batch_id: Identifier | None = None
-    """The batch that was trained on last; absent for a version that a trainer's life began with."""
+    """The batch that was trained on last; absent for a version that a trainer's incarnation began with."""
     method: Literal["nccl", "gloo", "memory", "checkpoint"]
     trainer: Identifier
     trainer_incarnation: Identifier

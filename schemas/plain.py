@@ -77,7 +77,7 @@ def _is_metrics(annotation: Any) -> bool:
 
 @lru_cache
 def _kinds(cls: type[Record]) -> dict[str, Any]:
-    """The types of a record's lists of items, with their limits in msgspec's words."""
+    """Return the types of a record's lists of items, with their limits in msgspec's words."""
     fields = {name: cls.model_fields[name] for name in cls.lists_of_items() or ()}
     return {name: Annotated[field.annotation, Meta(max_length=_most(field))] for name, field in fields.items()}
 
@@ -87,7 +87,7 @@ def _most(field: FieldInfo) -> int:
 
 
 def _exactly_plain(value: object) -> object:
-    """Hook of the encoder, for values of types that derive from plain ones, such as NumPy's float64."""
+    """Return hook of the encoder, for values of types that derive from plain ones, such as NumPy's float64."""
     kinds: tuple[type[Any], ...] = (str, float, int, dict, list)
     for kind in kinds:
         if isinstance(value, kind):
@@ -124,7 +124,7 @@ def encode_plain(record: Record) -> bytes:
 
 
 def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapping[str, type]) -> Record:
-    """The record in ``value``.
+    """Return the record in ``value``.
 
     Args:
         value: A msgpack map, or a JSON object where ``types`` has such that may be one. Where it has one such, a JSON
@@ -170,12 +170,12 @@ def _decoded(value: bytes, form: _Format, types: Mapping[str, type[Record]], kno
 
 
 def _short(raw: Raw, form: _Format) -> Any:
-    """A schema's name or version; whatever is too long to be one is cut."""
+    """Return a schema's name or version; whatever is too long to be one is cut."""
     return form.value(raw) if len(memoryview(raw)) <= SMALL else "..."
 
 
 def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
-    """The fields of a record that is to be built with care."""
+    """Return the fields of a record that is to be built with care."""
     split, lists = form.fields(cls)
     raws = split(value)
     data: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def _items(cls: type[Record], name: str, read: Callable[[Any], Any], value: Any)
 
 
 def _unreadable(error: Exception, value: bytes, form: _Format) -> DecodeError:
-    """What the parser's complaint means."""
+    """Return what the parser's complaint means."""
     text = str(error)
     reason, detail = "not_msgpack_or_json", f"neither msgpack nor JSON, starts with {shown(value[:16])}: {text}"
     match error:
@@ -249,7 +249,7 @@ def _record_type(
 
 
 def _schema_of(data: Mapping[str, Any]) -> str:
-    """The schema name in a wire map."""
+    """Return the schema name in a wire map."""
     schema = data.get("schema")
     if schema is None:
         raise DecodeError("missing_field", "schema is missing")

@@ -57,11 +57,11 @@ class Record(BaseModel):
     _lists_of_items: ClassVar[set[str] | None] = None
 
     def to_wire(self) -> dict[str, Any]:
-        """The record as a plain map, schema and version first, absent (``None``) fields left out."""
+        """Return the record as a plain map, schema and version first, absent (``None``) fields left out."""
         return msgspec.to_builtins(self.fields_to_wire())  # type: ignore[no-any-return]  # of a dict, it makes one
 
     def fields_to_wire(self) -> dict[str, Any]:
-        """The same, in which items are still items."""
+        """Return the same, in which items are still items."""
         wire = {
             "schema": self.SCHEMA,
             "schema_version": self.VERSION,
@@ -79,7 +79,7 @@ class Record(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Notes which fields are lists of items."""
+        """Note which fields are lists of items."""
         cls._lists_of_items = {
             name for name, field in cls.model_fields.items() if _is_of_items(field.annotation)
         } or None

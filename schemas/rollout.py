@@ -1,7 +1,7 @@
 """Rollouts: the coordinator's orders to one explorer, keyed by the explorer's name (its lane).
 
-Order within a lane is the order of the log. An explorer obeys only orders to its own incarnation: an order to an
-earlier life of the same name is void, because the coordinator has handed that work out again.
+Order within a lane is the order of the log. An explorer carries out only orders to its own incarnation: an order to an
+earlier incarnation of the same name is void, because the coordinator has handed that work out again.
 """
 
 from typing import Annotated, ClassVar

@@ -94,7 +94,7 @@ class Topic:
     readers: tuple[Role, ...]
 
     def full_name(self, namespace: str) -> str:
-        """The name on the cluster: several meshes share one cluster under different namespaces."""
+        """Return the name on the cluster: several meshes share one cluster under different namespaces."""
         return f"{namespace}.{self.name}"
 
     def config(self) -> dict[str, str]:

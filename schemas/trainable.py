@@ -62,7 +62,7 @@ class Flaw:
 
 
 def flaws(group: ExperienceGroup, bounds: Bounds) -> list[Flaw]:
-    """The flawed samples of a group, in order, each once.
+    """Return the flawed samples of a group, in order, each once.
 
     Args:
         group: Well formed, as its codec has it.

@@ -114,7 +114,7 @@ def _container(kind: int, count: int) -> int:
 
 
 def weigh_json(data: bytes, scales: Scales) -> None:
-    """The same for JSON."""
+    """Run the same for JSON."""
     # At least half of all strings' quotes, whatever is escaped: before anything is done for each string.
     if data.count(b'"') - data.count(b'\\"') > 2 * MAX_VALUES:
         raise DecodeError("too_large", f"more than {MAX_VALUES} values in one record")

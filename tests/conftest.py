@@ -15,7 +15,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
     """A real broker for the whole session: that of the environment, else one in a container or an embedded one.
 
-    Which of the two says ``TEST_BROKER``, see ``tests.support.container_broker``.
+    Which of the two says ``TEST_BROKER``, see ``tests.support.mesh.container_broker``.
     Topics are shared by all tests, so each takes a namespace of its own:
     ``kafka.model_copy(update={"namespace": unique})``.
     """
@@ -24,7 +24,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
         yield configured.kafka
         return
     # Imported here, because most tests need neither Docker's client nor Kafka.
-    from tests.support.container_broker import choice, container_broker
+    from tests.support.mesh.container_broker import choice, container_broker
     from trinity_bus.broker import EmbeddedBroker
 
     if choice() == "container":

@@ -73,13 +73,13 @@ class Findings:
             raise AuditError(f"the report cannot be read: {error!r}") from error
 
     def status(self) -> int:
-        """The exit status."""
+        """Return the exit status."""
         if self.vulnerable:
             return VULNERABLE
         return NOT_AUDITED if self.unknown or not self.asked else 0
 
     def lines(self) -> list[str]:
-        """What to say."""
+        """Return what to say."""
         said = [f"{name}  {line}" for name, lines in sorted(self.vulnerable.items()) for line in lines]
         if self.vulnerable:
             said.append(f"VULNERABLE: {len(self.vulnerable)} of {len(self.asked)} packages")
@@ -104,7 +104,15 @@ def ask(tool: Path, lock: Path, arguments: Sequence[str]) -> Any:
     """
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "report.json"
-        command = [tool, "--requirement", lock, "--disable-pip", "--require-hashes", "--progress-spinner", "off"]
+        command: list[str | Path] = [
+            tool,
+            "--requirement",
+            lock,
+            "--disable-pip",
+            "--require-hashes",
+            "--progress-spinner",
+            "off",
+        ]
         command += ["--format", "json", "--output", target, *arguments]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)  # noqa: S603

@@ -29,13 +29,13 @@ class PinError(Exception):
 
 
 def variables(text: str) -> dict[str, str]:
-    """The images of a file of variables: name to value."""
+    """Return the images of a file of variables: name to value."""
     pairs = (line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: value for name, value in pairs if name.endswith("_IMAGE")}
 
 
 def digest(image: str) -> str:
-    """What the registry says that a tag is now.
+    """Return what the registry says that a tag is now.
 
     Raises:
         PinError: There is no Docker, or the registry does not answer.
@@ -54,7 +54,7 @@ def digest(image: str) -> str:
 
 
 def mismatches(tagged: dict[str, str], pinned: dict[str, str]) -> list[str]:
-    """What is wrong with a file of pinned images, without asking anybody; empty if nothing.
+    """Return what is wrong with a file of pinned images, without asking anybody; empty if nothing.
 
     Args:
         tagged: Of ``.env``.

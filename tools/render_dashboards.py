@@ -34,7 +34,7 @@ type Line = tuple[str, list[float], list[float]]
 
 
 def lines_of(prometheus: str, panel: dict[str, Any], *, end: float, seconds: float) -> list[Line]:
-    """What a panel shows.
+    """Return what a panel shows.
 
     Raises:
         OSError: Prometheus does not answer, or refuses a query.

@@ -37,7 +37,7 @@ class SbomError(Exception):
 
 
 def canonical(name: str) -> str:
-    """A package's name as all its spellings have it."""
+    """Return a package's name as all its spellings have it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -58,7 +58,7 @@ def differences(wanted: dict[str, str], components: Iterable[dict[str, Any]]) ->
 
 
 def jar_component(jar: Jar) -> dict[str, Any]:
-    """A jar as CycloneDX has it."""
+    """Return a jar as CycloneDX has it."""
     purl = f"pkg:maven/{jar.group}/{jar.artifact}@{jar.version}"
     return {
         "type": "library",
@@ -74,7 +74,7 @@ def jar_component(jar: Jar) -> dict[str, Any]:
 
 
 def completed(bom: dict[str, Any], jars: Sequence[Jar], in_images: Iterable[str]) -> dict[str, Any]:
-    """The environment's bill with the jars, and with what no image has marked as excluded.
+    """Return the environment's bill with the jars, and with what no image has marked as excluded.
 
     Args:
         bom: As cyclonedx-py makes it.
@@ -89,7 +89,7 @@ def completed(bom: dict[str, Any], jars: Sequence[Jar], in_images: Iterable[str]
 
 
 def jar_licence(path: Path) -> str:
-    """What a jar says of its licence.
+    """Return what a jar says of its licence.
 
     Raises:
         OSError: It is not there.
@@ -109,7 +109,7 @@ def jar_licence(path: Path) -> str:
 
 
 def licence_page(packages: Sequence[dict[str, str]], jars: Sequence[tuple[Jar, str]]) -> str:
-    """The list for people.
+    """Return the list for people.
 
     Args:
         packages: As pip-licenses gives them.
@@ -131,7 +131,7 @@ def _cell(text: str) -> str:
 
 
 def run(*command: str | Path, stdin: str | None = None) -> str:
-    """Standard output of a program.
+    """Return Standard output of a program.
 
     Raises:
         SbomError: It fails.

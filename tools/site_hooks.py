@@ -56,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def summary(path: Path) -> str:
-    """The first sentence of a module's docstring."""
+    """Return the first sentence of a module's docstring."""
     docstring = re.match(r'\s*r?"""(.+?)(?:\n\s*\n|""")', path.read_text(encoding="utf-8"), re.DOTALL)
     return " ".join(docstring[1].split()).replace("``", "`") if docstring else ""
 
@@ -78,12 +78,12 @@ def linked_files(files: Files) -> dict[str, str]:
 
 
 def outside_fences(markdown: str) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return _FENCE.sub("", markdown)
 
 
 def in_repository(page: str, target: str) -> str | None:
-    """The path in the repository that a link leads to; None where it leads out of the repository, or nowhere."""
+    """Return the path in the repository that a link leads to; None where it leads out of the repository, or nowhere."""
     if not target or "://" in target or target.startswith(("/", "mailto:")):
         return None
     home = next((source for source, uri in PAGES.items() if uri == page), f"docs/{page}")

@@ -522,13 +522,13 @@ class TasksetSettings(Section):
     eval_path: ExistingFile | None = None
     """Tasks to examine model versions with: a file of JSON lines. Unset: they are not examined."""
     eval_name: Identifier = "held-out"
-    """What the exam is called in batch ids and metrics."""
+    """What the evaluation is called in batch ids and metrics."""
     eval_interval: Count = 10
-    """Versions from one exam to the next."""
+    """Versions from one evaluation to the next."""
     eval_repeat_times: Count = 1
-    """Runs of each exam task that names no number."""
+    """Runs of each evaluation task that names no number."""
     eval_temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Of exam tasks that name none."""
+    """Of evaluation tasks that name none."""
 
 
 class HealthSettings(Section):
@@ -596,7 +596,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment alone, and the files that it names."""
+        """Return the environment alone, and the files that it names."""
         del env_settings, dotenv_settings, file_secret_settings
         return init_settings, _Environment(settings_cls)
 
@@ -642,7 +642,7 @@ def _read_secret(variable: str, path: Path) -> str:
 
 
 def secret_variables() -> list[str]:
-    """The environment variable of every setting that is a secret; each can be given with ``_FILE`` instead."""
+    """Return the environment variable of every setting that is a secret; each can be given with ``_FILE`` instead."""
     return [
         env_name(f"{section}.{name}")
         for section, fields in _sections().items()
@@ -669,12 +669,12 @@ def _is_secret(field: FieldInfo) -> bool:
 
 
 def env_name(path: str) -> str:
-    """The environment variable of a setting: ``"kafka.namespace"`` gives ``"TRINITY_BUS_KAFKA__NAMESPACE"``."""
+    """Return the environment variable of a setting: ``"kafka.namespace"`` gives ``"TRINITY_BUS_KAFKA__NAMESPACE"``."""
     return ENV_PREFIX + path.replace(".", ENV_DELIMITER).upper()
 
 
 def required[T](value: T | None, path: str, why: str) -> T:
-    """The value of an optional setting that this service cannot do without.
+    """Return the value of an optional setting that this service cannot do without.
 
     Args:
         value: The setting's value.
@@ -738,7 +738,7 @@ def _suggestion(name: str) -> str:
 
 
 def _not_a_section() -> str:
-    """A section's own variable holds something that is not JSON."""
+    """Note that a section's own variable holds something that is not JSON."""
     for section in _sections():
         name = env_name(section)
         if name in os.environ:

@@ -28,7 +28,7 @@ class ConfigError(TrinityError, ValueError):
 
 
 class SupersededError(TrinityError):
-    """Another life of this service has begun: this one counts no more, and ends."""
+    """Another incarnation of this service has begun: this one counts no more, and ends."""
 
 
 class BusError(TrinityError):

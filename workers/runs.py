@@ -20,7 +20,7 @@ class NoRunError(TrinityError, LookupError):
 
 
 def program() -> str:
-    """What to type for ``trinity-bus`` in this shell: its name where it is found by it, else its path."""
+    """Return what to type for ``trinity-bus`` in this shell: its name where it is found by it, else its path."""
     script = Path(sys.executable).with_name("trinity-bus")
     found = shutil.which("trinity-bus")
     if found is not None and Path(found).absolute() == script.absolute():
@@ -30,7 +30,7 @@ def program() -> str:
 
 
 def newest_run(holding: str, runs: Path = RUNS) -> Path:
-    """The newest run that holds a file or folder of this name.
+    """Return the newest run that holds a file or folder of this name.
 
     Raises:
         NoRunError: There is none.

@@ -6,7 +6,8 @@
          ^                                                                                      |
          '---- every CHECKPOINT_EVERY steps, in one atomic rename <-----------------------------+--> events: StepTrained
 
-Killed anywhere, its next life goes on from the newest checkpoint, with the versions and the batches that follow it.
+Killed anywhere, its next incarnation goes on from the newest checkpoint, with the versions and the batches that follow
+it.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class Step:
 
 
 class Consumer:
-    """One life.
+    """One incarnation.
 
     Args:
         bus: Connected.
@@ -54,7 +55,7 @@ class Consumer:
         self._bus = bus
         self._checkpoint = folder / "checkpoint.json"
         self._log = folder / "steps.jsonl"
-        self._life = uuid.uuid4().hex
+        self._incarnation = uuid.uuid4().hex
         self._step, self._offset = 0, 0
         if self._checkpoint.exists():
             kept = json.loads(self._checkpoint.read_text())
@@ -90,7 +91,7 @@ class Consumer:
     async def _publish(self, producer: Producer) -> None:
         step = StepTrained(
             trainer="trainer-0",
-            incarnation=self._life,
+            incarnation=self._incarnation,
             model=MODEL,
             step=self._step,
             version=self._step,
@@ -103,11 +104,11 @@ class Consumer:
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """The log so far, of all lives."""
+    """Return the log so far, of all incarnations."""
     log = folder / "steps.jsonl"
     if not log.exists():
         return []
-    # A life that is killed may leave half a line.
+    # An incarnation that is killed may leave half a line.
     lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
     return [Step(**{**json.loads(line), "tasks": tuple(json.loads(line)["tasks"])}) for line in lines]
 

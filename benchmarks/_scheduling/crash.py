@@ -116,7 +116,7 @@ class History:
         return cost
 
     async def _feed(self, producer: Producer) -> None:
-        """Keeps so many tasks in the log that nobody lacks work, in whole batches."""
+        """Keep so many tasks in the log that nobody lacks work, in whole batches."""
         while True:
             while self._sent < (len(self._finalized) + AHEAD) * BATCH:
                 for _ in range(BATCH):

@@ -11,13 +11,13 @@ from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import Completion
+from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
-from trinity_bus.runtime.heap import settle
+from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
-from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
 THINK_S = "TRINITY_BENCH_THINK_S"
@@ -36,13 +36,13 @@ class ZeroCostEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[Completion]:
+    ) -> list[EngineCompletion]:
         """``n`` times the same."""
         del prompt_token_ids, sampling, traceparent
         if self._think_s:
             await asyncio.sleep(self._think_s)
         self.tokens_generated += n
-        return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
+        return [EngineCompletion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Nothing is moved."""
@@ -57,12 +57,12 @@ class ZeroCostEngine:
 
 async def run(settings: Settings) -> None:
     """Explores until it is cancelled."""
-    with Nursery(settings, tokenizer="_scheduling.tokenizer:load") as nursery:
+    with ForkServer(settings, tokenizer="_scheduling.tokenizer:load") as fork_server:
         telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace)
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
             engine = ZeroCostEngine(float(os.environ.get(THINK_S, "0")))
-            settle()
-            await Explorer(settings, bus, engine, nursery).run()
+            freeze_gc()
+            await Explorer(settings, bus, engine, fork_server).run()
         telemetry.shutdown()
 
 

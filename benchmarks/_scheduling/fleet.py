@@ -1,8 +1,8 @@
 """A fleet in simulated time: the real ``CoordinatorMachine``, 64 explorers that are numbers in a heap, and a trainer.
 
 Rollout times are log-normal with sigma 1: the mean is 1.65 times the median, and of 128 the slowest takes 13 medians.
-Each attempt draws its own time, a second copy too. Every figure is of slots, from the moment at which all are taken for
-the first time to the moment at which the last task is handed out:
+Each attempt draws its own time, a speculative one too. Every figure is of slots, from the moment at which all are taken
+for the first time to the moment at which the last task is handed out:
 
 * busy: the share of time in which a slot runs something;
 * useful: the share in which it runs what a manifest names in the end; copies that lost and tasks that were cut off are
@@ -36,14 +36,14 @@ from schemas import (
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
-    Announce,
-    BatchMoved,
-    Command,
+    AnnounceVersion,
     CoordinatorMachine,
+    Effect,
     EventArrived,
     Input,
-    Order,
     Origin,
+    PublishBatch,
+    SendOrder,
     TaskArrived,
     Tick,
 )
@@ -53,7 +53,7 @@ BATCH = 128
 MEDIAN_S, SIGMA = 10.0, 1.0
 TRAIN_S, SYNC_S = 5.0, 1.0
 TICK_S = 1.0
-LIFE = "life-1"
+INCARNATION = "life-1"
 
 
 @dataclass(slots=True)
@@ -153,19 +153,19 @@ class Simulation:
     def _later(self, seconds: float, happens: Callable[[], Input | None]) -> None:
         heapq.heappush(self._queue, (self.now + seconds, next(self._count), happens))
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: Effect) -> None:
         match command:
-            case Order(record=Dispatch() as order):
+            case SendOrder(record=Dispatch() as order):
                 self._start(order)
-            case Order(record=Cancel() as cancel):
+            case SendOrder(record=Cancel() as cancel):
                 key = cancel.task_id, cancel.attempt
                 running = self.running.pop(key, None)
                 if running is not None:
                     running.cancelled = True
                     self.ended[key] = running.began, self.now, running.version
-            case Announce(record=version):
+            case AnnounceVersion(record=version):
                 self._later(SYNC_S, lambda: self._sync(version))
-            case BatchMoved(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
+            case PublishBatch(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
                 self.finalized.append((self.now, batch))
                 self.progress(len(self.finalized))
                 self.trainer_free_at = max(self.now, self.trainer_free_at) + TRAIN_S
@@ -191,7 +191,7 @@ class Simulation:
         return EventArrived(
             RolloutFinished(
                 explorer=order.explorer,
-                incarnation=LIFE,
+                incarnation=INCARNATION,
                 task_id=order.task.task_id,
                 attempt=order.attempt,
                 batch_id=order.batch_id,
@@ -213,7 +213,7 @@ class Simulation:
             self.versions[member.explorer] = version.version
             answer = WeightsSynced(
                 explorer=member.explorer,
-                incarnation=LIFE,
+                incarnation=INCARNATION,
                 model=version.model,
                 version=version.version,
                 epoch=version.epoch,
@@ -224,7 +224,7 @@ class Simulation:
 
     def _beat(self, name: str) -> ExplorerHeartbeat:
         return ExplorerHeartbeat(
-            explorer=name, incarnation=LIFE, state="ready", slots=SLOTS, model_version=0, workflows=["math"]
+            explorer=name, incarnation=INCARNATION, state="ready", slots=SLOTS, model_version=0, workflows=["math"]
         )
 
     def _spent(self) -> Spent:
@@ -265,7 +265,7 @@ def best_possible(batches: int, seed: int) -> float:
 def _trained(step: int) -> StepTrained:
     return StepTrained(
         trainer="trainer-0",
-        incarnation=LIFE,
+        incarnation=INCARNATION,
         model="policy",
         step=step,
         version=step,

@@ -37,7 +37,7 @@ class Point:
 
 
 async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
-    """Puts ``count`` small tasks into the log, in whole batches of the client."""
+    """Put ``count`` small tasks into the log, in whole batches of the client."""
     topic = TASKS.full_name(mesh.kafka.namespace)
     async with AIOKafkaProducer(
         bootstrap_servers=mesh.kafka.bootstrap_servers, acks="all", enable_idempotence=True, max_batch_size=256 << 10

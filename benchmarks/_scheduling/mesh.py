@@ -53,17 +53,17 @@ class Mesh:
     children: dict[str, Child] = field(default_factory=dict)
 
     def start_coordinator(self) -> None:
-        """A real one, with the settings of the environment."""
+        """Run a real one, with the settings of the environment."""
         self.start("coordinator", [sys.executable, "-m", "workers.coordinator"], {})
 
     def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
-        """A real one around the fake engine."""
+        """Run a real one around the fake engine."""
         self.start(
             name, [sys.executable, "-m", "_scheduling.explorer"], {env_name("explorer.name"): name, **(more or {})}
         )
 
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
-        """A process.
+        """Start a process.
 
         Args:
             name: Its name here, and its log's.
@@ -74,7 +74,7 @@ class Mesh:
         self.children[name] = Child(command, env={**self.environment, **more}, output=log)
 
     def check(self) -> None:
-        """Raises where a process has ended, with the last lines of its log.
+        """Raise where a process has ended, with the last lines of its log.
 
         Raises:
             RuntimeError: One has.
@@ -103,7 +103,7 @@ class Mesh:
 
 @contextlib.contextmanager
 def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
-    """A mesh in a namespace of its own, without processes yet; they end with it.
+    """Provide a mesh in a namespace of its own, without processes yet; they end with it.
 
     Args:
         cluster: Where the log is.
@@ -128,7 +128,7 @@ def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
 
 
 async def ready(made: Mesh, bus: Bus, explorers: int) -> None:
-    """Waits until so many explorers have joined.
+    """Wait until so many explorers have joined.
 
     Raises:
         TimeoutError: They do not, in time.

@@ -73,7 +73,7 @@ class Measured:
 
 
 async def _produce(producer: Producer, run: str, count: int, rate: float | None) -> float:
-    """Returns when the last task was durable."""
+    """Return when the last task was durable."""
     began = time.monotonic()
     for number in range(count):
         if rate is not None and (early := began + number / rate - time.monotonic()) > 0:
@@ -123,7 +123,7 @@ async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str
 async def run(
     mesh: Mesh, bus: Bus, name: str, count: int, *, rate: float | None = None, progress: Progress = lambda _: None
 ) -> Measured:
-    """Sends ``count`` tasks, whole batches of them, and waits until all are FINALIZED.
+    """Send ``count`` tasks, whole batches of them, and wait until all are FINALIZED.
 
     Args:
         mesh: With its processes.
@@ -154,7 +154,7 @@ async def run(
 
 
 async def baseline(kafka: KafkaSettings, count: int, *, broker_pid: int | None) -> Measured:
-    """The same number of tasks through bare aiokafka: a task out, a task in, an answer out, an answer in."""
+    """Move as many tasks through bare aiokafka: a task out, a task in, an answer out, an answer in."""
     value = msgpack.packb({"schema": "task", "prompt": "What is 2 + 2?", "answer": "4", "workflow": "math"})
     tasks, answers = f"{kafka.namespace}.baseline-tasks", f"{kafka.namespace}.baseline-answers"
     options = {"bootstrap_servers": kafka.bootstrap_servers}

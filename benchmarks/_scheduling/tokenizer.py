@@ -14,12 +14,12 @@ class FakeTokenizer:
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The inverse of ``encode``."""
+        """Return the inverse of ``encode``."""
         del skip_special_tokens
         return "".join(map(chr, token_ids))
 
 
 def load(model_path: str) -> FakeTokenizer:
-    """What a nursery calls."""
+    """Load the tokenizer, as a fork server does."""
     del model_path
     return FakeTokenizer()

@@ -18,7 +18,7 @@ READ_LIMIT_S = 10.0
 
 
 def lines(message: Any) -> list[str]:
-    """What is said of one message.
+    """Return what is said of one message.
 
     Raises:
         ValueError: It is not what Alertmanager sends.
@@ -63,7 +63,7 @@ class Receiver(BaseHTTPRequestHandler):
         return self.rfile.read(size)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the class above
-        """Requests that are refused are said, and no others."""
+        """Request that are refused are said, and no others."""
 
     def log_error(self, format: str, *args: Any) -> None:  # noqa: A002 - likewise
         """Why one was refused."""
@@ -71,7 +71,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Listens until it is told to end."""
+    """Listen until it is told to end."""
     ThreadingHTTPServer(("", PORT), Receiver).serve_forever()
 
 

@@ -16,11 +16,11 @@ from aiokafka import AIOKafkaProducer
 
 from schemas.event import Position
 from schemas.topics import DEAD_LETTERS, TASKS
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.ports import quiet_ports
-from tests.support.raw_batches import packed_with, signed
-from tests.support.waiting import until, wait_until
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.faults.raw_batches import packed_with, signed
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.bus.headers import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header

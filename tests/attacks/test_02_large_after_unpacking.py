@@ -8,9 +8,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, TASKS
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE, header
 from trinity_bus.config import KafkaSettings
 

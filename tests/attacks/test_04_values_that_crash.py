@@ -28,13 +28,13 @@ from schemas import (
 from schemas.codec import RECORDS, DecodeError, decode
 from schemas.items import Item
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS, Topic
-from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, header
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
-from trinity_bus.coordination.versions import Rounds
+from trinity_bus.coordination.versions.weight_sync import Rounds
 from workers.coordinator import outputs
 from workers.coordinator.service import Coordinator
 from workers.coordinator.upset import told

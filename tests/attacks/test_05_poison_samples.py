@@ -29,7 +29,7 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import Mesh, dispatch, nursery, run, settings
+from tests.integration.explorer.test_explorer import Mesh, dispatch, fork_server, run, settings
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,
@@ -41,20 +41,20 @@ from tests.integration.training.trainers import (
     trained,
     until,
 )
-from tests.support.experiences import make_group
-from tests.support.fake_engine import FakeEngine
-from tests.support.fake_workers import FakeExplorer
-from tests.support.mesh import Mesh as CoordinatorMesh
-from tests.support.mesh import send_tasks
-from tests.support.rogue_workflows import POISON
-from tests.support.training import write_model
+from tests.support.fakes.engine import FakeEngine
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.rogue_workflows import POISON
+from tests.support.fakes.tiny_trainer import write_model
+from tests.support.fakes.workers import FakeExplorer
+from tests.support.mesh.mesh import Mesh as CoordinatorMesh
+from tests.support.mesh.mesh import send_tasks
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from workers.explorer.runners.nursery import Nursery
+from trinity_bus.runners.fork_server import ForkServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-__all__ = ["nursery", "settings"]
+__all__ = ["fork_server", "settings"]
 
 REASONS = {
     "infinite reward": "reward inf is beyond 1e+09",
@@ -68,25 +68,25 @@ REASONS = {
 }
 
 
-def test_an_explorer_refuses_them_and_goes_on(settings: Settings, nursery: Nursery) -> None:
+def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
     assert set(REASONS) == set(POISON)
 
     async def body(mesh: Mesh, engine: FakeEngine, explorer: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         for kind, reason in REASONS.items():
             task_id = kind.replace(" ", "-")
-            await mesh.send(dispatch(life, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))
+            await mesh.send(dispatch(incarnation, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))
             ended = await mesh.event(RolloutFinished, lambda event, wanted=task_id: event.task_id == wanted)
             assert (ended.status, ended.experience) == ("failed", None)
             assert ended.error is not None
             assert ended.error.startswith("UntrainableSampleError: run 1: ")
             assert reason in ended.error
-        await mesh.send(dispatch(life, "good"))
+        await mesh.send(dispatch(incarnation, "good"))
         good = await mesh.event(RolloutFinished, lambda event: event.task_id == "good")
-        assert (good.status, good.incarnation) == ("completed", life)
+        assert (good.status, good.incarnation) == ("completed", incarnation)
         assert [group.task_id for group in await mesh.experiences()] == ["good"]
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
 def changed(group: ExperienceGroup, **columns: np.ndarray) -> ExperienceGroup:

@@ -6,26 +6,26 @@ Before: the explorer ended, and so did the next one that got the task. Now: a fa
 import pytest
 
 from schemas import RolloutFinished, Task
-from tests.integration.explorer.test_explorer import Mesh, dispatch, nursery, run, settings
-from tests.support.fake_engine import FakeEngine
+from tests.integration.explorer.test_explorer import Mesh, dispatch, fork_server, run, settings
+from tests.support.fakes.engine import FakeEngine
 from trinity_bus.config import Settings
-from workers.explorer.runners.nursery import Nursery
+from trinity_bus.runners.fork_server import ForkServer
 
 pytestmark = pytest.mark.integration
 
-__all__ = ["nursery", "settings"]
+__all__ = ["fork_server", "settings"]
 
 
 @pytest.mark.parametrize("batch_type", ["train", "eval"])
 def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_on(
-    settings: Settings, nursery: Nursery, batch_type: str
+    settings: Settings, fork_server: ForkServer, batch_type: str
 ) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, explorer: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
 
         async def result_of(task_id: str, metrics: int, runs: int) -> RolloutFinished:
             task = Task(task_id=task_id, workflow="chatty", prompt=str(metrics))
-            await mesh.send(dispatch(life, task_id, task=task, repeat_times=runs, batch_type=batch_type))
+            await mesh.send(dispatch(incarnation, task_id, task=task, repeat_times=runs, batch_type=batch_type))
             return await mesh.event(RolloutFinished, lambda event: event.task_id == task_id)
 
         too_much = await result_of("512-runs-of-50", 50, 512)
@@ -36,8 +36,8 @@ def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_
         too_many = await result_of("65-metrics", 65, 1)
         assert too_many.status == "failed"
         assert too_many.error == "WorkflowError: run 0 has 65 metrics, at most 64 are sent"
-        # The same explorer, the same life: it goes on.
+        # The same explorer, the same incarnation: it goes on.
         good = await result_of("fine", 50, 4)
-        assert (good.status, good.incarnation, len(good.metrics)) == ("completed", life, 4)
+        assert (good.status, good.incarnation, len(good.metrics)) == ("completed", incarnation, 4)
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)

@@ -16,11 +16,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, Task
 from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, TASKS, VERSION_HISTORY, Topic
-from tests.support.experiences import make_group
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.raw_batches import signed
-from tests.support.waiting import until
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.faults.raw_batches import signed
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, CoordinatorSettings, KafkaSettings, Settings

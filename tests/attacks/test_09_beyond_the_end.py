@@ -10,9 +10,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas import Task
 from schemas.topics import COORDINATOR_INPUTS, TASKS
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 

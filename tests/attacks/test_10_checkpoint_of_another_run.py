@@ -14,7 +14,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topics import BATCHES
-from tests.support.training import write_model
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus, LogIdentity
 from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint

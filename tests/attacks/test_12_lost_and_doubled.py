@@ -14,31 +14,31 @@ import pytest
 
 from schemas import StepTrained, Superseded, TrainerHeartbeat, VersionWanted
 from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import LIMIT_S, exploring, mesh_of, nursery, settings
+from tests.integration.explorer.test_explorer import LIMIT_S, exploring, fork_server, mesh_of, settings
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, until
-from tests.support.fake_engine import FakeEngine
-from tests.support.story import Story, facts
-from tests.support.training import write_model
+from tests.support.fakes.engine import FakeEngine
+from tests.support.fakes.tiny_trainer import write_model
+from tests.support.simulation.harness import Harness, facts
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.coordination import Announce, Ask, Dismiss, Fact
-from trinity_bus.coordination.commands import Command
+from trinity_bus.coordination import AnnounceVersion, Dismiss, Fact, RequestVersion
+from trinity_bus.coordination.effects import Effect
 from trinity_bus.errors import SupersededError
+from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error
 from workers.coordinator.service import Coordinator
-from workers.explorer.runners.nursery import Nursery
 
-__all__ = ["nursery", "settings"]
+__all__ = ["fork_server", "settings"]
 
 
 # -- the coordinator's decisions -------------------------------------------------------------------------------------
 
 
-def beat_of_trainer(story: Story, version: int, life: str = "t1") -> list[Command]:
-    return story.event(
+def beat_of_trainer(harness: Harness, version: int, incarnation: str = "t1") -> list[Effect]:
+    return harness.event(
         TrainerHeartbeat(
             trainer="trainer",
-            incarnation=life,
+            incarnation=incarnation,
             state="ready",
             model="policy",
             step=max(version, 0),
@@ -49,56 +49,56 @@ def beat_of_trainer(story: Story, version: int, life: str = "t1") -> list[Comman
     )
 
 
-def asked(commands: list[Command]) -> list[int]:
-    return [command.record.at_least for command in commands if isinstance(command, Ask)]
+def asked(commands: list[Effect]) -> list[int]:
+    return [command.record.at_least for command in commands if isinstance(command, RequestVersion)]
 
 
 def test_a_heartbeat_tells_of_a_version_that_nobody_has_heard_of() -> None:
-    story = Story()
-    story.beat(version=-1)
-    assert asked(beat_of_trainer(story, -1)) == [], "nothing is published yet"
-    assert asked(beat_of_trainer(story, 0)) == [0], "the first word of a life was lost"
-    story.trained(0)
-    assert asked(beat_of_trainer(story, 0)) == []
-    assert asked(beat_of_trainer(story, 3)) == [3]
-    story.restart()
-    assert asked(beat_of_trainer(story, 3)) == [3], "until it is heard of, whoever dies"
-    commands = story.trained(3)
-    assert [c.record.version for c in commands if isinstance(c, Announce)] == [3]
-    assert asked(beat_of_trainer(story, 3)) == []
-    assert asked(beat_of_trainer(story, 0, life="t2")) == [0], "a new life, whose first word was lost"
+    harness = Harness()
+    harness.beat(version=-1)
+    assert asked(beat_of_trainer(harness, -1)) == [], "nothing is published yet"
+    assert asked(beat_of_trainer(harness, 0)) == [0], "the first word of an incarnation was lost"
+    harness.trained(0)
+    assert asked(beat_of_trainer(harness, 0)) == []
+    assert asked(beat_of_trainer(harness, 3)) == [3]
+    harness.restart()
+    assert asked(beat_of_trainer(harness, 3)) == [3], "until it is heard of, whoever dies"
+    commands = harness.trained(3)
+    assert [c.record.version for c in commands if isinstance(c, AnnounceVersion)] == [3]
+    assert asked(beat_of_trainer(harness, 3)) == []
+    assert asked(beat_of_trainer(harness, 0, incarnation="t2")) == [0], "a new incarnation, whose first word was lost"
 
 
 def test_whose_place_another_has_is_told_at_each_word() -> None:
-    story = Story()
-    story.beat(life="1")
-    assert [c for c in story.beat(life="2") if isinstance(c, Dismiss)] == []
+    harness = Harness()
+    harness.beat(incarnation="1")
+    assert [c for c in harness.beat(incarnation="2") if isinstance(c, Dismiss)] == []
     for _ in range(2):
-        commands = story.beat(life="1")
+        commands = harness.beat(incarnation="1")
         told = Superseded(service="explorer", name="e0", incarnation="1", by="2")
         assert [c.record for c in commands if isinstance(c, Dismiss)] == [told]
         assert Fact.ZOMBIE_EXPLORER in facts(commands)
-    story.trained(0, life="t1")
-    story.trained(0, life="t2")
+    harness.trained(0, incarnation="t1")
+    harness.trained(0, incarnation="t2")
     told = Superseded(service="trainer", name="trainer", incarnation="t1", by="t2")
-    for commands in (beat_of_trainer(story, 0, life="t1"), story.trained(1, life="t1")):
+    for commands in (beat_of_trainer(harness, 0, incarnation="t1"), harness.trained(1, incarnation="t1")):
         assert [c.record for c in commands if isinstance(c, Dismiss)] == [told]
         assert Fact.ZOMBIE_TRAINER in facts(commands)
-    assert [c for c in beat_of_trainer(story, 0, life="t2") if isinstance(c, Dismiss)] == []
+    assert [c for c in beat_of_trainer(harness, 0, incarnation="t2") if isinstance(c, Dismiss)] == []
 
 
 # -- the services ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
-def test_of_two_explorers_of_one_name_the_first_ends_with_one_line(settings: Settings, nursery: Nursery) -> None:
+def test_of_two_explorers_of_one_name_the_first_ends_with_one_line(settings: Settings, fork_server: ForkServer) -> None:
     async def main() -> None:
         async with mesh_of(settings) as mesh, Bus(settings.kafka, client_id="coordinator") as bus:
             coordinating = asyncio.create_task(Coordinator(settings, bus).run())
             try:
-                async with exploring(settings, FakeEngine(), nursery) as first:
-                    life = await mesh.joined()
-                    async with exploring(settings, FakeEngine(), nursery) as second:
+                async with exploring(settings, FakeEngine(), fork_server) as first:
+                    incarnation = await mesh.joined()
+                    async with exploring(settings, FakeEngine(), fork_server) as second:
                         async with asyncio.timeout(LIMIT_S):
                             await asyncio.wait([first])
                         error = first_error(first.exception() or AssertionError())
@@ -106,7 +106,7 @@ def test_of_two_explorers_of_one_name_the_first_ends_with_one_line(settings: Set
                         assert "\n" not in str(error)
                         assert "TRINITY_BUS_EXPLORER__NAME" in str(error)
                         assert not second.done()
-                        await mesh.joined(former=life)
+                        await mesh.joined(former=incarnation)
             finally:
                 coordinating.cancel()
                 await asyncio.wait([coordinating])

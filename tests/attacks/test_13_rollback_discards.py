@@ -26,12 +26,12 @@ from schemas import (
 )
 from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, trained, until
-from tests.support.story import Story, cancels, dispatches, facts, replies
-from tests.support.training import write_model
+from tests.support.fakes.tiny_trainer import write_model
+from tests.support.simulation.harness import Harness, cancels, dispatches, facts, replies
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.coordination import Announce, Ask, Fact
-from trinity_bus.coordination.commands import Command
+from trinity_bus.coordination import AnnounceVersion, Fact, RequestVersion
+from trinity_bus.coordination.effects import Effect
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
@@ -43,113 +43,113 @@ TO_ONE = Rollback(to=1, through=2, reason="it diverged")
 # -- the coordinator's decisions -------------------------------------------------------------------------------------
 
 
-def announced(commands: list[Command]) -> list[ModelVersion]:
-    return [command.record for command in commands if isinstance(command, Announce)]
+def announced(commands: list[Effect]) -> list[ModelVersion]:
+    return [command.record for command in commands if isinstance(command, AnnounceVersion)]
 
 
-def asked(commands: list[Command]) -> list[VersionWanted]:
-    return [command.record for command in commands if isinstance(command, Ask)]
+def asked(commands: list[Effect]) -> list[VersionWanted]:
+    return [command.record for command in commands if isinstance(command, RequestVersion)]
 
 
-def diverged() -> Story:
+def diverged() -> Harness:
     """Version 2 is served, batches 1 and 2 are trained on; batch 3 runs."""
-    story = Story(batch_size=1, group_size=2)
-    story.beat(model_version=-1)
+    harness = Harness(batch_size=1, group_size=2)
+    harness.beat(model_version=-1)
     for step in range(3):
-        story.trained(step)
-        story.synced(step, epoch=1)
+        harness.trained(step)
+        harness.synced(step, epoch=1)
         if step < 2:
-            story.task(f"t{step}")
-            story.finished(f"t{step}", batch_id=f"train-{step + 1:06d}", version_min=step, version_max=step)
-    assert len(dispatches(story.task("t2"))) == 1
-    assert story.machine.ledger.counters.finalized == 2
-    return story
+            harness.task(f"t{step}")
+            harness.finished(f"t{step}", batch_id=f"train-{step + 1:06d}", version_min=step, version_max=step)
+    assert len(dispatches(harness.task("t2"))) == 1
+    assert harness.machine.ledger.counters.finalized == 2
+    return harness
 
 
-def roll_back(story: Story, to: int, command_id: str = "1", model: str = "policy") -> list[Command]:
-    return story.command(
+def roll_back(harness: Harness, to: int, command_id: str = "1", model: str = "policy") -> list[Effect]:
+    return harness.command(
         RollBack(client="operator", command_id=command_id, model=model, version=to, reason="it diverged")
     )
 
 
 def test_explorers_go_back_at_once_and_nothing_is_drawn_with_what_was_discarded() -> None:
-    story = diverged()
-    commands = roll_back(story, 1)
+    harness = diverged()
+    commands = roll_back(harness, 1)
     assert asked(commands) == [VersionWanted(model="policy", rollback=TO_ONE)]
     assert [cancel.task_id for cancel in cancels(commands)] == ["t2"]
-    assert dispatches(commands) == [] == dispatches(story.wait(2)), "nothing is handed out meanwhile"
-    assert Fact.LATE_RESULT in facts(story.finished("t2", batch_id="train-000003", version_min=2, version_max=2))
-    story.restart()
-    # Another life, killed before it could begin the rollback: it is asked again.
-    assert asked(story.trained(2, life="t2")) == [VersionWanted(model="policy", rollback=TO_ONE)]
+    assert dispatches(commands) == [] == dispatches(harness.wait(2)), "nothing is handed out meanwhile"
+    assert Fact.LATE_RESULT in facts(harness.finished("t2", batch_id="train-000003", version_min=2, version_max=2))
+    harness.restart()
+    # Another incarnation, killed before it could begin the rollback: it is asked again.
+    assert asked(harness.trained(2, incarnation="t2")) == [VersionWanted(model="policy", rollback=TO_ONE)]
 
-    commands = story.trained(1, life="t3", rollback=TO_ONE)
+    commands = harness.trained(1, incarnation="t3", rollback=TO_ONE)
     assert [(version.version, len(version.members)) for version in announced(commands)] == [(1, 1)]
     (reply,) = replies(commands)
     assert (reply.command_id, reply.error, reply.detail) == ("1", None, "batches 2 to 2 are passed over")
-    assert dispatches(commands + story.beat(model_version=2)) == [], "what it serves is void, whatever it says"
-    story.restart()
-    assert dispatches(story.beat(model_version=2)) == []
+    assert dispatches(commands + harness.beat(model_version=2)) == [], "what it serves is void, whatever it says"
+    harness.restart()
+    assert dispatches(harness.beat(model_version=2)) == []
     epoch = announced(commands)[0].epoch
     # An answer to a round of the ended lineage that comes late makes nothing valid.
-    story.synced(2, epoch=1)
-    assert story.machine.fleet.explorers["e0"].version == -1
-    story.synced(1, epoch)
-    assert story.machine.fleet.explorers["e0"].version == 1
-    assert dispatches(story.wait(1)) == [], "batch 3 needs version 2"
+    harness.synced(2, epoch=1)
+    assert harness.machine.fleet.explorers["e0"].version == -1
+    harness.synced(1, epoch)
+    assert harness.machine.fleet.explorers["e0"].version == 1
+    assert dispatches(harness.wait(1)) == [], "batch 3 needs version 2"
     # The new version 2 is not the old one.
-    commands = story.trained(2, life="t3", rollback=TO_ONE, batch_id="train-000002")
+    commands = harness.trained(2, incarnation="t3", rollback=TO_ONE, batch_id="train-000002")
     assert dispatches(commands) == []
     assert [version.version for version in announced(commands)] == [2]
-    (dispatch,) = dispatches(story.synced(2, announced(commands)[0].epoch))
+    (dispatch,) = dispatches(harness.synced(2, announced(commands)[0].epoch))
     assert (dispatch.task.task_id, dispatch.attempt) == ("t2", 2)
-    story.finished("t2", attempt=2, batch_id="train-000003", version_min=2, version_max=2)
-    assert story.machine.ledger.counters.finalized == 3
+    harness.finished("t2", attempt=2, batch_id="train-000003", version_min=2, version_max=2)
+    assert harness.machine.ledger.counters.finalized == 3
 
 
 def test_what_cannot_be_had_leaves_all_as_it_was() -> None:
-    story = diverged()
-    assert [reply.error for reply in replies(roll_back(story, 7))] == ["unknown_version"]
-    assert [reply.error for reply in replies(roll_back(story, 1, "2", model="other"))] == ["unknown_model"]
-    roll_back(story, 1, "3")
+    harness = diverged()
+    assert [reply.error for reply in replies(roll_back(harness, 7))] == ["unknown_version"]
+    assert [reply.error for reply in replies(roll_back(harness, 1, "2", model="other"))] == ["unknown_model"]
+    roll_back(harness, 1, "3")
     publish = PublishVersion(client="operator", command_id="4", model="policy", version=0)
-    assert [reply.error for reply in replies(story.command(publish))] == ["invalid"]
+    assert [reply.error for reply in replies(harness.command(publish))] == ["invalid"]
     refused = VersionRefused(
         trainer="trainer", incarnation="t1", model="policy", version=1, reason="gone", available=[2]
     )
-    commands = story.event(refused)
+    commands = harness.event(refused)
     assert [(reply.command_id, reply.error) for reply in replies(commands)] == [("3", "unknown_version")]
     # Handed out again, and no try was lost.
     assert [(d.task.task_id, d.attempt) for d in dispatches(commands)] == [("t2", 2)]
 
 
 def test_a_trainer_that_is_slow_is_waited_for() -> None:
-    story = diverged()
-    roll_back(story, 1)
-    late: list[Command] = []
+    harness = diverged()
+    roll_back(harness, 1)
+    late: list[Effect] = []
     for _ in range(650):
-        late += story.wait(1)
-        story.beat(model_version=2)
+        late += harness.wait(1)
+        harness.beat(model_version=2)
     assert [reply.error for reply in replies(late)] == ["timeout"]
-    assert [version.version for version in announced(story.trained(1, life="t2", rollback=TO_ONE))] == [1]
+    assert [version.version for version in announced(harness.trained(1, incarnation="t2", rollback=TO_ONE))] == [1]
 
 
 def test_one_that_is_taken_back_and_done_all_the_same_leaves_no_discarded_weights_in_use() -> None:
     """The trainer had begun it already."""
-    story = diverged()
-    roll_back(story, 1)
+    harness = diverged()
+    roll_back(harness, 1)
     latest = PublishVersion(client="operator", command_id="2", model="policy")
-    commands = story.command(latest)
+    commands = harness.command(latest)
     assert [(reply.command_id, reply.error) for reply in replies(commands)] == [("1", "invalid"), ("2", None)]
     assert [dispatch.task.task_id for dispatch in dispatches(commands)] == ["t2"]
-    commands = story.trained(1, life="t2", rollback=TO_ONE)
+    commands = harness.trained(1, incarnation="t2", rollback=TO_ONE)
     assert [version.version for version in announced(commands)] == [1]
     assert [cancel.task_id for cancel in cancels(commands)] == ["t2"]
-    assert story.machine.fleet.explorers["e0"].version == -1
-    # The next life of the same lineage discards nothing.
-    story.synced(1, announced(commands)[0].epoch)
-    story.trained(1, life="t3", rollback=TO_ONE)
-    assert story.machine.fleet.explorers["e0"].version == 1
+    assert harness.machine.fleet.explorers["e0"].version == -1
+    # The next incarnation of the same lineage discards nothing.
+    harness.synced(1, announced(commands)[0].epoch)
+    harness.trained(1, incarnation="t3", rollback=TO_ONE)
+    assert harness.machine.fleet.explorers["e0"].version == 1
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kil
                     said = trained(await until(events, step_is(3), process))
                     wanted = VersionWanted(model=said[0].model, rollback=Rollback(to=1, through=3, reason="diverged"))
                     await (await producer.send(COORDINATOR_EVENTS, "c", wanted))
-                    # Another life of the same process passes over batches 2 and 3.
+                    # Another incarnation of the same process passes over batches 2 and 3.
                     said += trained(await until(events, step_is(3), process))
                     process.send_signal(signal.SIGKILL)
                 await produce(bus, batches[3:], first=4)
@@ -213,7 +213,7 @@ def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kil
     said = asyncio.run(scenario())
     assert [step.step for step in said] == [0, 1, 2, 3, 1, 2, 3, 3, 4]
     first, second, third = said[:4], said[4:7], said[7:]
-    assert [len({step.incarnation for step in life}) for life in (first, second, third)] == [1, 1, 1]
+    assert [len({step.incarnation for step in incarnation}) for incarnation in (first, second, third)] == [1, 1, 1]
     assert len({step.incarnation for step in said}) == 3
     assert {step.checksum for step in (*second, third[0])} == {first[1].checksum}
     assert len({step.checksum for step in first} | {third[1].checksum}) == 5
@@ -245,10 +245,10 @@ def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
             timeout=120,
         )
 
-    def step(version: int, life: str, rollback: Rollback | None = None) -> StepTrained:
+    def step(version: int, incarnation: str, rollback: Rollback | None = None) -> StepTrained:
         return StepTrained(
             trainer="trainer-0",
-            incarnation=life,
+            incarnation=incarnation,
             model="policy",
             step=version,
             version=version,

@@ -23,15 +23,15 @@ from schemas.codec import RECORDS, decode
 from schemas.topics import COORDINATOR_STATE
 from tests.support import level_2_reader
 from tests.support.golden_state import GOLDEN, machine_of
-from tests.support.mesh import Mesh
+from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.waiting import until
 from tests.support.simulation import World, draw_settings
 from tests.support.simulation.coordinator import Process
 from tests.support.simulation.histories import happen
-from tests.support.waiting import until
 from trinity_bus.config import KafkaSettings
-from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, Reply, StateError, Tick
-from trinity_bus.coordination.batches import EVERYBODY, NOBODY
-from trinity_bus.coordination.state_codec import NEWEST_LEVEL, OLDEST_LEVEL
+from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, SendReply, StateError, Tick
+from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL, OLDEST_LEVEL
 from workers.coordinator.changelog import Changelog, unpack_leader, unpack_positions
 
 FILES = sorted(GOLDEN.glob(f"level-{OLDEST_LEVEL}-*.msgpack"))
@@ -58,7 +58,7 @@ def load(path: Path) -> dict[str, Any]:
 def finalize(machine: CoordinatorMachine, level: int = NEWEST_LEVEL) -> CommandReply:
     """What the operator is told."""
     command = FinalizeUpgrade(client="upgrade", command_id=f"to-{level}", level=level)
-    (reply,) = (c.record for c in machine.handle(CommandArrived(command), 0.0) if isinstance(c, Reply))
+    (reply,) = (c.record for c in machine.handle(CommandArrived(command), 0.0) if isinstance(c, SendReply))
     return reply
 
 

@@ -17,8 +17,8 @@ from aiokafka.errors import KafkaError
 
 from schemas import Task
 from schemas.topics import BATCHES, TASKS, TOPICS
-from tests.support.broker_cluster import BrokerCluster, broker_cluster
-from tests.support.waiting import wait_until
+from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.topics import Found, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings

@@ -40,9 +40,9 @@ from schemas.topics import (
     Role,
     Topic,
 )
-from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.bus.headers import DLQ_REASON, header
 from trinity_bus.bus.received import receive

@@ -23,20 +23,20 @@ from hypothesis import strategies as st
 
 from schemas import ModelVersion
 from schemas.codec import decode, encode
-from tests.support.transfers import announcement, settled, source
-from tests.support.waiting import wait_until
+from tests.support.faults.transfers import announcement, settled, source
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.link_store import LinkStore
+from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES, Meeting, message_code
-from trinity_bus.weights.publisher import WeightPublisher
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.server import WeightServer
 from workers.trainer.publication import Publisher, make_publisher
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}

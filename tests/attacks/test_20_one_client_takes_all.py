@@ -14,45 +14,45 @@ from hypothesis import strategies as st
 from schemas import CommandReply, Dispatch, Task
 from schemas.codec import decode, encode
 from schemas.topics import OPERATOR_COMMANDS, TOPICS
-from tests.support.story import Story, batches, dispatches, errors, refusals, replies, statuses
+from tests.support.simulation.harness import Harness, batches, dispatches, errors, refusals, replies, statuses
 from trinity_bus.client import producer_name
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.config import KafkaSettings
-from trinity_bus.coordination import Command
-from trinity_bus.coordination.batches import Batch
-from trinity_bus.coordination.counters import Counters
-from trinity_bus.coordination.shares import Shares
-from trinity_bus.coordination.state_codec import StateCodec, unpack
-from trinity_bus.coordination.unfilled import Unfilled
+from trinity_bus.coordination import Effect
+from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.unfilled import Unfilled
+from trinity_bus.coordination.state.codec import StateCodec, unpack
+from trinity_bus.coordination.state.counters import Counters
 
 
-def busy_story(**settings: Any) -> Story:
+def busy_story(**settings: Any) -> Harness:
     """Forty slots, all taken by a training batch of one producer; the others find them full."""
-    story = Story(**{"batch_size": 40, "max_staleness": 10**6, "explorer_timeout_s": 10**6, **settings})
+    harness = Harness(**{"batch_size": 40, "max_staleness": 10**6, "explorer_timeout_s": 10**6, **settings})
     for name in ("e0", "e1"):
-        story.beat(name, slots=20)
+        harness.beat(name, slots=20)
     for number in range(40):
-        story.task(f"first-{number}", producer="trainset")
-    assert len(story.machine.ledger.running) == 40
-    return story
+        harness.task(f"first-{number}", producer="trainset")
+    assert len(harness.machine.ledger.running) == 40
+    return harness
 
 
-def evaluate(story: Story, count: int = 4090, producer: str | None = "greedy", **fields: Any) -> list[Command]:
+def evaluate(harness: Harness, count: int = 4090, producer: str | None = "greedy", **fields: Any) -> list[Effect]:
     """A large evaluation, whose name begins with a number before all others."""
-    commands: list[Command] = []
+    commands: list[Effect] = []
     for number in range(count):
-        arrived = story.arrived(
+        arrived = harness.arrived(
             f"exam-{number}", batch_id="0/exam", batch_type="eval", batch_size=count, producer=producer, **fields
         )
-        commands += story.machine.handle(arrived, story.now)
-    story.store.update(story.machine.changes())
+        commands += harness.machine.handle(arrived, harness.now)
+    harness.store.update(harness.machine.changes())
     return commands
 
 
-def answer(story: Story, order: Dispatch) -> list[Dispatch]:
+def answer(harness: Harness, order: Dispatch) -> list[Dispatch]:
     fields: dict[str, Any] = {"batch_id": order.batch_id, "batch_type": order.batch_type}
     return dispatches(
-        story.finished(
+        harness.finished(
             order.task.task_id, name=order.explorer, attempt=order.attempt, **{**fields, "completed_runs": 8}
         )
     )
@@ -60,69 +60,69 @@ def answer(story: Story, order: Dispatch) -> list[Dispatch]:
 
 @pytest.mark.parametrize("producer", ["greedy", None])
 def test_an_evaluation_of_4090_tasks_takes_its_share_of_the_freed_slots_and_no_more(producer: str | None) -> None:
-    story = busy_story()
-    running = _running(story)
-    evaluate(story, producer=producer)
+    harness = busy_story()
+    running = _running(harness)
+    evaluate(harness, producer=producer)
     for number in range(40):
-        story.task(f"second-{number}", producer="trainset")
+        harness.task(f"second-{number}", producer="trainset")
     taken: Counter[str] = Counter()
     for order in running:
-        for new in answer(story, order):
+        for new in answer(harness, order):
             taken[new.batch_type] += 1
     assert taken == {"eval": 20, "train": 20}
 
 
 def test_a_client_with_one_task_is_served_before_the_second_thousand_of_another() -> None:
-    story = busy_story()
-    running = _running(story)
-    evaluate(story)
-    story.task("mine", batch_id="9/mine", batch_type="eval", batch_size=1, producer="modest")
-    handed_out = [new.task.task_id for order in running[:2] for new in answer(story, order)]
+    harness = busy_story()
+    running = _running(harness)
+    evaluate(harness)
+    harness.task("mine", batch_id="9/mine", batch_type="eval", batch_size=1, producer="modest")
+    handed_out = [new.task.task_id for order in running[:2] for new in answer(harness, order)]
     assert "mine" in handed_out
 
 
 def test_with_a_cap_reading_goes_on_for_others_and_what_is_too_much_is_refused() -> None:
-    story = busy_story(max_open_tasks=4096, producer_max_open_tasks=1000)
-    refused = refusals(evaluate(story))
+    harness = busy_story(max_open_tasks=4096, producer_max_open_tasks=1000)
+    refused = refusals(evaluate(harness))
     assert refused == ["over_quota"] * 3090
-    assert story.machine.wants_tasks()
-    assert refusals(story.task("theirs", producer="modest")) == []
-    story.restart()
-    assert refusals(story.task("more", batch_id="0/exam", batch_type="eval", producer="greedy")) == ["over_quota"]
-    assert refusals(story.task("theirs-too", producer="modest")) == []
+    assert harness.machine.wants_tasks()
+    assert refusals(harness.task("theirs", producer="modest")) == []
+    harness.restart()
+    assert refusals(harness.task("more", batch_id="0/exam", batch_type="eval", producer="greedy")) == ["over_quota"]
+    assert refusals(harness.task("theirs-too", producer="modest")) == []
     # What has ended makes room again.
-    story.abort("0/exam")
-    assert refusals(story.task("again", producer="greedy")) == []
+    harness.abort("0/exam")
+    assert refusals(harness.task("again", producer="greedy")) == []
 
 
 def test_bytes_of_a_producer_are_capped_too() -> None:
-    story = Story(batch_size=1000, producer_max_open_bytes=10_000)
-    sent = [refusals(story.task(f"t{n}", prompt="x" * 1000, producer="greedy")) for n in range(20)]
+    harness = Harness(batch_size=1000, producer_max_open_bytes=10_000)
+    sent = [refusals(harness.task(f"t{n}", prompt="x" * 1000, producer="greedy")) for n in range(20)]
     assert ["over_quota"] in sent
-    open_bytes = story.machine.ledger.usage.of("greedy").size
+    open_bytes = harness.machine.ledger.usage.of("greedy").size
     assert 10_000 <= open_bytes < 10_000 + 1200
-    assert refusals(story.task("theirs", prompt="x" * 1000, producer="modest")) == []
+    assert refusals(harness.task("theirs", prompt="x" * 1000, producer="modest")) == []
 
 
 def test_timeouts_and_repeats_are_capped() -> None:
-    story = Story(max_task_timeout_s=60, max_repeat_times=16)
-    assert refusals(story.task("slow", timeout_s=61)) == ["over_limit"]
-    assert refusals(story.task("many", repeat_times=17)) == ["over_limit"]
-    assert refusals(story.task("good", repeat_times=16, timeout_s=60)) == []
+    harness = Harness(max_task_timeout_s=60, max_repeat_times=16)
+    assert refusals(harness.task("slow", timeout_s=61)) == ["over_limit"]
+    assert refusals(harness.task("many", repeat_times=17)) == ["over_limit"]
+    assert refusals(harness.task("good", repeat_times=16, timeout_s=60)) == []
 
 
 def test_train_batches_of_producers_take_turns() -> None:
-    story = Story(batch_size=1, max_inflight_batches=1, max_staleness=10**6)
-    story.beat(slots=1)
+    harness = Harness(batch_size=1, max_inflight_batches=1, max_staleness=10**6)
+    harness.beat(slots=1)
     for number in range(20):
-        story.task(f"greedy-{number}", batch_id=f"greedy-{number}", batch_size=1, producer="greedy")
-    story.task("modest", batch_id="modest", batch_size=1, producer="modest")
+        harness.task(f"greedy-{number}", batch_id=f"greedy-{number}", batch_size=1, producer="greedy")
+    harness.task("modest", batch_id="modest", batch_size=1, producer="modest")
     order = []
-    running = deque(_running(story))
+    running = deque(_running(harness))
     while running:
         first = running.popleft()
         order.append(first.task.task_id)
-        running.extend(answer(story, first))
+        running.extend(answer(harness, first))
     assert order.index("modest") <= 2
     assert len(order) == 21
 
@@ -130,64 +130,66 @@ def test_train_batches_of_producers_take_turns() -> None:
 # -- whose batch it is -----------------------------------------------------------------------------------------------
 
 
-def others(story: Story, **fields: Any) -> list[Command]:
-    story.submit("theirs", producer="owner")
-    return story.task("t", batch_id="theirs", producer="owner", **fields)
+def others(harness: Harness, **fields: Any) -> list[Effect]:
+    harness.submit("theirs", producer="owner")
+    return harness.task("t", batch_id="theirs", producer="owner", **fields)
 
 
 def test_only_its_owner_or_an_operator_ends_a_batch() -> None:
-    story = Story()
-    others(story)
+    harness = Harness()
+    others(harness)
     for request in (
-        story.request("abort", "theirs", producer="thief"),
-        story.request("cancel", "theirs", producer="thief"),
+        harness.request("abort", "theirs", producer="thief"),
+        harness.request("cancel", "theirs", producer="thief"),
     ):
-        refused = story.command(request, operator=False)
+        refused = harness.command(request, operator=False)
         assert errors(refused) == ["not_yours"]
         assert "'owner'" in replies(refused)[0].detail
         assert not statuses(refused)
-    story.restart()
-    assert errors(story.command(story.request("abort", "theirs", number=2), operator=False)) == ["not_yours"]
-    assert errors(story.command(story.request("abort", "theirs", number=3, producer="owner"), operator=False)) == [None]
-    others_again = Story()
+    harness.restart()
+    assert errors(harness.command(harness.request("abort", "theirs", number=2), operator=False)) == ["not_yours"]
+    assert errors(harness.command(harness.request("abort", "theirs", number=3, producer="owner"), operator=False)) == [
+        None
+    ]
+    others_again = Harness()
     others(others_again)
     assert errors(others_again.command(others_again.request("abort", "theirs", producer="op"), operator=True)) == [None]
 
 
 def test_state_of_a_coordinator_that_knew_no_producers_is_read() -> None:
-    story = Story()
-    others(story)
-    story.task("loose")
+    harness = Harness()
+    others(harness)
+    harness.task("loose")
     for key in ("batch/theirs", "batch/train-000001", "books"):
-        value = story.store[key]
+        value = harness.store[key]
         assert value is not None
         body = unpack(key, value)
-        story.store[key] = StateCodec().pack(
+        harness.store[key] = StateCodec().pack(
             {name: body[name] for name in body if name not in {"owner", "turns", "training_turns"}}
         )
-    story.restart()
-    ledger = story.machine.ledger
+    harness.restart()
+    ledger = harness.machine.ledger
     assert {batch.batch_id: batch.owner for batch in ledger.batches.values()} == {"theirs": "", "train-000001": "*"}
-    assert errors(story.command(story.request("abort", "theirs", producer="anybody"), operator=False)) == [None]
+    assert errors(harness.command(harness.request("abort", "theirs", producer="anybody"), operator=False)) == [None]
 
 
 def test_waiting_without_patience_does_not_end_anothers_batch() -> None:
-    story = Story()
-    story.beat()
-    story.submit("1/theirs", 2, batch_type="eval", producer="owner")
-    story.task("t", batch_id="1/theirs", batch_type="eval", producer="owner")
-    hasty = story.finalize("1/theirs", 0.0, batch_type="eval", producer="thief")
+    harness = Harness()
+    harness.beat()
+    harness.submit("1/theirs", 2, batch_type="eval", producer="owner")
+    harness.task("t", batch_id="1/theirs", batch_type="eval", producer="owner")
+    hasty = harness.finalize("1/theirs", 0.0, batch_type="eval", producer="thief")
     assert errors(hasty) == ["timeout"]
     assert not batches(hasty)
-    ended = story.finalize("1/theirs", 0.0, batch_type="eval", producer="owner", command_id="mine")
+    ended = harness.finalize("1/theirs", 0.0, batch_type="eval", producer="owner", command_id="mine")
     assert errors(ended) == [None]
 
 
 def test_batches_that_are_filled_by_everybody_are_ended_by_operators_alone() -> None:
-    story = Story()
-    story.task("t")
-    assert errors(story.command(story.request("abort", "train-000001"), operator=False)) == ["not_yours"]
-    assert errors(story.command(story.request("abort", "train-000001", number=2), operator=True)) == [None]
+    harness = Harness()
+    harness.task("t")
+    assert errors(harness.command(harness.request("abort", "train-000001"), operator=False)) == ["not_yours"]
+    assert errors(harness.command(harness.request("abort", "train-000001", number=2), operator=True)) == [None]
 
 
 def test_only_operators_write_where_operators_ask() -> None:
@@ -341,9 +343,9 @@ def test_a_caller_is_told_that_a_batch_is_not_its_own() -> None:
         raise_refusal(reply, "b")
 
 
-def _running(story: Story) -> list[Dispatch]:
+def _running(harness: Harness) -> list[Dispatch]:
     """Orders for all that runs, in the order of their dispatch."""
-    ledger = story.machine.ledger
+    ledger = harness.machine.ledger
     found = []
     for attempt in ledger.running.values():
         task = ledger.tasks[attempt.task_id]

@@ -15,75 +15,75 @@ from hypothesis import strategies as st
 from schemas.codec import encode
 from schemas.task import Task
 from schemas.topics import TASKS
-from tests.support.story import Story, batches, dispatches, refusals
+from tests.support.simulation.harness import Harness, batches, dispatches, refusals
 from trinity_bus.bus.received import receive
 from trinity_bus.config import MIN_OPEN_BYTES, CoordinatorSettings
 from trinity_bus.coordination.limits import BATCH_SHARE
-from workers.coordinator.decided import Decided
 from workers.coordinator.intake import MAX_TASK_BYTES
+from workers.coordinator.pending_commit import PendingCommit
 from workers.coordinator.spans import Spans
 
 BUDGET = MIN_OPEN_BYTES
 LARGE = "x" * (1 << 20)
 
 
-def held(story: Story) -> int:
+def held(harness: Harness) -> int:
     """Bytes of all tasks on the books."""
-    return sum(task.size for task in story.machine.ledger.tasks.values())
+    return sum(task.size for task in harness.machine.ledger.tasks.values())
 
 
-def story_of(**fields: Any) -> Story:
-    return Story(**{"max_open_bytes": BUDGET, "max_staleness": 10**6, "explorer_timeout_s": 10**6, **fields})
+def story_of(**fields: Any) -> Harness:
+    return Harness(**{"max_open_bytes": BUDGET, "max_staleness": 10**6, "explorer_timeout_s": 10**6, **fields})
 
 
 def test_reading_stops_at_the_budget_and_goes_on_when_tasks_have_ended() -> None:
-    story = story_of(batch_size=1)
-    story.beat(slots=100)
+    harness = story_of(batch_size=1)
+    harness.beat(slots=100)
     number = 0
     running = []
-    while story.machine.wants_tasks():
-        running += dispatches(story.task(f"t{number}", prompt=LARGE))
+    while harness.machine.wants_tasks():
+        running += dispatches(harness.task(f"t{number}", prompt=LARGE))
         number += 1
         assert number < 100, "no budget holds it"
-    assert BUDGET <= held(story) < BUDGET + Task.MAX_BYTES
-    story.restart()
-    assert not story.machine.wants_tasks(), "what is open is known after a restart too"
+    assert BUDGET <= held(harness) < BUDGET + Task.MAX_BYTES
+    harness.restart()
+    assert not harness.machine.wants_tasks(), "what is open is known after a restart too"
     for order in running:
-        story.finished(order.task.task_id, batch_id=order.batch_id)
-    assert story.machine.wants_tasks()
+        harness.finished(order.task.task_id, batch_id=order.batch_id)
+    assert harness.machine.wants_tasks()
 
 
 def test_batches_that_never_fill_are_given_up_by_bytes() -> None:
-    story = story_of()
+    harness = story_of()
     given_up = []
     for number in range(60):
-        commands = story.task(f"t{number}", prompt=LARGE, batch_id=f"b{number}", batch_size=2)
+        commands = harness.task(f"t{number}", prompt=LARGE, batch_id=f"b{number}", batch_size=2)
         given_up += [batch.batch_id for batch in batches(commands) if batch.state == "aborted"]
-        assert held(story) <= BUDGET
+        assert held(harness) <= BUDGET
     assert given_up[:3] == ["b0", "b1", "b2"]
-    assert story.machine.wants_tasks()
+    assert harness.machine.wants_tasks()
 
 
 def test_one_batch_has_its_part_of_the_budget() -> None:
-    story = story_of()
-    refused = [refusals(story.task(f"t{n}", prompt=LARGE, batch_id="large", batch_size=1000)) for n in range(30)]
+    harness = story_of()
+    refused = [refusals(harness.task(f"t{n}", prompt=LARGE, batch_id="large", batch_size=1000)) for n in range(30)]
     assert refused[-1] == ["batch_too_large"]
-    assert held(story) <= BUDGET // BATCH_SHARE + Task.MAX_BYTES
+    assert held(harness) <= BUDGET // BATCH_SHARE + Task.MAX_BYTES
 
 
 def test_a_batch_that_nobody_can_give_up_is_full_when_its_bytes_are() -> None:
-    story = story_of(batch_size=1000)
-    story.beat(slots=100)
+    harness = story_of(batch_size=1000)
+    harness.beat(slots=100)
     started = []
     number = 0
     while not started:
-        started = [b for b in batches(story.task(f"t{number}", prompt=LARGE)) if b.state == "running"]
+        started = [b for b in batches(harness.task(f"t{number}", prompt=LARGE)) if b.state == "running"]
         number += 1
         assert number < 100, "it waits for a thousand tasks"
     assert started[0].expected_task_count == started[0].accepted_task_count == number
-    story.restart()
+    harness.restart()
     for index in range(number):
-        ended = batches(story.finished(f"t{index}"))
+        ended = batches(harness.finished(f"t{index}"))
     assert ended[-1].state == "finalized"
 
 
@@ -92,30 +92,30 @@ def test_a_batch_that_nobody_can_give_up_is_full_when_its_bytes_are() -> None:
 def test_whatever_comes_no_more_than_four_budgets_are_held_and_reading_goes_on(seed: int) -> None:
     """Sizes, kinds and owners of tasks by chance; every restart agrees with the books before it."""
     rng = random.Random(seed)  # noqa: S311 - stories, not secrets
-    story = story_of(batch_size=6, max_open_tasks=1000)
-    story.beat(slots=3)
-    story.submit("open", None)
+    harness = story_of(batch_size=6, max_open_tasks=1000)
+    harness.beat(slots=3)
+    harness.submit("open", None)
     waiting = 150
     running: list[Any] = []
     for turn in range(5000):
-        if story.machine.wants_tasks() and waiting:
+        if harness.machine.wants_tasks() and waiting:
             waiting -= 1
             kind = rng.choice([{}, {}, {"batch_id": "open"}, {"batch_id": f"n{rng.randrange(8)}", "batch_size": 3},
                                {"batch_id": "huge", "batch_size": 4000}, {"batch_type": "eval"}])  # fmt: skip
             size = rng.choice([1, 1000, 1 << 20])
-            commands = story.task(f"t{turn}", prompt="x" * size, producer=rng.choice([None, "a", "b"]), **kind)
+            commands = harness.task(f"t{turn}", prompt="x" * size, producer=rng.choice([None, "a", "b"]), **kind)
         elif running:
             order = running.pop(rng.randrange(len(running)))
             fields = {"batch_id": order.batch_id, "batch_type": order.batch_type}
-            commands = story.finished(order.task.task_id, attempt=order.attempt, **fields)
+            commands = harness.finished(order.task.task_id, attempt=order.attempt, **fields)
         else:
             break
         running += dispatches(commands)
-        assert held(story) <= 4 * BUDGET
+        assert held(harness) <= 4 * BUDGET
         if rng.random() < 0.02:
-            before = story.machine.ledger
-            story.restart()
-            after = story.machine.ledger
+            before = harness.machine.ledger
+            harness.restart()
+            after = harness.machine.ledger
             for name in ("_active", "_active_bytes", "_kept_results", "_kept_bytes"):
                 assert getattr(before, name) == getattr(after, name), name
             assert before.shares.held == after.shares.held
@@ -124,7 +124,7 @@ def test_whatever_comes_no_more_than_four_budgets_are_held_and_reading_goes_on(s
 
 def test_a_transaction_is_full_by_bytes_too() -> None:
     """Each task of one is kept as it came, until it is committed."""
-    decided = Decided(Spans("ns"))
+    decided = PendingCommit(Spans("ns"))
     raw = encode(Task(task_id="t", workflow="math", prompt=LARGE))
     record = ConsumerRecord("ns.tasks", 0, 0, 0, 0, b"t", raw, None, 0, 0, ())
     for _ in range(20):
@@ -135,14 +135,14 @@ def test_a_transaction_is_full_by_bytes_too() -> None:
 def test_what_a_budget_is_in_memory() -> None:
     """The figure in the setting's description: bytes of memory for each byte of a task, of plain and of nested ones."""
     for fields, most in (({"prompt": LARGE}, 3.0), ({"prompt": "x", "data": {"n": list(range(30_000))}}, 20.0)):
-        story = story_of(batch_size=1000, max_open_bytes=CoordinatorSettings().max_open_bytes)
-        arrived = [story.arrived(f"t{n}", **fields) for n in range(4)]
+        harness = story_of(batch_size=1000, max_open_bytes=CoordinatorSettings().max_open_bytes)
+        arrived = [harness.arrived(f"t{n}", **fields) for n in range(4)]
         del arrived
         tracemalloc.start()
         for number in range(8):
             # As they come off the log: nothing of them is shared.
-            task = Task.model_validate_json(story.arrived(f"u{number}", **fields).task.model_dump_json())
-            story.machine.handle(story.arrived(f"v{number}", **task.model_dump(exclude={"task_id"})), 0.0)
+            task = Task.model_validate_json(harness.arrived(f"u{number}", **fields).task.model_dump_json())
+            harness.machine.handle(harness.arrived(f"v{number}", **task.model_dump(exclude={"task_id"})), 0.0)
         took = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert took / held(story) < most, f"{took / held(story):.1f} bytes for each byte"
+        assert took / held(harness) < most, f"{took / held(harness):.1f} bytes for each byte"

@@ -21,17 +21,17 @@ from schemas.errors import printable
 from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
 from trinity_bus.client import VersionRow
+from trinity_bus.runners.errors import RunnerDiedError, WorkflowRaisedError
+from trinity_bus.runners.service import AttemptResult, Runners
 from trinity_bus.telemetry.discreet import DiscreetSpanExporter
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
 from workers.cli.versions import table as versions_table
-from workers.explorer import attempts
-from workers.explorer.outcome import Identity
-from workers.explorer.runners.errors import RunnerDiedError, WorkflowRaisedError
-from workers.explorer.runners.service import Runners, Yield
-from workers.explorer.served import Served
+from workers.explorer import executor
+from workers.explorer.outcome import ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
 from workers.watch.render import mesh
 from workers.watch.state import MeshView
 
@@ -183,7 +183,7 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, traceparent: str | None) -> Yield:
+    async def roll_out(self, order: Dispatch, traceparent: str | None) -> AttemptResult:
         raise self.error
 
 
@@ -200,7 +200,7 @@ def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, rec
     kept = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    monkeypatch.setattr(attempts, "_tracer", provider.get_tracer("t"))
+    monkeypatch.setattr(executor, "_tracer", provider.get_tracer("t"))
     order = Dispatch(
         explorer="explorer-0",
         incarnation="life",
@@ -213,12 +213,12 @@ def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, rec
     )
 
     async def attempt() -> None:
-        served = Served(0)
+        served = ServedVersion(0)
         ended = asyncio.Event()
-        one = attempts.Attempts(
+        one = executor.RolloutExecutor(
             cast("Runners", RaisingRunners(error)),
             cast("Producer", DeafProducer()),
-            Identity(explorer="explorer-0", incarnation="life", model="policy"),
+            ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
             bounds=Bounds(vocabulary=100, positions=100),
             served=served,
             slots=Occupancy("idle", 1),

@@ -27,10 +27,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.topics import TASKS, TOPICS
-from tests.support.broker_cluster import broker_cluster
-from tests.support.compose_files import DEFAULTS, FILES, FOLDER, ROOT, filled, parsed, services
-from tests.support.prometheus_names import alert_rules
-from tests.support.waiting import until
+from tests.support.mesh.broker_cluster import broker_cluster
+from tests.support.mesh.compose_files import DEFAULTS, FILES, FOLDER, ROOT, filled, parsed, services
+from tests.support.mesh.prometheus_names import alert_rules
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, cluster_gauges
 from trinity_bus.bus.certificates import expiry, file_expiries, shown_expiry
 from trinity_bus.bus.cluster import ClusterState, Disk, partition_sizes, under_replicated

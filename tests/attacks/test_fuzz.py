@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.fuzz.mesh import Machine
 from tests.support.fuzz.run import fuzz, lines, replay
-from workers.explorer.runners import messages
+from trinity_bus.runners import messages
 
 INPUTS = 50_000
 SEEDS = (1, 2)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans

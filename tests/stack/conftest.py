@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compose import (
+from tests.support.mesh.compose import (
     BUILD_LIMIT_S,
     OPTIONAL,
     UP_LIMIT_S,

@@ -11,7 +11,7 @@ import pytest
 from schemas import BatchRecord, Task
 from schemas.batch import BatchLifecycleState
 from schemas.topics import BATCHES
-from tests.support.compose import ComposeStack
+from tests.support.mesh.compose import ComposeStack
 from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.stack.test_dashboards import make_trouble
-from tests.support.compose import FOLDER, ComposeStack, defaults, docker
-from tests.support.pretend_service import PretendService
-from tests.support.prometheus_names import alert_rules
-from tests.support.waiting import wait_until
+from tests.support.fakes.service import PretendService
+from tests.support.mesh.compose import FOLDER, ComposeStack, defaults, docker
+from tests.support.mesh.prometheus_names import alert_rules
+from tests.support.mesh.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(2700)]
 

@@ -11,9 +11,9 @@ import pytest
 
 from schemas import Task
 from schemas.topics import TASKS
-from tests.support.compose import ComposeStack
-from tests.support.prometheus_names import dashboards, panel_queries
-from tests.support.waiting import wait_until
+from tests.support.mesh.compose import ComposeStack
+from tests.support.mesh.prometheus_names import dashboards, panel_queries
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(2700)]
@@ -73,7 +73,7 @@ def test_every_panel_has_data(stack: ComposeStack, figures: dict[str, str]) -> N
     seen: set[str] = set()
 
     def all_seen() -> bool:
-        # Not all at one moment: what goes wrong passes, and the exam comes later.
+        # Not all at one moment: what goes wrong passes, and the evaluation comes later.
         seen.update(query.where for query in queries if query.where not in seen and has_data(stack, query.expression))
         return len(seen) == len(queries)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.compose import ComposeStack, docker
-from tests.support.waiting import wait_until
+from tests.support.mesh.compose import ComposeStack, docker
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.telemetry.setup import SHUTDOWN_S
 from workers.watch import MeshView
 

@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Status, StatusCode
 
-from tests.support.compose import FOLDER, defaults, docker
-from tests.support.ports import quiet_ports
-from tests.support.waiting import wait_until
+from tests.support.mesh.compose import FOLDER, defaults, docker
+from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from schemas import TaskResult
 from schemas.topics import RESULTS
-from tests.support.compose import ComposeStack, docker
-from tests.support.waiting import wait_until
+from tests.support.mesh.compose import ComposeStack, docker
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.telemetry import SpanRecord, TaskNotTracedError, load_task_spans
 from trinity_bus.telemetry.tree import Node, TaskTrace, trace_of_task

@@ -25,15 +25,15 @@ from schemas.codec import encode
 from tests.support.simulation import random_history
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
-    Announce,
-    BatchMoved,
-    Command,
+    AnnounceVersion,
     CommandArrived,
     CoordinatorMachine,
+    Effect,
     EventArrived,
     Input,
-    Order,
     Origin,
+    PublishBatch,
+    SendOrder,
     TaskArrived,
     Tick,
 )
@@ -81,20 +81,20 @@ class Rest:
                 step = release.version + 1
                 inbox.append(release.model_copy(update={"step": step, "version": step, "checksum": f"{step:04}"}))
 
-    def _tell(self, given: Input) -> list[Command]:
+    def _tell(self, given: Input) -> list[Effect]:
         record = b"" if isinstance(given, Tick) else encode(given.event)  # type: ignore[union-attr]
         self.told.append((self._now, type(given).__name__, record))
         return self._machine.handle(given, self._now)
 
-    def _answers(self, commands: list[Command]) -> list[Any]:
+    def _answers(self, commands: list[Effect]) -> list[Any]:
         answers: list[Any] = []
         for command in commands:
             match command:
-                case Order(record=Dispatch() as order):
+                case SendOrder(record=Dispatch() as order):
                     answers.append(self._finished_order(order))
-                case Announce(record=version):
+                case AnnounceVersion(record=version):
                     answers += [_synced(version, member.explorer, member.incarnation) for member in version.members]
-                case BatchMoved(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
+                case PublishBatch(record=batch) if batch.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(encode(batch))
         return answers
 

@@ -144,8 +144,8 @@ def _sync(body: Any) -> Any:
         "release": None if body["release"] is None else decode(body["release"], StepTrained),
         "held": None if body["held"] is None else decode(body["held"], StepTrained),
         "choice": None if body["choice"] is None else _choice(**body["choice"]),
-        "group": tuple((name, life) for name, life in body["group"]),
-        "rounds": {(name, life): count for name, life, count in body["rounds"]},
+        "group": tuple((name, incarnation) for name, incarnation in body["group"]),
+        "rounds": {(name, incarnation): count for name, incarnation, count in body["rounds"]},
     }
 
 

@@ -32,7 +32,7 @@ def archive_path(cache: Path) -> Path:
 
 
 def archive_options(cache: Path) -> list[str]:
-    """The Java options that use the archive; none where there is no archive."""
+    """Return the Java options that use the archive; none where there is no archive."""
     path = archive_path(cache)
     return [f"-XX:AOTCache={path}"] if path.exists() else []
 

@@ -30,7 +30,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class BrokerStatus:
     """What is known of the broker of a data folder."""
 
     folder: Folder
@@ -45,17 +45,17 @@ class Status:
         return self.state is not None
 
 
-def status(settings: BrokerSettings) -> Status:
+def status(settings: BrokerSettings) -> BrokerStatus:
     """Look at the broker of the configured data folder, without waiting for anything."""
     folder = Folder(data_dir(settings))
     state = read_state(folder)
     if state is None or not _locked(folder) or not state.alive:
-        return Status(folder, None, ready=False)
+        return BrokerStatus(folder, None, ready=False)
     try:
         ready = serves(folder, state.port)
     except OSError:
         ready = False
-    return Status(folder, state, ready)
+    return BrokerStatus(folder, state, ready)
 
 
 def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
@@ -166,7 +166,7 @@ def reset(settings: BrokerSettings) -> Path | None:
 def resolve_bootstrap(
     kafka: KafkaSettings, broker: BrokerSettings, *, start_if_none: bool = False, console: Console | None = None
 ) -> KafkaSettings:
-    """The Kafka settings to connect with: as configured, else the background broker's.
+    """Return the Kafka settings to connect with: as configured, else the background broker's.
 
     Args:
         kafka: As configured. Where they name a broker, they are the answer.

@@ -60,7 +60,7 @@ class EmbeddedBroker:
         return None if self._child is None else self._child.pid
 
     def kafka_settings(self, base: KafkaSettings | None = None) -> KafkaSettings:
-        """``base`` with this broker's address."""
+        """Return ``base`` with this broker's address."""
         return (base or KafkaSettings()).model_copy(update={"bootstrap_servers": self.bootstrap_servers})
 
     def poll(self) -> int | None:

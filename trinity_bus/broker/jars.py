@@ -48,7 +48,7 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
-    """The jars that the lock file names, in the order of the class path.
+    """Return the jars that the lock file names, in the order of the class path.
 
     Raises:
         JarsUnavailableError: The file is not a lock file.

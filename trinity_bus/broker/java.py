@@ -10,7 +10,7 @@ _READ_BY_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLAS
 
 
 def java() -> Path:
-    """The Java program that came with the ``broker`` extra.
+    """Return the Java program that came with the ``broker`` extra.
 
     Raises:
         BrokerNotInstalledError: The extra is not installed.
@@ -25,7 +25,7 @@ def java() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what would change a Java runtime behind our back."""
+    """Return this process's environment without what would change a Java runtime behind our back."""
     return {name: value for name, value in os.environ.items() if name not in _READ_BY_JAVA}
 
 
@@ -38,7 +38,7 @@ def command(
     options: Sequence[str] = (),
     tmp: Path = Path("tmp"),
 ) -> list[str]:
-    """The command line of one of Kafka's programs. It must run with the data folder as its working folder.
+    """Return the command line of one of Kafka's programs. It must run with the data folder as its working folder.
 
     Args:
         main: Its class.

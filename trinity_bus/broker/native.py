@@ -23,7 +23,7 @@ def runs_programs(folder: Path) -> bool:
 
 
 def native_folder(settings: BrokerSettings, folder: Folder, runs: Callable[[Path], bool] = runs_programs) -> Path:
-    """The folder for native libraries, made: of the data folder if that will do, else one in the cache.
+    """Return the folder for native libraries, made: of the data folder if that will do, else one in the cache.
 
     Args:
         settings: Of the broker.

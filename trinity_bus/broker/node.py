@@ -100,7 +100,7 @@ def try_lock(file: IO[bytes]) -> bool:
 
 
 def choose_port(settings: BrokerSettings, folder: Folder) -> int:
-    """The port to listen on.
+    """Return the port to listen on.
 
     Raises:
         PortInUseError: The configured one is taken.
@@ -218,7 +218,7 @@ def with_another_port[T](settings: BrokerSettings, start: Callable[[], T]) -> T:
 
 
 def reason(log: str) -> str:
-    """The line of a Kafka log that tells best why it ended."""
+    """Return the line of a Kafka log that tells best why it ended."""
     lines = [line for line in log.splitlines() if line.strip()]
     for mark in (" FATAL ", " ERROR ", "Exception", "Error"):
         found = [line for line in lines if mark in line]

@@ -73,7 +73,7 @@ _RUN = (
 
 
 def user_name(namespace: str, user: str) -> str:
-    """What a role is called on the cluster."""
+    """Return what a role is called on the cluster."""
     return f"{namespace}.{user}"
 
 

@@ -19,9 +19,9 @@ from aiokafka.protocol.api import Request
 
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
 from trinity_bus.bus.connection import client_options, kafka_errors
-from trinity_bus.bus.farewell import close_admin
 from trinity_bus.bus.quotas import SetQuotas
 from trinity_bus.bus.scram import SetCredentials, credential
+from trinity_bus.bus.shutdown import close_admin
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 
@@ -95,7 +95,7 @@ async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[
 
 
 async def _rights_of(admin: AIOKafkaAdminClient, principal: str) -> frozenset[Right]:
-    """What a user is allowed now, in terms of the table."""
+    """Return what a user is allowed now, in terms of the table."""
     response = await _ask(admin, DescribeAclsRequest(_ANY, None, _ANY, principal, None, _ANY, _ALLOW))
     _check(response.error_code, response.error_message, f"read the rights of {principal}")
     kinds, operations = set(Kind), set(Operation)
@@ -127,7 +127,7 @@ class _TakeRights(_Rights, DeleteAclsRequest):  # type: ignore[misc]  # likewise
 
 
 def _row(principal: str, right: Right) -> tuple[int, str, int, str, str, int, int]:
-    """A right as Kafka's requests have it."""
+    """Return a right as Kafka's requests have it."""
     pattern = _PREFIXED if right.prefix else _LITERAL
     return (right.kind, right.name, pattern, principal, _EVERYWHERE, right.operation, _ALLOW)
 

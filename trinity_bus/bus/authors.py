@@ -34,7 +34,7 @@ def own(topic: Topic, expect: tuple[type, ...]) -> tuple[type, ...]:
 
 
 def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type, ...]) -> Any:
-    """The record in ``value``, if it is one of the expected types and its author may say it.
+    """Return the record in ``value``, if it is one of the expected types and its author may say it.
 
     Args:
         topic: That it was read from.
@@ -58,7 +58,7 @@ def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type
 
 
 def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
-    """The record, if its key is who it says that it is from."""
+    """Return the record, if its key is who it says that it is from."""
     if topic.sender is None:
         return record
     name = getattr(record, topic.sender)
@@ -85,7 +85,7 @@ def _refuse_forged(topic: Topic, value: bytes) -> None:
 
 
 def _type_of(value: bytes) -> type | None:
-    """The type of a record that stands where it is not expected; None where it is none that can be read."""
+    """Return the type of a record that stands where it is not expected; None where it is none that can be read."""
     try:
         return type(decode(value, *RECORDS))
     except DecodeError:

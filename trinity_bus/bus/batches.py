@@ -102,7 +102,7 @@ class Frames:
         return left > 0 and (not self._at or left >= _OVERHEAD + max(self._length(), 0))
 
     def next_frame(self) -> memoryview | None:
-        """The bytes of the next batch; ``None`` where its length is nonsense, and nothing can follow."""
+        """Return the bytes of the next batch; ``None`` where its length is nonsense, and nothing can follow."""
         data, begin = self._data, self._at
         left, size = len(data) - begin, _OVERHEAD + self._length()
         # Batches of old formats may be smaller than the header of today's, and are told apart by their magic.
@@ -112,13 +112,13 @@ class Frames:
         return data[begin:end]
 
     def base_of_next(self) -> int | None:
-        """The first offset of the batch that follows, if it has come and looks like one."""
+        """Return the first offset of the batch that follows, if it has come and looks like one."""
         if len(self._data) - self._at < _HEADER.size or self._data[self._at + _MAGIC_AT] != 2:
             return None
         return int(struct.unpack_from(">q", self._data, self._at)[0])
 
     def rest(self) -> memoryview:
-        """What has not been taken yet; it is now."""
+        """Return what has not been taken yet; it is now."""
         rest = self._data[self._at :]
         self._at = len(self._data)
         return rest
@@ -192,7 +192,10 @@ class FetchedRecords:
                 self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
 
     def _open(self, frame: memoryview) -> tuple[bytes | memoryview, int, int] | Unreadable | None:
-        """The records of a batch as bytes, with its first offset and its last; ``None`` where none are wanted."""
+        """Return the records of a batch as bytes, with its first offset and its last.
+
+        ``None`` where none are wanted.
+        """
         header = _HEADER.unpack_from(frame) if frame[_MAGIC_AT] == 2 else None
         if header is None:
             (offset,) = struct.unpack_from(">q", frame)
@@ -266,7 +269,7 @@ class FetchedRecords:
     def _piecewise(
         self, frame: memoryview, body: bytes | memoryview, offsets: tuple[int, int, int], taken: int
     ) -> Iterator[ConsumerRecord | Unreadable]:
-        """The records of a batch after those that the library could parse.
+        """Return the records of a batch after those that the library could parse.
 
         Args:
             frame: The batch.
@@ -323,7 +326,7 @@ class FetchedRecords:
         return max(last, self.next_fetch_offset)
 
     def _refused(self, offset: int, key: bytes | None, value: bytes | None, headers: int) -> Unreadable:
-        """A record that is what it should be, but for its size."""
+        """Return a record that is what it should be, but for its size."""
         size = len(key or b"") + len(value or b"")
         if size > self._limit:
             reason, detail = "too_large", f"a record of {size:,} bytes, the limit is {self._limit:,}"
@@ -371,7 +374,7 @@ class _Times:
 
 
 def _plain(frame: memoryview, body: bytes | memoryview) -> bytes | memoryview:
-    """The batch as if it had never been packed."""
+    """Return the batch as if it had never been packed."""
     if not frame[_ATTRIBUTES_LOW_AT] & _CODEC:
         return frame
     plain = bytearray(frame[: _HEADER.size])
@@ -381,7 +384,7 @@ def _plain(frame: memoryview, body: bytes | memoryview) -> bytes | memoryview:
 
 
 def _pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryview]:
-    """The bytes of each record.
+    """Return the bytes of each record.
 
     Raises:
         CorruptRecordException: There are more or fewer than the batch says.
@@ -477,7 +480,7 @@ def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number of Kafka's varying length, and where it ends."""
+    """Return a number of Kafka's varying length, and where it ends."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:

@@ -15,7 +15,6 @@ from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
-from trinity_bus.bus.farewell import close_admin
 from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
@@ -23,6 +22,7 @@ from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
+from trinity_bus.bus.shutdown import close_admin
 from trinity_bus.config import KafkaSettings
 
 
@@ -93,7 +93,7 @@ class Bus:
         return self._observer
 
     def producer(self, *, transactional_id: str | None = None) -> Producer:
-        """A producer: idempotent, acknowledged by all replicas.
+        """Return a producer: idempotent, acknowledged by all replicas.
 
         Args:
             transactional_id: Makes it transactional. It is prefixed with the namespace; of all producers that ever
@@ -113,7 +113,7 @@ class Bus:
         ahead: bool = False,
         key: str | None = None,
     ) -> Reader:
-        """A reader of committed records, without a consumer group.
+        """Return a reader of committed records, without a consumer group.
 
         Args:
             topics: What to read.
@@ -211,7 +211,7 @@ class Bus:
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
-        """The records at these positions, in their order; undecodable where they cannot be read.
+        """Return the records at these positions, in their order; undecodable where they cannot be read.
 
         Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory.
 
@@ -221,7 +221,10 @@ class Bus:
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
 
     def passed_over(self) -> list[Received[Any]]:
-        """What :meth:`fetch` has met between the positions and could not read, for dead letters; each place once."""
+        """Return what :meth:`fetch` has met between the positions and could not read, for dead letters.
+
+        Each place once.
+        """
         return [] if self._positions is None else self._positions.passed_over()
 
     async def _administrator(self) -> AIOKafkaAdminClient:

@@ -50,7 +50,7 @@ def expiry(der: bytes) -> float:
 
 
 def _element(data: bytes, at: int, kind: int | None = None) -> tuple[bytes, int]:
-    """The content of the element at this place, and where the next one begins."""
+    """Return the content of the element at this place, and where the next one begins."""
     if at + 2 > len(data) or (kind is not None and data[at] != kind):
         raise ValueError(f"no certificate: unexpected content at byte {at}")
     size, begin = data[at + 1], at + 2

@@ -158,7 +158,7 @@ class ClusterObserver:
         return answers
 
     async def _certificates(self, brokers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Ends of the certificates that brokers show, and of those in this process's files."""
+        """End of the certificates that brokers show, and of those in this process's files."""
         found: dict[str, float] = {}
         if not self._settings.security_protocol.endswith("SSL"):
             return found

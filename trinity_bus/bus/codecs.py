@@ -51,7 +51,7 @@ def body_bound(full_name: str) -> int:
 
 
 def unpack(codec: int, body: memoryview, bound: int) -> bytes | memoryview:
-    """The body of a batch as it was before it was packed.
+    """Return the body of a batch as it was before it was packed.
 
     Args:
         codec: Its number, from the batch's attributes.
@@ -111,7 +111,7 @@ def _unsnap_block(block: memoryview, bound: int) -> bytes:
 
 
 def _framed(into: Callable[[bytes, bytearray], int]) -> Callable[[memoryview, int], memoryview]:
-    """An unpacker for a codec that does not tell beforehand how much comes: tries more and more room."""
+    """Return an unpacker for a codec that does not tell beforehand how much comes: tries more and more room."""
 
     def unpack_within(body: memoryview, bound: int) -> memoryview:
         raw = bytes(body)

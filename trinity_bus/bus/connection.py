@@ -25,7 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
-from trinity_bus.bus.farewell import close_connection
+from trinity_bus.bus.shutdown import close_connection
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import (
     AccessDeniedError,
@@ -48,7 +48,7 @@ _REFUSALS = (
 
 
 def bootstrap_servers(settings: KafkaSettings) -> list[str]:
-    """The configured brokers.
+    """Return the configured brokers.
 
     Raises:
         ConfigError: None is configured.
@@ -62,7 +62,7 @@ def bootstrap_servers(settings: KafkaSettings) -> list[str]:
 
 
 def client_options(settings: KafkaSettings, client_id: str) -> dict[str, Any]:
-    """What every Kafka client of this process is constructed with.
+    """Return what every Kafka client of this process is constructed with.
 
     Raises:
         ConfigError: No broker is configured, or a certificate or key cannot be used.
@@ -159,7 +159,7 @@ def kafka_errors(doing: str) -> Iterator[None]:
 
 
 def translated(error: BaseException, doing: str) -> BusError:
-    """The library's error for one of the client's."""
+    """Return the library's error for one of the client's."""
     text = f"{doing}: {_reason(error)}"
     if isinstance(error, (ProducerFenced, InvalidProducerEpoch)):
         return ProducerFencedError(

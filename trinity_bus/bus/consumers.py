@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaTimeoutError
 
 from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
-from trinity_bus.bus.farewell import brief_farewell
+from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
 
@@ -28,7 +28,7 @@ batches.install()
 def make_consumer(
     settings: KafkaSettings, client_id: str, *, partition_bytes: int, fetch_bytes: int, wait_ms: int
 ) -> AIOKafkaConsumer:
-    """A consumer that has not been started.
+    """Return a consumer that has not been started.
 
     Args:
         settings: Where the log is.
@@ -53,7 +53,7 @@ def make_consumer(
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
     """Stop a consumer, also while its broker is away."""
     connections = client._client  # noqa: SLF001 - there is no other way to them
-    async with brief_farewell(connections):
+    async with bounded_shutdown(connections):
         stopping = asyncio.ensure_future(client.stop())
         await asyncio.wait([stopping])
         if stopping.cancelled():
@@ -70,7 +70,7 @@ async def log_offsets(
     which: Literal["beginning", "end"],
     asked: Sequence[TopicPartition],
 ) -> dict[TopicPartition, int]:
-    """The first offset that is kept of each partition, or the end of its committed records.
+    """Return the first offset that is kept of each partition, or the end of its committed records.
 
     Raises:
         BusError: A topic does not exist.
@@ -91,7 +91,7 @@ async def log_offsets(
 
 
 async def _check_existence(client: AIOKafkaConsumer, topics: set[str]) -> None:
-    """The client itself would ask for the leader of a topic that does not exist until its time is up."""
+    """Raise where a topic does not exist: the client itself would ask for its leader until its time is up."""
     unknown = {topic for topic in topics if client.partitions_for_topic(topic) is None}
     until = time.monotonic() + CREATION_S
     while unknown and (unknown := unknown - await client.topics()):

@@ -56,7 +56,7 @@ def dead_letter(received: Received[Any], reason: str, detail: str) -> tuple[byte
 
 
 def _whole(size: int, sha256: str) -> Headers:
-    """What tells a value that is cut from one that is whole."""
+    """Return what tells a value that is cut from one that is whole."""
     return (DLQ_SIZE, str(size).encode()), (DLQ_SHA256, sha256.encode())
 
 

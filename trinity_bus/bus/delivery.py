@@ -35,12 +35,12 @@ class Delivery:
         self._started = time.perf_counter()
 
     def accepted(self, sending: asyncio.Future[RecordMetadata], records: int = 1) -> None:
-        """The client has queued it; or so many, whose first position stands for all."""
+        """Note that the client has queued it; or so many, whose first position stands for all."""
         self._records = records
         sending.add_done_callback(self._settle)
 
     def refused(self, error: BaseException) -> None:
-        """The client has not queued it."""
+        """Note that the client has not queued it."""
         self._tell(None, error)
 
     def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:

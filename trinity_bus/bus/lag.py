@@ -19,7 +19,7 @@ class HasLag(Protocol):
     """A reader."""
 
     def lag(self) -> dict[str, int]:
-        """Records not yet read, by topic."""
+        """Return records not yet read, by topic."""
         ...
 
 
@@ -27,7 +27,7 @@ _readers: weakref.WeakSet[HasLag] = weakref.WeakSet()
 
 
 def watch_lag(reader: HasLag) -> None:
-    """Counts a reader in as long as it exists."""
+    """Count a reader in as long as it exists."""
     _readers.add(reader)
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings) -> None:
-    """Returns when the client knows the partitions of a topic.
+    """Return when the client knows the partitions of a topic.
 
     Args:
         client: Started.

@@ -20,7 +20,7 @@ _POLL_S = 0.1
 async def committed(
     admin: AIOKafkaAdminClient, group: str, wanted: Sequence[TopicPartition], timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """The committed offset of each partition that has one.
+    """Return the committed offset of each partition that has one.
 
     On a new cluster the first question creates the topic that groups live in, and is to be asked again. A broker that
     is still loading the group answers with an error that the client library overlooks, and with no partitions at all.

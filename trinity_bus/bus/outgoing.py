@@ -42,7 +42,7 @@ class Outgoing:
     def __init__(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
         self._client = client
         self._settings = settings
-        self._collected: dict[tuple[str, int], Batch] = {}
+        self._collected: dict[tuple[str, int], OutgoingBatch] = {}
         self._handing_over = asyncio.Lock()
         self.sent: list[asyncio.Future[Position]] = []
         """The first position of each batch that was handed over."""
@@ -50,7 +50,7 @@ class Outgoing:
     async def add(
         self, topic: Topic, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> "Placed":
-        """Takes a record.
+        """Take a record.
 
         Returns:
             Something to await for its position. Whoever awaits it inside the transaction has everything handed over.
@@ -59,14 +59,14 @@ class Outgoing:
         while True:
             batch = self._collected.get(place)
             if batch is None:
-                batch = self._collected[place] = Batch(topic, partition, self._client.create_batch(), self)
+                batch = self._collected[place] = OutgoingBatch(topic, partition, self._client.create_batch(), self)
             # The first record of a batch is always taken.
             if batch.builder.append(timestamp=None, key=key, value=value, headers=headers) is not None:
                 return Placed(batch, batch.builder.record_count() - 1)
             await self.hand_over()
 
     async def hand_over(self) -> None:
-        """Gives everything that was collected to the client.
+        """Give everything that was collected to the client.
 
         Raises:
             BusError: The client does not take it.
@@ -77,13 +77,13 @@ class Outgoing:
                 self.sent.append(await batch.send(self._client, self._settings))
 
     def forget(self) -> None:
-        """The transaction is over: what was not handed over never will be."""
+        """Note that the transaction is over: what was not handed over never will be."""
         for batch in self._collected.values():
             batch.forgotten = True
         self._collected.clear()
 
 
-class Batch:
+class OutgoingBatch:
     """Records of one partition."""
 
     def __init__(self, topic: Topic, partition: int, builder: BatchBuilder, outgoing: Outgoing) -> None:
@@ -95,7 +95,7 @@ class Batch:
         self._first: asyncio.Future[Position] | None = None
 
     async def send(self, client: AIOKafkaProducer, settings: KafkaSettings) -> asyncio.Future[Position]:
-        """Gives it to the client; returns the future position of its first record."""
+        """Give it to the client; return the future position of its first record."""
         name = self.topic.full_name(settings.namespace)
         await partitions_known(client, name, settings)
         delivery = Delivery(self.topic, f"send to {name}", None)
@@ -107,7 +107,7 @@ class Batch:
         return delivery.position
 
     async def first(self) -> Position:
-        """The position of its first record, once it is durable.
+        """Return the position of its first record, once it is durable.
 
         Raises:
             SendError: It never will be.
@@ -124,7 +124,7 @@ class Placed:
 
     __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: Batch, index: int) -> None:
+    def __init__(self, batch: OutgoingBatch, index: int) -> None:
         self._batch = batch
         self._index = index
 

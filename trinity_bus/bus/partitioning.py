@@ -6,13 +6,13 @@ from schemas.topics import ROLLOUTS
 
 
 def partition_of(key: str | bytes, partitions: int) -> int:
-    """The partition, out of ``partitions``, of records with this key."""
+    """Return the partition, out of ``partitions``, of records with this key."""
     raw = key.encode() if isinstance(key, str) else key
     return int((murmur2(raw) & 0x7FFFFFFF) % partitions)
 
 
 def lane_partition(explorer: str) -> int:
-    """The partition of ``rollouts`` that carries an explorer's orders.
+    """Return the partition of ``rollouts`` that carries an explorer's orders.
 
     Others may share it; an explorer reads this one alone and passes over orders to others.
     """

@@ -74,7 +74,7 @@ class Cursor:
         return True
 
     def take_range(self, first: int, last: int) -> list[int]:
-        """The wanted offsets of a stretch that cannot be read."""
+        """Return the wanted offsets of a stretch that cannot be read."""
         taken = []
         while not self.done and self.next <= last:
             if self.next >= first:
@@ -83,7 +83,7 @@ class Cursor:
         return taken
 
     def missed(self, position: int) -> int | None:
-        """A wanted offset that reading has passed without seeing it: it holds no record that can be read."""
+        """Return a wanted offset that reading has passed without seeing it: it holds no record that can be read."""
         return self.next if not self.done and self.next < position else None
 
     def jump(self, position: int) -> int | None:
@@ -157,7 +157,7 @@ class PositionReader:
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None
     ) -> list[Received[Any]]:
-        """The records at these positions, in their order.
+        """Return the records at these positions, in their order.
 
         Raises:
             RecordGoneError: A position holds no record that can be read.
@@ -175,7 +175,7 @@ class PositionReader:
         return [found[position.partition, position.offset] for position in positions]
 
     def passed_over(self) -> list[Received[Any]]:
-        """What could not be read and was not asked for, since the last call; each place once."""
+        """Return what could not be read and was not asked for, since the last call; each place once."""
         new = list(self._met.values())[self._told :]
         self._told = len(self._met)
         return new

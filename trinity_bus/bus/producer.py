@@ -38,11 +38,11 @@ from schemas.topics import DEAD_LETTERS, TOPICS, Topic
 from trinity_bus.bus.connection import client_options, kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
-from trinity_bus.bus.farewell import brief_farewell
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.received import SLICE_S, Received
+from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.bus.spans import start_send_span
 from trinity_bus.bus.transactions import (
     CANCELLED_S,
@@ -123,7 +123,7 @@ class Producer:
                 async with asyncio.timeout(self._outage_s):
                     await client.start()
         except BaseException as error:
-            async with brief_farewell(client.client):
+            async with bounded_shutdown(client.client):
                 await client.stop()
             if isinstance(error, TimeoutError):
                 raise BrokerUnreachableError(
@@ -148,7 +148,7 @@ class Producer:
         try:
             async with (
                 asyncio.timeout(_LEAVE_S if transactional else self._settings.request_timeout_s),
-                brief_farewell(client.client),
+                bounded_shutdown(client.client),
             ):
                 await client.stop()
         except TimeoutError:
@@ -424,7 +424,7 @@ class Producer:
         unsent.fail_all(error)
         look_at_errors(batches)
         make_fatal(client, error)
-        async with brief_farewell(client.client):
+        async with bounded_shutdown(client.client):
             await client.client.close()
 
     @property

@@ -138,7 +138,7 @@ class Reader:
         await self.stop()
 
     async def batch(self, timeout_s: float) -> list[Received[Any]]:
-        """The next records, in the order of each partition; empty if none came within the limit.
+        """Return the next records, in the order of each partition; empty if none came within the limit.
 
         A record that cannot be decoded is returned as such, in its place. Safe to cancel.
 
@@ -227,7 +227,7 @@ class Reader:
         self._next[topic.name, partition] = offset
 
     def lag(self) -> dict[str, int]:
-        """Records of each topic that are in the log and not yet returned, as far as the last fetch has told."""
+        """Return records of each topic that are in the log and not yet returned, as far as the last fetch has told."""
         lags = dict.fromkeys((topic.name for topic in self._topics.values()), 0)
         client = self._running
         if client is None:

@@ -32,7 +32,7 @@ class Credential:
 
 
 def credential(user: str, password: str, *, salt: bytes | None = None, iterations: int = ITERATIONS) -> Credential:
-    """A user's password as brokers keep it; with a new random salt, unless one is given."""
+    """Return a user's password as brokers keep it; with a new random salt, unless one is given."""
     salt = secrets.token_bytes(_SALT_BYTES) if salt is None else salt
     return Credential(user, salt, hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations), iterations)
 

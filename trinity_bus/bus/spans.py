@@ -29,7 +29,7 @@ def start_send_span(
     record: Record | ExperienceGroup,
     parent: Context | None,
 ) -> Span | None:
-    """A started ``send <topic>`` span, where sends to this topic have one.
+    """Return a started ``send <topic>`` span, where sends to this topic have one.
 
     Args:
         topic: Where to.

@@ -66,7 +66,7 @@ class Found:
 
 
 def outdated(topic: Topic, found: Found) -> dict[str, str]:
-    """What of an existing topic keeps its records for another time than it should, with what it should be."""
+    """Return what of an existing topic keeps its records for another time than it should, with what it should be."""
     wanted = topic.config()
     return {name: wanted[name] for name, value in found.kept.items() if name in wanted and value != wanted[name]}
 
@@ -82,7 +82,7 @@ def copies_for(wanted: int | None, brokers: int) -> int:
 
 
 def durability(copies: int) -> dict[str, str]:
-    """Configuration of a new topic by which what is acknowledged survives the loss of a broker, where it can."""
+    """Return Configuration of a new topic by which what is acknowledged survives the loss of a broker, where it can."""
     return {_MIN_IN_SYNC: str(_min_in_sync(copies)), _UNCLEAN: "false"}
 
 
@@ -91,7 +91,7 @@ def _min_in_sync(copies: int) -> int:
 
 
 def mismatches(topic: Topic, found: Found) -> list[str]:
-    """What makes an existing topic unusable for its records; empty if nothing.
+    """Return what makes an existing topic unusable for its records; empty if nothing.
 
     Partitions must be equal: a key's partition depends on their number, and a topic with one has it for its order.
     """
@@ -121,7 +121,7 @@ def mismatches(topic: Topic, found: Found) -> list[str]:
 
 
 def weaknesses(found: Mapping[str, Found], settings: KafkaSettings, brokers: int) -> list[str]:
-    """What an operator should know of topics that work, in one line each; empty if nothing.
+    """Return what an operator should know of topics that work, in one line each; empty if nothing.
 
     Args:
         found: Name on the cluster to topic.
@@ -223,7 +223,7 @@ async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tup
 async def _described(
     admin: AIOKafkaAdminClient, names: list[str], refused: set[str], timeout_s: float
 ) -> dict[str, Found]:
-    """The topics as the cluster has them, once every partition has a leader.
+    """Return the topics as the cluster has them, once every partition has a leader.
 
     Args:
         admin: Connected.

@@ -61,7 +61,7 @@ def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
 
 
 def still_to_do(client: AIOKafkaProducer) -> str:
-    """What the client has not done yet of the open transaction, in the order in which it does it."""
+    """Return what the client has not done yet of the open transaction, in the order in which it does it."""
     manager = client._txn_manager  # noqa: SLF001 - nothing else knows it
     steps = (
         ("partitions to be added to it", len(manager.partitions_to_add())),
@@ -73,7 +73,7 @@ def still_to_do(client: AIOKafkaProducer) -> str:
 
 
 def unsent_batches(client: AIOKafkaProducer) -> list[MessageBatch]:
-    """The batches that are not durable yet, under way or queued."""
+    """Return the batches that are not durable yet, under way or queued."""
     accumulator = client._message_accumulator  # noqa: SLF001 - nothing else knows them
     return [
         *accumulator._pending_batches,  # noqa: SLF001
@@ -82,7 +82,7 @@ def unsent_batches(client: AIOKafkaProducer) -> list[MessageBatch]:
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
-    """What has made a transactional client unusable for good, such as a fence; ``None`` while it is usable."""
+    """Return what has made a transactional client unusable for good, such as a fence; ``None`` while it is usable."""
     manager = client._txn_manager  # noqa: SLF001 - the client offers no public way to ask
     return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
 

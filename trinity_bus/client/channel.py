@@ -9,7 +9,7 @@
       |<--reply---------------|
 
 Any number of commands are under way at once; a reply finds its command by its id. See
-:mod:`trinity_bus.client.patience` for when a command is sent again.
+:mod:`trinity_bus.client.retry_policy` for when a command is sent again.
 
 ==================================  ===================================================================================
 what fails                          what happens
@@ -51,7 +51,7 @@ from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.follower import Follower
 from trinity_bus.client.ids import producer_name
-from trinity_bus.client.patience import AGAIN_S, SILENCE_S, Patience, Step
+from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
 from trinity_bus.errors import BusError
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class CommandChannel:
         self._waiting[command.command_id] = answered
         try:
             problem = await self._send(command, topic)
-            patience = Patience(
+            retry = RetryPolicy(
                 self._clock(),
                 taken=problem is None,
                 again_s=self._again_s,
@@ -182,22 +182,22 @@ class CommandChannel:
                 outage_s=self._bus.settings.outage_s,
             )
             while True:
-                await asyncio.wait([answered], timeout=patience.pause(self._clock(), self._heard_at))
+                await asyncio.wait([answered], timeout=retry.pause(self._clock(), self._heard_at))
                 if answered.done():
                     return answered.result()
                 now = self._clock()
-                match patience.step(now, self._heard_at):
-                    case Step.GIVE_UP:
+                match retry.step(now, self._heard_at):
+                    case RetryStep.GIVE_UP:
                         raise self._silence(command, problem)
-                    case Step.AGAIN:
+                    case RetryStep.AGAIN:
                         problem = await self._send(command, topic)
                         if (
                             isinstance(command, FinalizeBatch | PublishVersion | RollBack)
                             and self._silent_for(now) >= self._again_s
                         ):
                             problem = await self._send(self._question()) or problem
-                        patience.sent(self._clock(), taken=problem is None)
-                    case Step.WAIT:
+                        retry.sent(self._clock(), taken=problem is None)
+                    case RetryStep.WAIT:
                         pass
         finally:
             del self._waiting[command.command_id]
@@ -253,7 +253,7 @@ class CommandChannel:
 
 
 def _subject(command: AnyCommand) -> str:
-    """What a command is about, and its key on the topic."""
+    """Return what a command is about, and its key on the topic."""
     match command:
         case PublishVersion() | RollBack():
             return command.model

@@ -72,7 +72,7 @@ class RolloutCoordinator:
 
     @classmethod
     def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
-        """A client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
+        """Return a client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
         return cls(settings, bus=bus)
 
     async def prepare(self) -> None:

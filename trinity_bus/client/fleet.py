@@ -1,8 +1,8 @@
 """The coordinator and the runners of the fleet, folded from what they say. Pure: no clock.
 
 Times are those of the log, in seconds since the Unix epoch, as each record says when it was written. An explorer that
-has said nothing for ``alive_s`` is left out, and one that says that it leaves at once; a report of an earlier life of
-an explorer ends with the first word of the next.
+has said nothing for ``alive_s`` is left out, and one that says that it leaves at once; a report of an earlier
+incarnation of an explorer ends with the first word of the next.
 """
 
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class FleetView:
 
 
 def runner_values(runner: RunnerState) -> dict[str, Any]:
-    """A runner's state as one map.
+    """Return a runner's state as one map.
 
     The values of the attempt that it has been at longest stand beside those of the runner, under the names that they
     have in the reference: ``workflow_id``, ``model_version``, ``begin_time``, ``running_time``, and what its workflow

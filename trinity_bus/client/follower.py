@@ -77,7 +77,7 @@ class Follower:
             self._catching_up.remove(waiting)
 
     async def _run(self, reader: Reader) -> None:
-        """Reads with one reader after the other; the first is started."""
+        """Read with one reader after the other; the first is started."""
         positions: Mapping[tuple[str, int], int] | None = None
         while True:
             try:
@@ -119,7 +119,7 @@ class Follower:
 
 
 async def _first(reading: Coroutine[Any, Any, list[Received[Any]]], interruption: asyncio.Event) -> list[Received[Any]]:
-    """What is read; nothing if the interruption comes first. A cancelled read loses nothing, says the reader."""
+    """Return what is read; nothing if the interruption comes first. A cancelled read loses nothing, says the reader."""
     read = asyncio.ensure_future(reading)
     interrupted = asyncio.ensure_future(interruption.wait())
     try:

@@ -36,7 +36,7 @@ _PART_CHARS = 99
 
 
 def batch_name(batch_id: BatchId) -> str:
-    """A batch's name on the log.
+    """Return a batch's name on the log.
 
     Raises:
         TypeError: It is neither a number nor text.
@@ -54,7 +54,7 @@ def batch_name(batch_id: BatchId) -> str:
 
 
 def task_name(batch: str, task_id: str) -> str:
-    """A task's id on the log, of the name of its batch and the id that it was given.
+    """Return a task's id on the log, of the name of its batch and the id that it was given.
 
     Raises:
         ValueError: Together they are too long.
@@ -66,12 +66,12 @@ def task_name(batch: str, task_id: str) -> str:
 
 
 def batch_of_task(name: str) -> str:
-    """The name of a task's batch, of the task's id on the log."""
+    """Return the name of a task's batch, of the task's id on the log."""
     return name.partition(_MARK)[0]
 
 
 def given_task_id(name: str) -> str:
-    """The id that a task was given, of its id on the log."""
+    """Return the id that a task was given, of its id on the log."""
     return name.partition(_MARK)[2]
 
 
@@ -84,7 +84,7 @@ def tasks_of(
     *,
     producer: str | None = None,
 ) -> list[Task]:
-    """The tasks as they go to the log, each naming its batch. What they said of a batch before is replaced.
+    """Return the tasks as they go to the log, each naming its batch. What they said of a batch before is replaced.
 
     Args:
         tasks: As given.
@@ -126,7 +126,7 @@ def producer_name(settings: KafkaSettings, name: str) -> str:
 
 
 def sent_by(producer: str, tasks: Iterable[Task]) -> Iterator[Task]:
-    """The tasks; those that do not say who sends them are this producer's."""
+    """Return the tasks; those that do not say who sends them are this producer's."""
     for task in tasks:
         yield task if task.producer is not None else task.model_copy(update={"producer": producer})
 

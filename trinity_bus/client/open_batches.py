@@ -24,11 +24,11 @@ from schemas import Position, Task, TaskResult
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.client.book import Book
+from trinity_bus.client.batch_tracker import BatchTracker
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
-from trinity_bus.client.letters import refusal_of
+from trinity_bus.client.rejections import rejection_of
 from trinity_bus.client.results import CompletedTaskResult
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.errors import RecordGoneError
@@ -53,7 +53,7 @@ class OpenBatch:
 class ScheduledBatch:
     """One batch as its caller knows it."""
 
-    book: Book
+    tracker: BatchTracker
     open: OpenBatch | None = None
     failure: Exception | None = None
     """Why not all of its tasks are on the log."""
@@ -122,7 +122,7 @@ class OpenBatches:
         return list(self._batches.values())
 
     def get(self, batch_id: BatchId) -> ScheduledBatch | None:
-        """The batch of this id."""
+        """Return the batch of this id."""
         return self._batches.get(batch_id)
 
     def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> asyncio.Future[None]:
@@ -139,13 +139,13 @@ class OpenBatches:
         named = tasks_of(tasks, target.name, batch_type, None, target.task_names, producer=connection.channel.producer)
         # Nothing is changed before this line, and nothing can fail after it.
         if batch is None:
-            batch = self._batches[batch_id] = ScheduledBatch(Book(batch_id, self._default_runs))
+            batch = self._batches[batch_id] = ScheduledBatch(BatchTracker(batch_id, self._default_runs))
         if batch.open is None:
             batch.open = target
             self._names[batch_id] = self._names.get(batch_id, 0) + 1
             self._on_log[target.name] = (batch, target)
         target.task_names.update(task.task_id for task in named)
-        batch.book.schedule(named)
+        batch.tracker.schedule(named)
         target.sending = asyncio.create_task(self._send(connection, batch, target, named, target.sending))
         told = asyncio.shield(target.sending)
         # It may be left alone: then the failure is told by the next wait.
@@ -168,19 +168,19 @@ class OpenBatches:
                 await self._changed.wait()
 
     async def take_completed(self, batch: ScheduledBatch, *, payloads: bool) -> list[CompletedTaskResult]:
-        """The results that are there, taken.
+        """Return the results that are there, taken.
 
         Raises:
             RecordGoneError: A payload is not on the log any more, or cannot be read; nothing was taken.
         """
         async with batch.taking:
-            wrappers = batch.book.completed()
+            wrappers = batch.tracker.completed()
             positions = [position for wrapper in wrappers for position in wrapper.positions] if payloads else []
             # Expecting no type, they are left as they are on the log.
             found = iter(await self._payloads(positions))
             results = [
                 CompletedTaskResult(
-                    batch.book.batch_id,
+                    batch.tracker.batch_id,
                     wrapper.task_id,
                     wrapper.status,
                     [next(found) for _ in wrapper.positions] if payloads else [],
@@ -188,7 +188,7 @@ class OpenBatches:
                 for wrapper in wrappers
                 if wrapper.status is not None
             ]
-            batch.book.take(wrappers)
+            batch.tracker.take(wrappers)
         self.forget_if_empty(batch)
         return results
 
@@ -224,16 +224,16 @@ class OpenBatches:
             if batch.open is None:
                 batch.open = target
             raise
-        batch.book.give_up(target.task_names)
+        batch.tracker.give_up(target.task_names)
         batch.failure = None
         del self._on_log[target.name]
         self._notify()
 
     def forget_if_empty(self, batch: ScheduledBatch) -> None:
         """If nothing is left of a batch, end it on the log, in the background."""
-        if not batch.book.empty or batch.failure is not None:
+        if not batch.tracker.empty or batch.failure is not None:
             return
-        self._batches.pop(batch.book.batch_id, None)
+        self._batches.pop(batch.tracker.batch_id, None)
         if batch.open is not None:
             work: Coroutine[Any, Any, None] = self.close(batch, "every result has been taken")
             closing = asyncio.create_task(work)
@@ -241,13 +241,13 @@ class OpenBatches:
             closing.add_done_callback(self._closed)
 
     def take(self, received: Received[Any]) -> None:
-        """A record of ``results`` or ``dead-letters``."""
+        """Take in a record of ``results`` or ``dead-letters``."""
         if received.topic is DEAD_LETTERS:
-            refusal = refusal_of(received)
-            known = None if refusal is None else self._on_log.get(batch_of_task(refusal.task_name))
-            if refusal is None or known is None or known[1].closing:
+            rejection = rejection_of(received)
+            known = None if rejection is None else self._on_log.get(batch_of_task(rejection.task_name))
+            if rejection is None or known is None or known[1].closing:
                 return
-            known[0].book.refuse(refusal.task_name, refusal.why)
+            known[0].tracker.refuse(rejection.task_name, rejection.why)
         else:
             result = received.record
             if not isinstance(result, TaskResult) or result.batch_id not in self._on_log:
@@ -255,9 +255,9 @@ class OpenBatches:
             batch, target = self._on_log[result.batch_id]
             if result.status == "aborted" and target.closing:
                 # Cut off because the caller does not wait for it any more.
-                batch.book.give_up([result.task_id])
+                batch.tracker.give_up([result.task_id])
             else:
-                batch.book.accept(result)
+                batch.tracker.accept(result)
         self._notify()
 
     def fail(self, error: BaseException) -> None:
@@ -279,7 +279,7 @@ class OpenBatches:
             if not target.submitted:
                 reply = await connection.channel.submit(target.name, batch_type=target.batch_type)
                 if reply.error is not None:
-                    raise_refusal(reply, batch.book.batch_id)
+                    raise_refusal(reply, batch.tracker.batch_id)
                 target.submitted = True
             await send_tasks(connection.producer, tasks)
         except Exception as error:

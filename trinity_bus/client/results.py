@@ -39,7 +39,7 @@ class CompletedTaskResult:
 
 
 def status_of(result: TaskResult) -> Status:
-    """A result as its caller sees it."""
+    """Return a result as its caller sees it."""
     return Status(
         completed_runs=result.completed_runs,
         total_runs=result.total_runs,

@@ -15,7 +15,7 @@ ended when every result has been taken, when it is cleaned up or aborted, or by 
 is another batch on the log. Waiting is for records on the log, not for the next look at a clock.
 
 What was scheduled counts as *outstanding* until its result is read, and a result as *there* until it is taken; nothing
-that has been taken is counted again. See :mod:`trinity_bus.client.book` for when a wait is over.
+that has been taken is counted again. See :mod:`trinity_bus.client.batch_tracker` for when a wait is over.
 
 ==================================  ===================================================================================
 what fails                          what happens
@@ -45,15 +45,15 @@ from typing import Any, Final, Self
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from trinity_bus.bus import Bus, Received
-from trinity_bus.client.book import Over, Wait, WaitAll
+from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.fleet import FleetView, runner_values, state_table
 from trinity_bus.client.follower import Follower
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
-from trinity_bus.client.patience import SILENCE_S
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
+from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.config import Settings
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class Scheduler:
         clear_timeout_tasks: bool = True,
         return_partial_tasks: bool = False,
     ) -> list[Status]:
-        """The same without payloads: no experience is read."""
+        """Return the same without payloads: no experience is read."""
         results = await self._get(batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks, payloads=False)
         return _split(results)[0]
 
@@ -202,7 +202,7 @@ class Scheduler:
         """Forget the results of a batch that are there. Tasks without one go on, and a later call has theirs."""
         batch = self._batches.get(batch_id)
         if batch is not None:
-            batch.book.take(batch.book.completed())
+            batch.tracker.take(batch.tracker.completed())
             self._batches.forget_if_empty(batch)
 
     async def abort_batch(
@@ -226,7 +226,7 @@ class Scheduler:
     def has_step(self, batch_id: BatchId) -> bool:
         """Whether a batch has tasks without a result, or results that have not been taken."""
         batch = self._batches.get(batch_id)
-        return batch is not None and not batch.book.empty
+        return batch is not None and not batch.tracker.empty
 
     async def wait_all(self, timeout: float | None = None, clear_timeout_tasks: bool = True) -> None:  # noqa: ASYNC109 - it begins anew with each result
         """Wait until no task of any batch is without a result. Nothing is taken.
@@ -239,12 +239,12 @@ class Scheduler:
             TimeoutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
         limit = self._default_timeout() if timeout is None else timeout
-        wait = WaitAll([batch.book for batch in self._batches.all], _now(), limit)
-        while (over := wait.over([batch.book for batch in self._batches.all], _now())) is None:
+        wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
+        while (over := wait.over([batch.tracker for batch in self._batches.all], _now())) is None:
             await self._batches.change(wait.pause(_now()), self._batches.all)
-        if over is Over.COMPLETE:
+        if over is WaitOutcome.COMPLETE:
             return
-        outstanding = {name for batch in self._batches.all for name in batch.book.outstanding}
+        outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
         running = len(outstanding & self._fleet.running_tasks())
         if clear_timeout_tasks:
             batches = self._batches.all
@@ -268,11 +268,14 @@ class Scheduler:
         return {name: state[key] for name, state in self.get_all_state().items() if key in state}
 
     def get_runner_state(self, runner_id: str) -> dict[str, Any]:
-        """The state of one runner, ``<explorer>/<number>``; empty where there is none of that name."""
+        """Return the state of one runner, ``<explorer>/<number>``; empty where there is none of that name."""
         return self.get_all_state().get(runner_id, {})
 
     def get_all_state(self) -> dict[str, dict[str, Any]]:
-        """The state of every runner in the fleet, as last told; see ``trinity_bus.client.fleet.runner_values``."""
+        """Return the state of every runner in the fleet, as last told.
+
+        See ``trinity_bus.client.fleet.runner_values``.
+        """
         self._fleet.tick(time.time())
         return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
 
@@ -322,22 +325,22 @@ class Scheduler:
         batch = self._batches.get(batch_id)
         if batch is None:
             return []
-        book = batch.book
-        known = book.unfinished + book.ready
+        tracker = batch.tracker
+        known = tracker.unfinished + tracker.ready
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
         limit = self._default_timeout() if timeout_s is None else timeout_s
-        wait = Wait(book, _now(), limit, self._settings.coordinator.wait_after_min_s, min_num)
+        wait = Wait(tracker, _now(), limit, self._settings.coordinator.wait_after_min_s, min_num)
         while (over := wait.over(_now())) is None:
             await self._batches.change(wait.pause(_now()), [batch])
-        if over is Over.TIMEOUT:
-            log.error("batch %s: %d tasks have no result after %g s", batch_id, book.unfinished, limit)
-        if over is not Over.COMPLETE and clear:
-            await self._batches.close(batch, CLEANUP, partial=partial, restart=over is Over.TIMEOUT)
+        if over is WaitOutcome.TIMEOUT:
+            log.error("batch %s: %d tasks have no result after %g s", batch_id, tracker.unfinished, limit)
+        if over is not WaitOutcome.COMPLETE and clear:
+            await self._batches.close(batch, CLEANUP, partial=partial, restart=over is WaitOutcome.TIMEOUT)
         return await self._batches.take_completed(batch, payloads=payloads)
 
     def _default_timeout(self) -> float:
-        """What all attempts at one task may take together, in seconds."""
+        """Return what all attempts at one task may take together, in seconds."""
         coordinator = self._coordinator()
         return coordinator.max_timeout_s * coordinator.attempts_per_task
 

@@ -80,7 +80,7 @@ class Synchronizer:
 
     @classmethod
     def get_actor(cls, settings: Settings | None = None, *, bus: Bus | None = None) -> Self:
-        """A client of its own, not yet prepared: there is no one actor to share, the state is on the log."""
+        """Return a client of its own, not yet prepared: there is no one actor to share, the state is on the log."""
         return cls(settings, bus=bus)
 
     async def prepare(self) -> None:
@@ -133,8 +133,8 @@ class Synchronizer:
     # -- who is there ------------------------------------------------------------------------------------------------
 
     def get_trainer_status(self) -> TrainerStatus:
-        """``running``, or ``stopped`` where it has never spoken or not lately. It never waits for a sync."""
-        return "running" if self._now().trainer_lives(self._clock()) else "stopped"
+        """Return ``running``, or ``stopped`` where it has never spoken or not lately. It never waits for a sync."""
+        return "running" if self._now().trainer_is_alive(self._clock()) else "stopped"
 
     def get_explorer_status_counts(self) -> dict[str, int]:
         """How many explorers are ``starting``, ``ready``, ``syncing``, ``draining`` or ``stopped``."""
@@ -143,7 +143,7 @@ class Synchronizer:
     def trainer_requires_weight_sync(self) -> bool | None:
         """Whether a version that the trainer has published is still held; None where the trainer has stopped."""
         view = self._now()
-        if not view.trainer_lives(self._clock()):
+        if not view.trainer_is_alive(self._clock()):
             return None
         return view.trainer is not None and view.trainer.version > view.version
 
@@ -159,11 +159,11 @@ class Synchronizer:
         return self._now().version
 
     def get_latest_model_version(self) -> int:
-        """The same as ``model_version``."""
+        """Return the same as ``model_version``."""
         return self.model_version
 
     def get_latest_model_path(self) -> Path | None:
-        """The checkpoint of the version to be served, a Hugging Face folder; None where there is none."""
+        """Return the checkpoint of the version to be served, a Hugging Face folder; None where there is none."""
         announced = self._now().announced
         return None if announced is None or announced.checkpoint is None else Path(announced.checkpoint)
 
@@ -221,7 +221,7 @@ class Synchronizer:
         Raises:
             TensorFileError: The checkpoint is damaged.
         """
-        from trinity_bus.weights.tensor_file import TensorFile
+        from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 
         path = self._weights()
         if path is None:
@@ -230,14 +230,14 @@ class Synchronizer:
             return [(meta.name, meta.dtype, tuple(meta.shape)) for meta in file.metas]
 
     def get_model_state_dict(self) -> "tuple[dict[str, torch.Tensor] | None, int]":
-        """The weights of the version to be served, from its checkpoint, and its number. Needs torch.
+        """Return the weights of the version to be served, from its checkpoint, and its number. Needs torch.
 
         The weights are None where the checkpoint is not on this machine.
 
         Raises:
             TensorFileError: The checkpoint is damaged.
         """
-        from trinity_bus.weights.tensor_file import TensorFile
+        from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 
         path, version = self._weights(), self.model_version
         if path is None:

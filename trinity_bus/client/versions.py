@@ -91,7 +91,7 @@ class VersionsView:
         """The version to be served; -1 before there is any."""
         return -1 if self.announced is None else self.announced.version
 
-    def trainer_lives(self, now: float) -> bool:
+    def trainer_is_alive(self, now: float) -> bool:
         """Whether the trainer has spoken lately."""
         return self.trainer is not None and now - self.trainer_heard_at <= ALIVE_S
 

@@ -3,23 +3,23 @@
 :class:`CoordinatorMachine` is the whole of it; the other modules are its parts. ``workers.coordinator`` runs it.
 """
 
-from trinity_bus.coordination.commands import (
-    Announce,
-    Answered,
-    Ask,
-    BatchMoved,
-    Command,
+from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
+from trinity_bus.coordination.effects import (
+    AnnounceVersion,
     Dismiss,
+    Effect,
     Fact,
     Observe,
-    Order,
-    Refusal,
-    Refuse,
-    Remember,
-    Reply,
+    PublishBatch,
+    PublishResult,
+    RecordVersion,
+    RejectionReason,
+    RejectTask,
+    RequestVersion,
+    SendOrder,
+    SendReply,
     Skip,
 )
-from trinity_bus.coordination.figures import Figures
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     Event,
@@ -31,23 +31,18 @@ from trinity_bus.coordination.inputs import (
     Tick,
 )
 from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
-from trinity_bus.coordination.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination.machine import CoordinatorMachine, Figures
 from trinity_bus.coordination.retention import Retention
-from trinity_bus.coordination.staleness import required_version, staleness
-from trinity_bus.coordination.state_codec import StateError
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.state.codec import StateError
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy, required_version, staleness
 
 __all__ = [
     "TRANSITIONS",
-    "Announce",
-    "Answered",
-    "Ask",
-    "BatchMoved",
-    "Command",
+    "AnnounceVersion",
     "CommandArrived",
     "CoordinatorMachine",
     "Dismiss",
+    "Effect",
     "Event",
     "EventArrived",
     "Fact",
@@ -58,15 +53,18 @@ __all__ = [
     "LeaderState",
     "Leadership",
     "Observe",
-    "Order",
     "Origin",
-    "Refusal",
-    "Refuse",
-    "Remember",
-    "Reply",
+    "PublishBatch",
+    "PublishResult",
+    "RecordVersion",
+    "RejectTask",
+    "RejectionReason",
     "Request",
+    "RequestVersion",
     "Retention",
     "Role",
+    "SendOrder",
+    "SendReply",
     "Skip",
     "StateError",
     "SyncPolicy",

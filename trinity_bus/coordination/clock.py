@@ -19,7 +19,7 @@ class SteadyClock:
         self._reading: float | None = None
 
     def advance(self, reading: float) -> float:
-        """Takes a reading, in seconds on any scale; returns the counted time."""
+        """Take a reading, in seconds on any scale; return the counted time."""
         if self._reading is not None:
             self.now += min(max(reading - self._reading, 0.0), self._longest_step_s)
         self._reading = reading

@@ -46,7 +46,7 @@ class TaskArrived:
 
 @dataclass(frozen=True, slots=True)
 class EventArrived:
-    """A worker said that something happened. May come late, twice, or from a life that is over."""
+    """A worker said that something happened. May come late, twice, or from an incarnation that is over."""
 
     event: Event
     traceparent: str | None = None

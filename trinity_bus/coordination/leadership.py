@@ -42,7 +42,7 @@ LONGEST_STEP = 0.25
 SOUND = 10.0
 """In multiples of ``takeover_s``: who has led for so long is not said to have failed all the time since before."""
 SPREAD = 0.2
-"""Share of ``takeover_s`` over which those that stand by spread their patience."""
+"""Share of ``takeover_s`` over which those that stand by spread their waits."""
 LEFT_SPREAD_S = 0.3
 """Seconds over which they spread when the one that worked has left: about what a takeover takes."""
 AFTER_OUTAGE = 2.0
@@ -83,7 +83,7 @@ class Leadership:
         name: Of this coordinator.
         incarnation: Of this process: no other ever has it.
         takeover_s: Silence after which it takes over.
-        share: In [0, 1): how its patience differs from that of others; best drawn at random.
+        share: In [0, 1): how its wait differs from that of others; best drawn at random.
         now: Seconds of any clock.
     """
 
@@ -106,13 +106,13 @@ class Leadership:
         self._broken_since: float | None = None
 
     def entry(self, state: LeaderState) -> Leader:
-        """What this one says of itself."""
+        """Return what this one says of itself."""
         return Leader(self.name, self.incarnation, state)
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
     def progress(self, now: float, leader: Leader | None) -> None:
-        """Committed progress was read.
+        """Note that committed progress was read.
 
         Args:
             now: Seconds.
@@ -127,12 +127,12 @@ class Leadership:
             self._losses, self._broken_since = 0, None
 
     def in_touch(self, now: float) -> None:
-        """The log answers."""
+        """Note that the log answers."""
         self._clock.advance(now)
         self._away_since = None
 
     def out_of_touch(self, now: float) -> None:
-        """The log does not answer."""
+        """Note that the log does not answer."""
         self._expect(Role.STANDBY)
         self._since = self._clock.advance(now)
         self._allowance_s = self._takeover_s * AFTER_OUTAGE
@@ -140,7 +140,7 @@ class Leadership:
             self._away_since = self._since
 
     def take_over(self, now: float) -> None:
-        """It begins to take over. Allowed at any time, see above."""
+        """Note that it begins to take over. Allowed at any time, see above."""
         self._expect(Role.STANDBY)
         self._become(Role.TAKING_OVER, now)
 
@@ -152,12 +152,15 @@ class Leadership:
         self.leader = self.entry("active")
 
     def committed(self, now: float) -> None:
-        """It has said that it lives."""
+        """Note that it has said that it lives."""
         self._expect(Role.ACTIVE)
         self._clock.advance(now)
 
     def fenced(self, now: float) -> None:
-        """The broker refuses it: another one has started to take over, or its transaction was open for too long."""
+        """Note that the broker refuses it.
+
+        Another one has started to take over, or its transaction was open for too long.
+        """
         self._expect(Role.TAKING_OVER, Role.ACTIVE)
         if self.role is Role.ACTIVE and self._clock.advance(now) - self._since >= self._takeover_s:
             self._become(Role.FENCED, now)
@@ -166,7 +169,7 @@ class Leadership:
         self._become(Role.STANDBY, now)
 
     def broken(self, now: float) -> None:
-        """The log failed it, and it forgets what it has not committed."""
+        """Note that the log failed it, and it forgets what it has not committed."""
         self._expect(Role.TAKING_OVER, Role.ACTIVE)
         led_s = self._clock.advance(now) - self._since if self.role is Role.ACTIVE else 0.0
         if self._broken_since is None or led_s >= self._takeover_s * SOUND:
@@ -174,7 +177,7 @@ class Leadership:
         self._become(Role.STANDBY, now)
 
     def leave(self, now: float) -> None:
-        """It is told to stop."""
+        """Note that it is told to stop."""
         self._become(Role.LEFT, now)
 
     # -- what it decides ---------------------------------------------------------------------------------------------
@@ -182,10 +185,10 @@ class Leadership:
     def is_due(self, now: float) -> bool:
         """Whether it should take over now, provided that it has read all there is."""
         self._expect(Role.STANDBY)
-        return self._clock.advance(now) - self._since >= self.patience_s
+        return self._clock.advance(now) - self._since >= self.standby_s
 
     @property
-    def patience_s(self) -> float:
+    def standby_s(self) -> float:
         """Silence after which it takes over, in seconds."""
         if self._losses:
             # Somebody else is about to lead, whether that can be read yet or not.

@@ -35,7 +35,7 @@ BATCH_SHARE = 2
 """One batch has this part of ``max_open_bytes`` at most; all named ones together that are not full have all of it."""
 MAX_SLOTS = 16_384
 """Attempts that one explorer is handed at once, whatever it offers: they are one entry of the changelog."""
-MAX_FINALIZERS = 1024
+MAX_BATCH_WAITERS = 1024
 """Clients that wait for the end of one batch."""
 
 _LARGEST = (
@@ -55,13 +55,13 @@ def parts_allowed(expected: int | None) -> int:
 
 
 def short_error(error: str) -> str:
-    """The beginning of an error's text."""
+    """Return the beginning of an error's text."""
     raw = error.encode("utf-8", "backslashreplace")
     return error if len(raw) <= MAX_ERROR_BYTES else raw[: MAX_ERROR_BYTES - 3].decode("utf-8", "ignore") + "..."
 
 
 def bounded(metrics: Metrics) -> Metrics:
-    """The first ``MAX_METRICS`` of the metrics, without those whose names are beyond all reason."""
+    """Return the first ``MAX_METRICS`` of the metrics, without those whose names are beyond all reason."""
     if len(metrics) <= MAX_METRICS and max(map(len, metrics), default=0) <= MAX_METRIC_NAME:
         return metrics
     names = [name for name in metrics if len(name) <= MAX_METRIC_NAME]

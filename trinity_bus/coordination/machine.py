@@ -1,4 +1,4 @@
-r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, commands)``.
+r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, effects)``.
 
 ::
 
@@ -7,13 +7,13 @@ r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, 
             v               v                 v                            v
         +-------------------------------------------------------------------------+
         |  Ledger: tasks, batches     Fleet: explorers      WeightSync: versions  |
-        |     \________________ Attempts, Endings, Requests ______________/       |
+        |     \__________ Dispatcher, Endings, BatchCommands ____________/        |
         +-------------------------------------------------------------------------+
            |          |          |          |           |              |            |
         rollouts   batches    results    replies  model-versions  dead-letters  changelog
 
 The machine has no clock, no client and no thread: it is told the time, and returns what is to be done. The same inputs
-from the same state give the same commands. Whoever runs it carries out the commands of a call and stores its
+from the same state give the same effects. Whoever runs it carries out the effects of a call and stores its
 :meth:`~CoordinatorMachine.changes` in one step, or forgets the machine and restores another from what was stored.
 
 ===========================  ===========================================================================================
@@ -21,7 +21,7 @@ told that                    it
 ===========================  ===========================================================================================
 a task came                  refuses it (id known, batch ended or full, workflow unknown) or puts it in a batch
 a client asks for something  does it and replies, or refuses with a reason; who asks for the end of a batch may wait
-an explorer lives            takes note of room and version; a new life of it ends the attempts of the old one
+an explorer lives            takes note of room and version; a new incarnation of it ends the attempts of the old one
 an explorer left             hands its tasks out again
 a rollout finished           takes the answer if that attempt is one that counts, else ignores it
 the trainer has a version    announces it when the sync style lets it, and names who is to take it
@@ -35,6 +35,7 @@ batches are finalized, until nothing more follows.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from schemas import (
@@ -53,37 +54,49 @@ from schemas import (
     WeightsSynced,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination import history, results
-from trinity_bus.coordination.attempts import Attempts
-from trinity_bus.coordination.choice import VersionChoice
+from trinity_bus.coordination.batches import results
+from trinity_bus.coordination.batches.endings import Endings
+from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.commands import (
-    Announce,
-    Ask,
-    BatchMoved,
-    Command,
+from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
+from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
+from trinity_bus.coordination.dispatch.fleet import Explorer, HeartbeatOutcome
+from trinity_bus.coordination.dispatch.stragglers import slow_attempts
+from trinity_bus.coordination.effects import (
+    AnnounceVersion,
     Dismiss,
+    Effect,
+    Effects,
     Fact,
-    Outbox,
-    Refusal,
-    Refuse,
-    Remember,
+    PublishBatch,
+    RecordVersion,
+    RejectionReason,
+    RejectTask,
+    RequestVersion,
 )
-from trinity_bus.coordination.endings import Endings
-from trinity_bus.coordination.figures import Figures
-from trinity_bus.coordination.fleet import Explorer, News
 from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
-from trinity_bus.coordination.journal import Journal
-from trinity_bus.coordination.kept import Context, Kept
-from trinity_bus.coordination.pace import Pace
-from trinity_bus.coordination.requests import Requests
-from trinity_bus.coordination.state_store import StateStore
-from trinity_bus.coordination.stragglers import slow_attempts
-from trinity_bus.coordination.sync_policy import SyncPolicy
-from trinity_bus.coordination.tasks import OpenTask
+from trinity_bus.coordination.requests.batch_commands import BatchCommands
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.state.store import StateStore
+from trinity_bus.coordination.versions import history
+from trinity_bus.coordination.versions.choice import VersionChoice
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 
 LONGEST_STEP = 0.25
 """Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Named as in ``CoordinatorHeartbeat``."""
+
+    open_batches: int
+    open_tasks: int
+    running_attempts: int
+    max_timeout_s: float
+    attempts_per_task: int
+    dynamic_timeout_s: float
 
 
 class CoordinatorMachine:
@@ -106,25 +119,25 @@ class CoordinatorMachine:
         self._settings = settings
         synchronizer = synchronizer or SynchronizerSettings()
         self._policy = SyncPolicy.of(synchronizer, settings)
-        self._journal = Journal()
+        self._dirty = DirtyKeys()
         self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
-        self._out = Outbox()
-        self.kept = Kept(settings, synchronizer, self._policy, self._journal)
-        self.ledger, self.fleet, self.sync = self.kept.ledger, self.kept.fleet, self.kept.sync
-        context = Context(settings, synchronizer, self._clock, self._journal, self._out)
-        self._pace = Pace(settings, self.ledger.counters)
-        self._attempts = Attempts(self.ledger, self.fleet, self._pace, self._out)
-        self._endings = Endings(context, self.kept, self._attempts, self._pace)
-        self._requests = Requests(context, self.kept, self._endings)
-        self._choice = VersionChoice(context, self.kept)
-        self._store = StateStore(self._journal)
+        self._out = Effects()
+        self.state = MachineState(settings, synchronizer, self._policy, self._dirty)
+        self.ledger, self.fleet, self.sync = self.state.ledger, self.state.fleet, self.state.sync
+        context = MachineContext(settings, synchronizer, self._clock, self._dirty, self._out)
+        self._timeouts = AttemptTimeouts(settings, self.ledger.counters)
+        self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
+        self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
+        self._requests = BatchCommands(context, self.state, self._endings)
+        self._choice = VersionChoice(context, self.state)
+        self._store = StateStore(self._dirty)
         self._judged: tuple[int, int, bool] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
     # -- what whoever runs it calls ----------------------------------------------------------------------------------
 
-    def handle(self, given: Input, now: float) -> list[Command]:
-        """Takes in one input.
+    def handle(self, given: Input, now: float) -> list[Effect]:
+        """Take in one input.
 
         Args:
             given: The input.
@@ -135,8 +148,8 @@ class CoordinatorMachine:
         """
         return self.handle_all((given,), now)
 
-    def handle_all(self, inputs: Iterable[Input], now: float) -> list[Command]:
-        """Takes in several inputs that arrived together; what follows from them is decided once, at the end."""
+    def handle_all(self, inputs: Iterable[Input], now: float) -> list[Effect]:
+        """Take in several inputs that arrived together; what follows from them is decided once, at the end."""
         self._clock.advance(now)
         ticked = False
         for given in inputs:
@@ -165,7 +178,7 @@ class CoordinatorMachine:
         return self._store.changes()
 
     def entries(self) -> dict[str, bytes]:
-        """The whole state: what all changes since the beginning add up to."""
+        """Return the whole state: what all changes since the beginning add up to."""
         return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
@@ -174,12 +187,12 @@ class CoordinatorMachine:
         Raises:
             StateError: They cannot be read.
         """
-        self._store.load(entries, lambda: self.kept.rebuild(self._clock.now))
+        self._store.load(entries, lambda: self.state.rebuild(self._clock.now))
         self._endings.restored()
 
     @property
     def level(self) -> int:
-        """What the state may hold; see :mod:`trinity_bus.coordination.state_codec`."""
+        """What the state may hold; see :mod:`trinity_bus.coordination.state.codec`."""
         return self._store.level
 
     def figures(self) -> Figures:
@@ -190,7 +203,7 @@ class CoordinatorMachine:
             running_attempts=len(self.ledger.running),
             max_timeout_s=self._settings.task_timeout_s,
             attempts_per_task=self._settings.max_attempts,
-            dynamic_timeout_s=self._pace.limit(),
+            dynamic_timeout_s=self._timeouts.limit(),
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -200,13 +213,13 @@ class CoordinatorMachine:
         refused = self.ledger.refusal(task)
         # In a named batch it counts, and fails when its turn comes: without it the batch would never be full.
         if refused is None and task.batch_id is None and self._nobody_knows(task.workflow):
-            refused = Refusal.UNKNOWN_WORKFLOW, self._unknown(task.workflow)
+            refused = RejectionReason.UNKNOWN_WORKFLOW, self._unknown(task.workflow)
         if refused is not None:
-            self._out.add(Refuse(task, arrived.origin, *refused, arrived.traceparent))
+            self._out.add(RejectTask(task, arrived.origin, *refused, arrived.traceparent))
             return
         new_batch = self.ledger.accept(arrived)
         if new_batch is not None:
-            self._out.add(BatchMoved(new_batch.record()))
+            self._out.add(PublishBatch(new_batch.record()))
         self._endings.give_up_unfilled()
 
     def _command(self, arrived: CommandArrived) -> None:
@@ -223,10 +236,10 @@ class CoordinatorMachine:
                 self._requests.handle(command, traceparent, operator=arrived.operator)
 
     def _finalize_upgrade(self, command: FinalizeUpgrade, traceparent: str | None) -> None:
-        reply = self.kept.replies.again(command, traceparent)
+        reply = self.state.replies.again(command, traceparent)
         if reply is None:
             error, detail = self._store.raise_level(command.level)
-            reply = self.kept.replies.give(command, error, detail, traceparent)
+            reply = self.state.replies.give(command, error, detail, traceparent)
         self._out.add(reply)
 
     def _event(self, event: Event, traceparent: str | None) -> None:
@@ -252,18 +265,20 @@ class CoordinatorMachine:
     def _heartbeat(self, beat: ExplorerHeartbeat) -> None:
         replaced = self.fleet.is_replaced_by(beat)
         if replaced is not None:
-            self._lose(replaced, "a new life of the explorer has begun", cancel=True)
-        news = self.fleet.heartbeat(beat, self._clock.now)
-        if news is News.ZOMBIE:
+            self._lose(replaced, "a new incarnation of the explorer has begun", cancel=True)
+        outcome = self.fleet.heartbeat(beat, self._clock.now)
+        if outcome is HeartbeatOutcome.ZOMBIE:
             counts = self.fleet.explorers[beat.explorer].incarnation
             self._dismiss("explorer", beat.explorer, beat.incarnation, counts)
-        elif news in (News.JOINED, News.REPLACED):
+        elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)
         if explorer is None:
-            self._out.observe(Fact.ZOMBIE_EXPLORER, event.explorer, f"life {event.incarnation} left, was over before")
+            self._out.observe(
+                Fact.ZOMBIE_EXPLORER, event.explorer, f"incarnation {event.incarnation} left, was over before"
+            )
             return
         self._lose(explorer, f"the explorer left: {event.reason}", cancel=False)
         self.fleet.depart(explorer, for_good=True)
@@ -318,9 +333,9 @@ class CoordinatorMachine:
             detail = f"version {step.version}, not newer than {before}"
             self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
             return
-        # A life begins by publishing what the former one has made; what is known of that was written then.
+        # An incarnation begins by publishing what the former one has made; what is known of that was written then.
         if step.batch_id is not None or step.version > before:
-            self._out.add(Remember(history.entry(step)))
+            self._out.add(RecordVersion(history.entry(step)))
         self._ask(self.sync.reminder())
         if self._choice.rolled_back(step, told_last):
             self._endings.hand_out_again(f"the trainer has rolled back to version {step.version}")
@@ -331,7 +346,9 @@ class CoordinatorMachine:
         explorer = self.fleet.find(event.explorer, event.incarnation)
         release = self.sync.state.release
         if explorer is None or release is None or event.model != release.model:
-            self._out.observe(Fact.LATE_SYNC, event.explorer, f"version {event.version}, life {event.incarnation}")
+            self._out.observe(
+                Fact.LATE_SYNC, event.explorer, f"version {event.version}, incarnation {event.incarnation}"
+            )
             return
         wrong_bytes = event.ok and event.version == release.version and event.checksum not in ("", release.checksum)
         ok = event.ok and not wrong_bytes
@@ -373,54 +390,54 @@ class CoordinatorMachine:
         if announcement is None:
             announcement = self.sync.next_round(self.fleet.live(), now)
         if announcement is not None:
-            self._out.add(Announce(announcement, self.sync.state.traceparent))
+            self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
         self._settle_batches()
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
         self._ask(self.sync.want(self.ledger.counters.finalized))
-        self._attempts.dispatch(self.sync.version, now, self._choice.ceiling)
+        self._dispatcher.dispatch(self.sync.version, now, self._choice.ceiling)
         if ticked:
             for attempt in slow_attempts(self._settings, self.ledger, now):
-                if self._attempts.copy(attempt, self.sync.version, now):
-                    self._out.observe(Fact.SECOND_COPY, attempt.task_id, f"attempt {attempt.number} is slow")
+                if self._dispatcher.speculate(attempt, self.sync.version, now):
+                    self._out.observe(Fact.SPECULATIVE_ATTEMPT, attempt.task_id, f"attempt {attempt.number} is slow")
 
     def _released(self) -> ModelVersion | None:
-        """The announcement of a version that was held, and is no more."""
+        """Return the announcement of a version that was held, and is no more."""
         if self.sync.state.held is None:
             return None
         return self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), self._clock.now)
 
     def _settle_batches(self) -> None:
-        """Ends and starts batches until nothing more follows from it."""
+        """End and start batches until nothing more follows from it."""
         while True:
             ended = self._endings.finalize()
             admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
             for record in admitted:
-                self._out.add(BatchMoved(record))
+                self._out.add(PublishBatch(record))
             if not (ended or admitted or self._give_up_unknown()):
                 return
 
     def _give_up_unknown(self) -> bool:
         """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
-        looked = (self.fleet.news, self.ledger.line.additions, self.fleet.can_judge())
+        looked = (self.fleet.membership_changes, self.ledger.queue.additions, self.fleet.can_judge())
         if looked == self._judged:
             return False
         hopeless: dict[str, OpenTask] = {}
-        for batch in self.ledger.line:
+        for batch in self.ledger.queue:
             for workflow in [name for name in batch.queued if self._nobody_knows(name)]:
                 hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[workflow])}
-                self.ledger.line.clear(batch, workflow)
+                self.ledger.queue.clear(batch, workflow)
         for task in hopeless.values():
             error = self._unknown(task.task.workflow)
-            self._out.add(Refuse(task.task, task.origin, Refusal.UNKNOWN_WORKFLOW, error, task.traceparent))
+            self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
             self._endings.give_up(task, error)
-        self._judged = (self.fleet.news, self.ledger.line.additions, self.fleet.can_judge())
+        self._judged = (self.fleet.membership_changes, self.ledger.queue.additions, self.fleet.can_judge())
         return bool(hopeless)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _lose(self, explorer: Explorer, reason: str, *, cancel: bool) -> None:
-        """A life of an explorer is over. To be called while it is in the fleet."""
+        """Note that an incarnation of an explorer is over. To be called while it is in the fleet."""
         self._endings.lose(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 
@@ -430,9 +447,11 @@ class CoordinatorMachine:
             self._dismiss("trainer", name, incarnation, newest.incarnation)
 
     def _dismiss(self, service: Literal["explorer", "trainer"], name: str, incarnation: str, counts: str) -> None:
-        """Tells a life that still speaks that another one has its place."""
+        """Tells a incarnation that still speaks that another one has its place."""
         fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
-        detail = f"life {incarnation} speaks, but life {counts} has begun since: are there two of this name?"
+        detail = (
+            f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
+        )
         self._out.observe(fact, name, detail)
         self._out.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts)))
 
@@ -445,10 +464,10 @@ class CoordinatorMachine:
 
     def _ask(self, wanted: VersionWanted | None) -> None:
         if wanted is not None:
-            self._out.add(Ask(wanted))
+            self._out.add(RequestVersion(wanted))
 
     def _warn_if_kept(self, step: StepTrained) -> None:
-        """Reports a trainer that does not publish what batches will need."""
+        """Report a trainer that does not publish what batches will need."""
         if self._policy.publishes(step.version):
             detail = (
                 f"batches will need version {step.version}, which {step.trainer} does not publish; give all services "

@@ -30,7 +30,7 @@ import msgspec
 
 from schemas import BatchLifecycleState, BatchRecord, Position
 from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
-from trinity_bus.coordination.parts import AttemptKey
+from trinity_bus.coordination.batches.parts import AttemptKey
 
 BATCHES_KEPT = 500
 """Batches that have ended and are trained, for people to look at."""
@@ -100,7 +100,7 @@ class Retention:
         return fresh
 
     def batch(self, batch_id: str, offset: int, record: BatchRecord | None) -> None:
-        """A record of ``batches``; ``None`` where it was a tombstone."""
+        """Note that a record of ``batches``; ``None`` where it was a tombstone."""
         self._ended.pop(batch_id, None)
         if record is None or record.state not in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
             return
@@ -109,17 +109,20 @@ class Retention:
             ended.least = least(part.position for entry in record.manifest for part in entry.parts)
 
     def version(self, key: str, *, is_there: bool) -> None:
-        """A record of ``version-history``, or its tombstone."""
+        """Run a record of ``version-history``, or its tombstone."""
         self._versions.pop(key, None)
         if is_there:
             self._versions[key] = None
 
     def trained(self, needs_from: int) -> None:
-        """The trainer says what it may still need of ``batches``; further back than before, what is gone is gone."""
+        """Note that the trainer says what it may still need of ``batches``.
+
+        Further back than before, what is gone is gone.
+        """
         self._needs_from = needs_from
 
     def look(self, look: Look) -> Cuts:
-        """Takes in a look. To be called only when decisions of the last one are committed.
+        """Take in a look. To be called only when decisions of the last one are committed.
 
         Returns:
             What this look and the last one have found.
@@ -169,7 +172,7 @@ class Retention:
 
 
 def least(positions: Iterable[Position | None]) -> dict[int, int]:
-    """The first offset of each partition."""
+    """Return the first offset of each partition."""
     first: dict[int, int] = {}
     for position in positions:
         if position is not None:
@@ -178,7 +181,9 @@ def least(positions: Iterable[Position | None]) -> dict[int, int]:
 
 
 def without_lost(record: BatchRecord, begins: Mapping[int, int], ends: Mapping[int, int]) -> BatchRecord:
-    """A finalized batch whose manifest names nothing that is gone: a task that has lost an experience has failed.
+    """Return a finalized batch whose manifest names nothing that is gone.
+
+    A task that has lost an experience has failed.
 
     Args:
         record: To be written.

@@ -17,7 +17,7 @@ _watched: dict[str, Callable[[], Awaitable[bool]]] = {}
 
 
 def mark_ready() -> None:
-    """The service works now. Without a health endpoint this does nothing."""
+    """Note that the service works now. Without a health endpoint this does nothing."""
     if _state is not None:
         _state.phase = Phase.WORKING
 

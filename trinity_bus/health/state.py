@@ -61,16 +61,16 @@ class HealthState:
         """When each thing that is watched was found to be read last."""
 
     def turned(self, now: float) -> None:
-        """The event loop has turned."""
+        """Note that the event loop has turned."""
         self._turned = now
 
     def reading(self, what: str, now: float, *, keeps_up: bool) -> None:
-        """It was looked whether something is read; since when it is not counts from the first time."""
+        """Note that it was looked whether something is read; since when it is not counts from the first time."""
         if keeps_up or what not in self._read:
             self._read[what] = now
 
     def done_reading(self, what: str) -> None:
-        """It is no longer to be read."""
+        """Note that it is no longer to be read."""
         self._read.pop(what, None)
 
     def alive(self, now: float) -> Verdict:

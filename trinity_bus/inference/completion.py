@@ -11,7 +11,7 @@ UNKNOWN_VERSION = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class EngineCompletion:
     """One response."""
 
     token_ids: list[int]
@@ -24,7 +24,7 @@ class Completion:
     """(first token, model version), ascending: who drew what."""
 
 
-def completion_of(output: Any) -> Completion:
+def completion_of(output: Any) -> EngineCompletion:
     """Convert one ``vllm.outputs.CompletionOutput``.
 
     Raises:
@@ -37,7 +37,7 @@ def completion_of(output: Any) -> Completion:
     if drawn is None or list(drawn.token_ids) != token_ids:
         count = 0 if drawn is None else len(drawn.token_ids)
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
-    return Completion(
+    return EngineCompletion(
         token_ids, list(drawn.logprobs), output.finish_reason, version_spans(output.weight_versions or ())
     )
 

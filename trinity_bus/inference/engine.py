@@ -26,8 +26,8 @@ from schemas.model_version import Member, ModelVersion
 from schemas.task import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import UNKNOWN_VERSION, Completion, completion_of
-from trinity_bus.inference.door import Doors
+from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, completion_of
+from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
     EngineError,
@@ -40,7 +40,7 @@ from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.background import in_daemon_thread
-from trinity_bus.runtime.heap import unsettle
+from trinity_bus.runtime.heap import unfreeze_gc
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -69,7 +69,7 @@ class InferenceEngine:
         self._sync_timeout_s = sync_timeout_s
         self._weights_cafile = weights_cafile
         self._llm: AsyncLLM | None = None
-        self._doors: Doors | None = None
+        self._control: ControlClient | None = None
         self._counter = TokenCounter()
         self._numbers = itertools.count()
         self._syncing = asyncio.Lock()
@@ -117,10 +117,10 @@ class InferenceEngine:
         return self._llm
 
     @property
-    def _open_doors(self) -> Doors:
-        if self._doors is None:
+    def _open_control(self) -> ControlClient:
+        if self._control is None:
             raise EngineError("the engine is not started, or was stopped")
-        return self._doors
+        return self._control
 
     async def start(self) -> None:
         """Start the engine's process and load the model.
@@ -148,7 +148,7 @@ class InferenceEngine:
                 for child in set(multiprocessing.active_children()) - before:
                     child.kill()
         try:
-            self._doors = await Doors.open(self.llm)
+            self._control = await ControlClient.open(self.llm)
         # vLLM passes on what was raised in its processes as a bare Exception.
         except Exception as error:
             raise EngineStartError(f"vLLM's workers cannot be reached for weights: {error}") from error
@@ -156,16 +156,16 @@ class InferenceEngine:
     async def stop(self) -> None:
         """End the engine's process. Requests that still run fail."""
         llm, self._llm = self._llm, None
-        doors, self._doors = self._doors, None
-        if doors is not None:
-            await doors.close()
+        control, self._control = self._control, None
+        if control is not None:
+            await control.close()
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, _STOP_S)
             # It closes its sockets, and leaves their context, with a thread and files of its own, to whoever collects.
             llm.engine_core.resources.ctx.destroy(linger=0)
             del llm
             # vLLM's objects refer to each other in circles; at the end of the interpreter they would complain.
-            unsettle()
+            unfreeze_gc()
 
     async def wait_dead(self) -> EngineDeadError:
         """Return as soon as the engine is dead, with the reason."""
@@ -178,7 +178,7 @@ class InferenceEngine:
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[Completion]:
+    ) -> list[EngineCompletion]:
         """Draw ``n`` responses to a prompt.
 
         Args:
@@ -206,7 +206,7 @@ class InferenceEngine:
         return [completion_of(output) for output in sorted(final.outputs, key=lambda output: output.index)]
 
     async def _draw(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
-        """The engine's ``RequestOutput`` with all responses, or None where it gave none."""
+        """Return the engine's ``RequestOutput`` with all responses, or None where it gave none."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -246,7 +246,7 @@ class InferenceEngine:
             try:
                 outcome = await sync_weights(
                     self.llm,
-                    self._open_doors,
+                    self._open_control,
                     announced,
                     member,
                     timeout_s=self._sync_timeout_s,

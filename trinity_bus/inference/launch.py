@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.inference.errors import EngineStartError
-from trinity_bus.weights.vllm_plugin import BACKEND
+from trinity_bus.weights.vllm.plugin import BACKEND
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -129,7 +129,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         # Of the distribution that the token is drawn from: after temperature, top-p and top-k. The default is before.
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": {"backend": BACKEND},
-        "worker_extension_cls": "trinity_bus.weights.vllm_engine.WorkerExtension",
+        "worker_extension_cls": "trinity_bus.weights.vllm.engine.WorkerExtension",
         # What a checkpoint's generation_config.json recommends would silently change the sampling distribution.
         "generation_config": "vllm",
         # vLLM's default is the same for every engine: two explorers would draw the same numbers.

@@ -45,25 +45,25 @@ class TokenCounter:
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Called by vLLM after each step."""
+        """Take note of the end of a step of vLLM."""
         if iteration_stats is not None:
             self.generated += iteration_stats.num_generation_tokens
 
     def log_engine_initialized(self) -> None:
-        """Called by vLLM at start; there is nothing to say."""
+        """Say nothing: vLLM calls this at start."""
 
     def log(self) -> None:
-        """Called by servers from time to time; there is nothing to say."""
+        """Say nothing: servers call this from time to time."""
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Called by vLLM when an engine sleeps; ours never does."""
+        """Do nothing: vLLM calls this when an engine sleeps, and ours never does."""
 
 
 @contextmanager
 def request_span(
     model: str, prompt_tokens: int, arguments: Mapping[str, Any], traceparent: str | None
 ) -> Iterator[Span]:
-    """The span of one request, which is an error where the block raises.
+    """Provide the span of one request, which is an error where the block raises.
 
     Args:
         model: Its name, for people.

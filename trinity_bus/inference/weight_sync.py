@@ -8,7 +8,7 @@
                                                                 +--half loaded, no answer: EngineDeadError
 
 The pause is the load alone; on a CPU, that is to exchange the weights for those that were loaded beside them
-(``trinity_bus.weights.vllm_loading``). ``pause`` with ``keep`` freezes the requests in flight and drops every cached
+(``trinity_bus.weights.vllm.loading``). ``pause`` with ``keep`` freezes the requests in flight and drops every cached
 key and value, theirs too: after ``resume`` their prefixes are computed anew with the new weights, so no token is ever
 drawn from a mixture of two versions, and no cached prefix outlives its version.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
-from trinity_bus.inference.door import Doors
+from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
 
@@ -53,7 +53,7 @@ class SyncOutcome:
 
 async def sync_weights(
     llm: "AsyncLLM",
-    doors: Doors,
+    control: ControlClient,
     announced: ModelVersion,
     member: Member,
     *,
@@ -64,7 +64,7 @@ async def sync_weights(
 
     Args:
         llm: The engine.
-        doors: Of its workers.
+        control: Of its workers.
         announced: What to receive, and from where.
         member: This explorer, as the announcement names it.
         timeout_s: Limit of each step.
@@ -77,10 +77,10 @@ async def sync_weights(
     began = time.monotonic()
     session = _Session(llm, timeout_s)
     try:
-        progress = await doors.receive(_source(announced, member, timeout_s, cafile))
+        progress = await control.receive(_source(announced, member, timeout_s, cafile))
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
-        await doors.obeyed(timeout_s)
+        await control.drained(timeout_s)
         await session.cancel()
         raise
     load = asyncio.ensure_future(session.load(announced))
@@ -174,7 +174,7 @@ class _Session:
 
 
 def _source(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> dict[str, Any]:
-    """Where a member finds an announced version: fields of ``trinity_bus.weights.feed.Source``."""
+    """Where a member finds an announced version: fields of ``trinity_bus.weights.transport.Source``."""
     return {
         "method": announced.method,
         "host": announced.master_address,

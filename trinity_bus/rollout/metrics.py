@@ -59,7 +59,7 @@ _QUIET = np.errstate(over="ignore", invalid="ignore")
 
 
 def split_suffix(key: str) -> tuple[str, Aggregation]:
-    """The name and the aggregation of a metric's key.
+    """Return the name and the aggregation of a metric's key.
 
     >>> split_suffix("tokens:sum"), split_suffix("a:b:max"), split_suffix("judge:gpt")
     (('tokens', 'sum'), ('a:b', 'max'), ('judge:gpt', 'mean'))
@@ -104,7 +104,7 @@ def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics
 
 @_QUIET
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    """The metrics of a task from those of its runs.
+    """Return the metrics of a task from those of its runs.
 
     Args:
         metrics: One map of each run.
@@ -160,7 +160,7 @@ def bootstrap_metric(
 
 
 def reward_of(metrics: Metrics) -> float | None:
-    """The mean reward in a batch's metrics: ``rollout/reward/mean``, or ``eval/<name>/reward/mean@<n>``."""
+    """Return the mean reward in a batch's metrics: ``rollout/reward/mean``, or ``eval/<name>/reward/mean@<n>``."""
     if "rollout/reward/mean" in metrics:
         return metrics["rollout/reward/mean"]
     for name, value in metrics.items():
@@ -203,7 +203,7 @@ def _aggregate(metrics: Iterable[Mapping[str, Any]], prefix: str, stats: Sequenc
 
 
 def _columns(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
-    """The values of each key in the order of the maps, numbers only."""
+    """Return the values of each key in the order of the maps, numbers only."""
     return {key: np.array(values) for key, values in _numbers(metrics).items()}
 
 

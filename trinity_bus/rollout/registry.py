@@ -36,7 +36,7 @@ def register[W: Workflow](name: str) -> Callable[[type[W]], type[W]]:
 
 
 def get_workflow(name: str) -> Workflow:
-    """The workflow of this name.
+    """Return the workflow of this name.
 
     Raises:
         UnknownWorkflow: There is none.

@@ -20,7 +20,7 @@ _CLUTTER = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\text\{([^{}]*)\}|[$\s]")
 
 
 def extract_answer(text: str) -> str | None:
-    """The final answer in a response, as it was written; None when there is none."""
+    """Return the final answer in a response, as it was written; None when there is none."""
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed
@@ -37,7 +37,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""An integer, decimal, fraction or ``\frac{a}{b}`` as an exact number; None when ``text`` is anything else.
+    r"""Return an integer, decimal, fraction or ``\frac{a}{b}`` as an exact number; None when ``text`` is anything else.
 
     Thousands may be separated by commas; a leading ``$``, a trailing full stop, and blanks are passed over.
     """

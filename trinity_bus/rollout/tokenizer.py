@@ -15,7 +15,7 @@ from trinity_bus.rollout.workflow import Tokenizer
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face model.
+    """Return the tokenizer of a Hugging Face model.
 
     Args:
         model_path: A folder, or the name of a model.

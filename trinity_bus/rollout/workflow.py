@@ -180,7 +180,7 @@ class Workflow(Protocol):
 
 
 def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
-    """The defaults, with every field that ``wishes`` sets put in their place."""
+    """Return the defaults, with every field that ``wishes`` sets put in their place."""
     if wishes is None:
         return defaults
     return defaults.model_copy(update=wishes.model_dump(exclude_none=True))

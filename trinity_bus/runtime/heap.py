@@ -8,17 +8,17 @@ out of the collector's sight; what it makes from then on is little, and soon loo
 import gc
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Collect what the start has left, and have later collections pass over all that is there now.
 
     Call it once, when everything is imported and before the first work. What it covers is still freed when its last
-    reference goes; only circles of it stay, until :func:`unsettle`.
+    reference goes; only circles of it stay, until :func:`unfreeze_gc`.
     """
     gc.collect()
     gc.freeze()
 
 
-def unsettle() -> None:
+def unfreeze_gc() -> None:
     """Show the collector everything again, and have it collect."""
     gc.unfreeze()
     gc.collect()

@@ -6,7 +6,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A TCP port that is free now. Another process may take it first: whoever binds it must be ready to try another."""
+    """Return a TCP port that is free now.
+
+    Another process may take it first: whoever binds it must be ready to try another.
+    """
     with socket.socket() as server:
         server.bind((LOOPBACK, 0))
         port: int = server.getsockname()[1]

@@ -175,7 +175,7 @@ def start_time(pid: int) -> int | None:
 
 
 def tail(path: Path, lines: int = 20, *, limit_bytes: int = 64 * 1024) -> str:
-    """The last lines of a text file; empty where there is none."""
+    """Return the last lines of a text file; empty where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

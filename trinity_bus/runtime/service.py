@@ -100,7 +100,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def first_error(error: BaseException) -> BaseException | None:
-    """The first exception in an exception group, at any depth, that is no mere cancellation."""
+    """Return the first exception in an exception group, at any depth, that is no mere cancellation."""
     if not isinstance(error, BaseExceptionGroup):
         return None if isinstance(error, asyncio.CancelledError) else error
     return next((first for member in error.exceptions if (first := first_error(member)) is not None), None)

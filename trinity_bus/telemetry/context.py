@@ -16,7 +16,7 @@ _FIELD = "traceparent"
 
 
 def traceparent(span: Span | None = None) -> str | None:
-    """The ``traceparent`` of a span, by default the current one; ``None`` where there is none."""
+    """Return the ``traceparent`` of a span, by default the current one; ``None`` where there is none."""
     if not (trace.get_current_span() if span is None else span).get_span_context().is_valid:
         return None
     carrier: dict[str, str] = {}
@@ -25,12 +25,12 @@ def traceparent(span: Span | None = None) -> str | None:
 
 
 def parent_context(parent: str | None) -> Context:
-    """A context to start spans in whose parent is ``parent``; a root where that is absent or malformed."""
+    """Return a context to start spans in whose parent is ``parent``; a root where that is absent or malformed."""
     return Context() if parent is None else _PROPAGATOR.extract({_FIELD: parent}, Context())
 
 
 def span_context(parent: str | None) -> SpanContext | None:
-    """What a ``traceparent`` names, or ``None`` where it is absent or malformed."""
+    """Return what a ``traceparent`` names, or ``None`` where it is absent or malformed."""
     context = trace.get_current_span(parent_context(parent)).get_span_context()
     return context if context.is_valid else None
 

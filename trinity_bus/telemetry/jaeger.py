@@ -81,7 +81,7 @@ def load_task_spans(url: str, task_id: str) -> list[SpanRecord]:
 
 
 def _steps(base: str, own: list[SpanRecord], now: float) -> list[SpanRecord]:
-    """The traces of the train steps that link to these spans."""
+    """Return the traces of the train steps that link to these spans."""
     traces = {span.trace_id for span in own}
     begin = min(span.start_ns for span in own) / 1e9
     for window in range(STEP_WINDOWS):
@@ -116,7 +116,7 @@ def _rfc3339(seconds: float) -> str:
 
 
 def _get(url: str, **parameters: str) -> list[dict[str, Any]]:
-    """The JSON documents of an answer, one after the other; none where nothing was found."""
+    """Return the JSON documents of an answer, one after the other; none where nothing was found."""
     if not url.startswith(("http://", "https://")):
         raise JaegerError(f"{url} is no address of Jaeger: give one such as http://localhost:16686")
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""

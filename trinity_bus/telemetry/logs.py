@@ -2,7 +2,7 @@
 
 ::
 
-    logging --console()-------> stderr   "12:00:01 WARNING workers.explorer.attempts: task t1 ... [trace 4bf9...]"
+    logging --console()-------> stderr   "12:00:01 WARNING workers.explorer.executor: task t1 ... [trace 4bf9...]"
             |--LogExport------> OTLP     severity, text, exception, trace id and span id; only with an endpoint
             '--EarlyLines-----> held, until there is a LogExport to take them
 

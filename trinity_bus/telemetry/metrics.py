@@ -125,7 +125,7 @@ _OPERATION_TYPES = {"send": "send", "poll": "receive"}
 
 @cache
 def messaging(operation: str, topic: str, error_type: str | None = None) -> dict[str, str]:
-    """The attributes of a messaging metric.
+    """Return the attributes of a messaging metric.
 
     Args:
         operation: ``"send"`` or ``"poll"``.

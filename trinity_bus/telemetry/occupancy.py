@@ -51,7 +51,7 @@ class Occupancy:
             self._change(unit.state, None)
 
     def seconds(self) -> Mapping[str, float]:
-        """What each state has taken so far, in seconds of units."""
+        """Return what each state has taken so far, in seconds of units."""
         with self._lock:
             self._count()
             return dict(self._seconds)
@@ -82,7 +82,7 @@ class Unit:
         self.state: str | None = None
 
     def move(self, state: str) -> None:
-        """It does something else from now on."""
+        """Note that it does something else from now on."""
         self._of._change(self.state, state)  # noqa: SLF001 - its other half
         self.state = state
 
@@ -104,7 +104,7 @@ class OccupancyCounter:
         )
 
     def watch(self, occupancy: Occupancy) -> None:
-        """Counts it in as long as it exists."""
+        """Count it in as long as it exists."""
         self._watched.add(occupancy)
 
     def _observe(self, _options: CallbackOptions) -> Iterable[Observation]:

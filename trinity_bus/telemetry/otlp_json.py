@@ -165,7 +165,7 @@ def _value(value: AnyValue) -> dict[str, Any]:
 
 
 def plain_value(value: Mapping[str, Any]) -> AnyValue:
-    """The attribute value that an OTLP/JSON one stands for.
+    """Return the attribute value that an OTLP/JSON one stands for.
 
     Raises:
         ValueError: It stands for none.

@@ -98,7 +98,7 @@ class Telemetry:
 
 
 def _not_ended(ends: Mapping[str, Callable[[], None]], limit_s: float) -> list[str]:
-    """Runs all at once, and names those that take longer than the limit.
+    """Run all at once, and name those that take longer than the limit.
 
     They are left behind in threads that do not keep the process: the SDK cannot be told to give up an export.
     """

@@ -65,7 +65,7 @@ def _read(path: Path) -> Iterator[SpanRecord]:
 
 
 def spans_of_request(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
-    """The spans of one OTLP/JSON export request.
+    """Return the spans of one OTLP/JSON export request.
 
     Raises:
         ValueError, KeyError, TypeError: It is none.

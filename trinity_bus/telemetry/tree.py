@@ -100,7 +100,7 @@ def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
 
 
 def tree_of_task(spans: Sequence[SpanRecord], task_id: str) -> Tree:
-    """A task's way as a tree to print with ``rich``.
+    """Return a task's way as a tree to print with ``rich``.
 
     Raises:
         TaskNotTracedError: No span belongs to it.
@@ -134,7 +134,7 @@ def _ancestors(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> set[str]:
 
 
 def _descendants(span: SpanRecord, children: Mapping[str, list[SpanRecord]], task_id: str) -> set[str]:
-    """What was done within a span, except for other tasks: one trace may hold many."""
+    """Return what was done within a span, except for other tasks: one trace may hold many."""
     found: set[str] = set()
     open_spans = [span]
     while open_spans:
@@ -228,5 +228,5 @@ def _time(seconds: float) -> str:
 
 
 def escape(text: str) -> str:
-    """What came out of a span, as it is: neither markup nor anything that steers a terminal."""
+    """Return what came out of a span, as it is: neither markup nor anything that steers a terminal."""
     return escape_markup(printable(text))

@@ -6,7 +6,7 @@ module                 what it does
 ``advantages``         rewards of a group to advantages (numpy)
 ``packing``            samples to micro-batches by a token budget (numpy)
 ``cpu_platform``       what Megatron-core needs to run without CUDA, and nothing else
-``megatron``           the one door to Megatron-core; every other module imports it from there
+``megatron``           the only import of Megatron-core; every other module imports it from there
 ``parallel``           process groups, from one process to many
 ``attention``          core attention on torch's SDPA, also for packed sequences
 ``qwen3``              a Hugging Face Qwen3 as a Megatron configuration; names and layouts both ways
@@ -21,7 +21,7 @@ module                 what it does
 ``rank_protocol``      what rank 0 tells the other ranks of a trainer, and what they answer
 ``ranks``              rank 0's hold on their processes
 ``rank``               the program that such a process runs
-``group_engine``       the engine with other ranks behind it: ``GroupEngine``
+``multi_rank_engine``  the engine with other ranks behind it: ``MultiRankEngine``
 =====================  ===============================================================================================
 
 Importing this package, ``advantages``, ``packing``, ``checkpoint`` or ``ranks`` imports no torch.

@@ -14,7 +14,7 @@
             config.json, tokenizer  \
             model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
             optimizer-00000-of-00001.safetensors    optimizer and generator state of each rank
-        published/                  what explorers need to take weights from here; ``trinity_bus.weights.published``
+        published/                  what explorers need to take weights from here; ``weights.checkpoint.published``
 
 A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
 makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights
@@ -94,7 +94,7 @@ class TrainingProgress(BaseModel):
     """Batches that were passed over because an operator said so, the last ones; in the order of their steps."""
 
     def passed_over(self, batch_id: str, reason: str) -> "TrainingProgress":
-        """The same after a step that passed over a batch. To be called when the step is counted."""
+        """Return the same after a step that passed over a batch. To be called when the step is counted."""
         skipped = SkippedBatch(batch_id=batch_id, step=self.step, reason=reason)
         return self.model_copy(update={"skipped": (*self.skipped, skipped)[-MAX_SKIPPED:]})
 
@@ -140,7 +140,7 @@ class _Manifest(BaseModel):
     """Digest of all the above."""
 
     def sealed(self) -> "_Manifest":
-        """The same with its seal."""
+        """Return the same with its seal."""
         return self.model_copy(update={"seal": _seal(self.model_dump(mode="json"))})
 
 
@@ -159,7 +159,7 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Holds a checkpoint directory for one process, and clears what a crashed one has left behind.
+    """Hold a checkpoint directory for one process, and clear what a crashed one has left behind.
 
     The operating system releases the hold with the process, however that ends.
 
@@ -180,7 +180,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def begin(directory: Path, step: int) -> Path:
-    """An empty folder to write the checkpoint of a step into.
+    """Return an empty folder to write the checkpoint of a step into.
 
     Raises:
         CheckpointError: The step has a checkpoint already.
@@ -210,7 +210,7 @@ def commit(
     dtype: str,
     keep: int,
 ) -> Path:
-    """Makes the checkpoint that was begun durable and visible, then removes those that are too old.
+    """Make the checkpoint that was begun durable and visible, then remove those that are too old.
 
     Args:
         directory: As given to :func:`begin`.
@@ -249,13 +249,13 @@ def commit(
 
 
 def begin_rollback(directory: Path, rollback: Rollback) -> None:
-    """Writes, durably, that what came after a version is discarded. A new life of the trainer sees to it.
+    """Write, durably, that what came after a version is discarded. A new incarnation of the trainer sees to it.
 
     ::
 
         (none) --begin_rollback--> BEGUN --finish_rollback--> DONE --begin_rollback--> BEGUN
 
-    Killed in BEGUN, the next life finishes it: it is the first thing that one does.
+    Killed in BEGUN, the next incarnation finishes it: it is the first thing that one does.
 
     Raises:
         CheckpointError: The version has no checkpoint.
@@ -298,7 +298,7 @@ def _write_rollback(directory: Path, note: _RollbackNote) -> None:
 
 
 def _replace(path: Path, content: str) -> None:
-    """Writes a small file, durably: it has the old content or the new one."""
+    """Write a small file, durably: it has the old content or the new one."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
     partial.write_text(content)
     _flush(partial)
@@ -307,7 +307,7 @@ def _replace(path: Path, content: str) -> None:
 
 
 def note_told(directory: Path, progress: TrainingProgress) -> None:
-    """Notes, durably, that others are about to hear of a step which has no checkpoint.
+    """Note, durably, that others are about to hear of a step which has no checkpoint.
 
     Args:
         directory: Of the checkpoints.
@@ -320,7 +320,7 @@ def note_told(directory: Path, progress: TrainingProgress) -> None:
 
 
 def read_told(directory: Path) -> Told:
-    """What others have heard of the steps after the newest checkpoint.
+    """Return what others have heard of the steps after the newest checkpoint.
 
     Raises:
         CheckpointError: The note is damaged.
@@ -337,7 +337,7 @@ def read_told(directory: Path) -> Told:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a checkpoint, unless somebody reads it."""
+    """Remove a checkpoint, unless somebody reads it."""
     with (folder / PROGRESS).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -349,7 +349,7 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keeps a checkpoint from being removed within the context, for any number of readers.
+    """Keep a checkpoint from being removed within the context, for any number of readers.
 
     Raises:
         CheckpointError: It is gone, or being removed.
@@ -370,17 +370,17 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def latest(directory: Path) -> Path | None:
-    """The newest checkpoint, or None where there is none."""
+    """Return the newest checkpoint, or None where there is none."""
     return next(iter(_newest_first(directory)), None)
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps that have a checkpoint, oldest first."""
+    """Return the steps that have a checkpoint, oldest first."""
     return sorted(int(path.name.removeprefix("step-")) for path in _newest_first(directory))
 
 
 def of_step(directory: Path, step: int) -> Path | None:
-    """The checkpoint of a step, or None where there is none."""
+    """Return the checkpoint of a step, or None where there is none."""
     folder = _folder(directory, step)
     return folder if folder.is_dir() else None
 
@@ -388,7 +388,7 @@ def of_step(directory: Path, step: int) -> Path | None:
 def read_progress(
     folder: Path, *, world_size: int, tensor_parallel: int, pipeline_parallel: int = 1, dtype: str
 ) -> TrainingProgress:
-    """Reads a checkpoint's progress and checks that the rest is there and fits; :func:`verify` looks into files.
+    """Read a checkpoint's progress and check that the rest is there and fits; :func:`verify` looks into files.
 
     Raises:
         CheckpointError: It is damaged, or was written by another layout.
@@ -414,7 +414,7 @@ def read_progress(
 
 
 def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    """Checks that files hold what was written.
+    """Check that files hold what was written.
 
     Args:
         folder: Of a checkpoint.
@@ -434,7 +434,7 @@ def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None
 
 
 def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> None:
-    """Passes a checkpoint of this run, and one that does not say of which it is.
+    """Pass a checkpoint of this run, and one that does not say of which it is.
 
     Args:
         folder: Of the checkpoint, for the message.

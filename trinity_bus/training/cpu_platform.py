@@ -167,13 +167,13 @@ def _no_compilation() -> Iterator[None]:
 
 
 def on_cpu() -> bool:
-    """True where Megatron runs on the CPU because there is no CUDA device."""
+    """Return True where Megatron runs on the CPU because there is no CUDA device."""
     return not torch.cuda.is_available()
 
 
 @functools.cache
 def prepare() -> _TorchView | None:
-    """Imports Megatron-core and, where there is no CUDA device, fits it to the CPU. Later calls do nothing.
+    """Import Megatron-core and, where there is no CUDA device, fit it to the CPU. Later calls do nothing.
 
     Returns:
         The view that Megatron's modules were given; None where CUDA is there.

@@ -16,7 +16,7 @@ _THREADS = 8
 
 
 def file_digest(path: Path) -> str:
-    """The digest of a file, hex.
+    """Return the digest of a file, hex.
 
     Raises:
         OSError: It cannot be read.
@@ -31,7 +31,7 @@ def file_digest(path: Path) -> str:
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The digests of files in a folder, by name.
+    """Return the digests of files in a folder, by name.
 
     Raises:
         OSError: One cannot be read.
@@ -42,12 +42,12 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def text_digest(text: str) -> str:
-    """The digest of a text, hex."""
+    """Return the digest of a text, hex."""
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
 def model_digest(folder: Path) -> str:
-    """The digest of a Hugging Face model: its configuration and its weights, hex.
+    """Return the digest of a Hugging Face model: its configuration and its weights, hex.
 
     Raises:
         OSError: It cannot be read.

@@ -9,7 +9,7 @@ Everything that happens in a step follows from the weights, the optimizer's stat
 CPU, with the same number of threads, a step that is repeated from a checkpoint gives the same weights bit for bit.
 
 Where there are several ranks each builds an engine and makes the same calls with the same groups; see ``parallel``, and
-``group_engine`` for a service that sees to it.
+``multi_rank_engine`` for a service that sees to it.
 
 A step that raises leaves the weights in an undefined state: make a new engine and load the last checkpoint.
 
@@ -180,7 +180,7 @@ class TrainingEngine:
         }
 
     def interrupt(self) -> None:
-        """Makes a running step, or the next, stop between two micro-batches. May be called from any thread."""
+        """Make a running step, or the next, stop between two micro-batches. May be called from any thread."""
         self._runner.interrupt()
 
     def leave(self) -> None:
@@ -190,11 +190,11 @@ class TrainingEngine:
     # ------------------------------------------------------------------------------------------------- weights
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights under their Hugging Face names, in a fixed order. All ranks must iterate to the end."""
+        """Return the weights under their Hugging Face names, in a fixed order. All ranks must iterate to the end."""
         return self._runner.hf_tensors()
 
     def export_hf(self, path: Path) -> None:
-        """Writes the model as a Hugging Face folder, replacing what is there only when the new one is whole."""
+        """Write the model as a Hugging Face folder, replacing what is there only when the new one is whole."""
         tensors = self.hf_tensors()
         if self.layout.rank == 0:
             partial = path.with_name(f".partial-{path.name}")
@@ -208,7 +208,7 @@ class TrainingEngine:
         self._barrier()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
-        """Makes everything that a restart needs durable, in one rename; see ``checkpoint``.
+        """Make everything that a restart needs durable, in one rename; see ``checkpoint``.
 
         Args:
             directory: The trainer's checkpoint directory, shared by all ranks.
@@ -291,7 +291,7 @@ class TrainingEngine:
         return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
 
     def _with_logprobs(self, samples: list[TrainSample]) -> list[TrainSample]:
-        """Adds reference and old log-probabilities where the settings want them computed here."""
+        """Add reference and old log-probabilities where the settings want them computed here."""
         if self._reference is not None:
             own = self._runner.copy_weights()
             self._runner.set_weights(self._reference)

@@ -87,7 +87,7 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def grpo_loss(tokens: Tokens, config: LossConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of a micro-batch and what there is to report about it.
+    """Return the loss of a micro-batch and what there is to report about it.
 
     Returns:
         The loss, a scalar to differentiate, and the values of :data:`METRICS`, [metrics], detached.

@@ -1,4 +1,4 @@
-"""The one door to Megatron-core: fitted to the platform first, then imported.
+"""The only import of Megatron-core: fitted to the platform first, then imported.
 
 Every other module takes Megatron's names from here, so none of them can see Megatron before
 :func:`trinity_bus.training.cpu_platform.prepare` has run.

@@ -41,7 +41,7 @@ _COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def have_transformer_engine() -> bool:
-    """True where Transformer Engine's layers can be used."""
+    """Return True where Transformer Engine's layers can be used."""
     return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
 
@@ -103,7 +103,7 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 def build(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> GPTModel:
-    """A model with memory but no weights yet, on the layout's device."""
+    """Return a model with memory but no weights yet, on the layout's device."""
     shape.layers_per_stage(layout.pipeline_parallel)
     config = transformer_config(shape, layout, dtype)
     model = GPTModel(
@@ -129,7 +129,7 @@ def build(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> GPTModel:
 
 
 def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
-    """Looks tensors up by name in one file or, through the index, in several."""
+    """Look tensors up by name in one file or, through the index, in several."""
     if (folder / _INDEX).exists():
         files: Mapping[str, str] = json.loads((folder / _INDEX).read_bytes())["weight_map"]
     else:
@@ -141,7 +141,7 @@ def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
 
 
 def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> None:
-    """Fills a model, in place, from the safetensors of a Hugging Face folder.
+    """Fill a model, in place, from the safetensors of a Hugging Face folder.
 
     Raises:
         ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
@@ -166,19 +166,19 @@ def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> No
 
 
 def _named_parameters(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """This rank's parameters by their names in the whole model."""
+    """Return this rank's parameters by their names in the whole model."""
     first_layer = layout.pipeline_rank * shape.layers_per_stage(layout.pipeline_parallel)
     for name, parameter in model.named_parameters():
         yield qwen3.global_name(name, first_layer), parameter
 
 
 def _sources(name: str, shape: Qwen3Shape) -> tuple[str, ...]:
-    """The tensors of a Hugging Face folder that a parameter is made of; a tied output layer is the embedding."""
+    """Return the tensors of a Hugging Face folder that a parameter is made of; a tied output layer is the embedding."""
     return qwen3.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
 
 
 def _shards(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    """This rank's shard of every parameter of the whole model, in the model's order.
+    """Return this rank's shard of every parameter of the whole model, in the model's order.
 
     Where layers are distributed this is a collective: the rank that holds a parameter sends it to the other stages.
     """
@@ -208,7 +208,7 @@ def _shards(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tupl
 
 
 def hf_tensors(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under their Hugging Face names, whole, in the model's order, on its device.
+    """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
     Where layers are split over ranks, or distributed, this is a collective: all of them must iterate to the end, and
     each gets all.
@@ -225,7 +225,7 @@ def hf_tensors(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[t
 
 
 def write_folder(folder: Path, source: Path, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
-    """Writes a Hugging Face model folder that transformers and vLLM read.
+    """Write a Hugging Face model folder that transformers and vLLM read.
 
     Args:
         folder: Exists already; files in it are overwritten.

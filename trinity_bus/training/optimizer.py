@@ -66,7 +66,10 @@ class AdamW:
         return float(norm)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """This rank's state by name, as references: moments, step counters, and master weights where they exist."""
+        """Return this rank's state by name, as references.
+
+        Moments, step counters, and master weights where they exist.
+        """
         tensors = {}
         for prefix, optimizer, parameter in self._parameters():
             if id(parameter) not in self._model_parameters:
@@ -80,7 +83,7 @@ class AdamW:
         return tensors
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes over a state that :meth:`state` gave on the same rank of the same layout.
+        """Take over a state that :meth:`state` gave on the same rank of the same layout.
 
         Raises:
             CheckpointError: It is of another model or layout.

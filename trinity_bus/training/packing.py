@@ -40,11 +40,11 @@ class TrainSample:
         return int(self.mask.sum())
 
     def with_old_logprobs(self, logprobs: Float32) -> "TrainSample":
-        """The sample with other log-probabilities under the old policy."""
+        """Return the sample with other log-probabilities under the old policy."""
         return replace(self, old_logprobs=logprobs)
 
     def with_ref_logprobs(self, logprobs: Float32) -> "TrainSample":
-        """The sample with log-probabilities under a reference."""
+        """Return the sample with log-probabilities under a reference."""
         return replace(self, ref_logprobs=logprobs)
 
 

@@ -53,7 +53,7 @@ class World:
 
 
 def world_of_environment() -> World:
-    """The world that a launcher describes, or a process alone.
+    """Return the world that a launcher describes, or a process alone.
 
     Raises:
         ParallelError: A variable is no number.
@@ -105,7 +105,7 @@ class Layout:
         return group
 
     def rank_of_stage(self, stage: int) -> int:
-        """The rank that holds this stage of this rank's model."""
+        """Return the rank that holds this stage of this rank's model."""
         return self.tensor_rank + self.tensor_parallel * (self.data_rank + self.data_parallel * stage)
 
     @property
@@ -154,7 +154,7 @@ def _loopback_only() -> Iterator[None]:
 def initialize(
     tensor_parallel: int = 1, pipeline_parallel: int = 1, *, seed: int = 0, world: World | None = None
 ) -> Layout:
-    """Joins the world's process groups. A second call with the same layout joins nothing anew.
+    """Join the world's process groups. A second call with the same layout joins nothing anew.
 
     Args:
         tensor_parallel: Over how many ranks each layer is split.

@@ -80,7 +80,7 @@ class Qwen3Shape:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads ``config.json``.
+        """Read ``config.json``.
 
         Raises:
             ConversionError: There is none, it is no Qwen3 model, or it uses something that is not implemented.
@@ -124,7 +124,7 @@ class Qwen3Shape:
         )
 
     def padded_vocabulary(self, tensor_parallel: int) -> int:
-        """The vocabulary's size as Megatron holds it.
+        """Return the vocabulary's size as Megatron holds it.
 
         Raises:
             ParallelError: The model cannot be split over so many ranks.
@@ -139,7 +139,7 @@ class Qwen3Shape:
 
 
 def hf_names(name: str) -> tuple[str, ...]:
-    """The Hugging Face names of the tensors that make up a Megatron parameter, in :func:`merge`'s order.
+    """Return the Hugging Face names of the tensors that make up a Megatron parameter, in :func:`merge`'s order.
 
     Raises:
         ConversionError: The parameter is not one of a Qwen3 model.
@@ -154,13 +154,13 @@ def hf_names(name: str) -> tuple[str, ...]:
 
 
 def global_name(name: str, first_layer: int) -> str:
-    """A parameter's name in the whole model, where this rank's layers begin with ``first_layer``."""
+    """Return a parameter's name in the whole model, where this rank's layers begin with ``first_layer``."""
     match = _LAYER.fullmatch(name)
     return name if match is None else f"decoder.layers.{first_layer + int(match[1])}.{match[2]}"
 
 
 def split_axis(name: str) -> int | None:
-    """The axis along which a parameter is split over tensor-parallel ranks; None where each has all of it."""
+    """Return the axis along which a parameter is split over tensor-parallel ranks; None where each has all of it."""
     if name.endswith(_SPLIT_BY_COLUMN):
         return 1
     return 0 if name.endswith(_SPLIT_BY_ROW) else None
@@ -180,7 +180,7 @@ def merge(name: str, parts: list[torch.Tensor], shape: Qwen3Shape, tensor_parall
 
 
 def split(name: str, tensor: torch.Tensor, shape: Qwen3Shape) -> list[torch.Tensor]:
-    """The whole Megatron tensor to Hugging Face tensors; the inverse of :func:`merge`."""
+    """Return the whole Megatron tensor to Hugging Face tensors; the inverse of :func:`merge`."""
     if name.endswith(_QKV):
         queries = shape.heads // shape.groups * shape.head_dim
         grouped = tensor.reshape(shape.groups, -1, shape.hidden)
@@ -194,7 +194,7 @@ def split(name: str, tensor: torch.Tensor, shape: Qwen3Shape) -> list[torch.Tens
 
 
 def shard(name: str, tensor: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
-    """The part of a whole Megatron tensor that one tensor-parallel rank holds."""
+    """Return the part of a whole Megatron tensor that one tensor-parallel rank holds."""
     axis = split_axis(name)
     if axis is None or ranks == 1:
         return tensor
@@ -204,7 +204,7 @@ def shard(name: str, tensor: torch.Tensor, ranks: int, rank: int) -> torch.Tenso
 
 
 def unshard(name: str, shards: list[torch.Tensor]) -> torch.Tensor:
-    """The whole Megatron tensor from its shards in the order of ranks; the inverse of :func:`shard`."""
+    """Return the whole Megatron tensor from its shards in the order of ranks; the inverse of :func:`shard`."""
     axis = split_axis(name)
     if axis is None or len(shards) == 1:
         return shards[0]

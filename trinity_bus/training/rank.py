@@ -25,6 +25,7 @@ from schemas import ExperienceGroup
 from schemas.codec import decode
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
 from trinity_bus.training import parallel, rank_protocol
 from trinity_bus.training.checkpoint import TrainingProgress
@@ -45,7 +46,6 @@ from trinity_bus.training.rank_protocol import (
     Turns,
 )
 from trinity_bus.training.ranks import read_frame
-from trinity_bus.weights.link import join_store
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Rank:
         self._engine: TrainingEngine | None = None
 
     def make(self, call: Call) -> int:
-        """Makes one call.
+        """Make one call.
 
         Returns:
             The engine's step after it; 0 where there is none any more.
@@ -114,7 +114,7 @@ class Rank:
 
 
 def follow(channel: socket.socket, rank: int) -> int:
-    """Makes calls until told to leave, or until rank 0 is gone.
+    """Make calls until told to leave, or until rank 0 is gone.
 
     Returns:
         Exit status.

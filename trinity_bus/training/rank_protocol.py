@@ -123,7 +123,7 @@ _ANSWER = msgspec.msgpack.Decoder(Answer)
 
 
 def framed(payload: bytes, limit: int) -> bytes:
-    """The head of a frame with this payload.
+    """Return the head of a frame with this payload.
 
     Raises:
         RankError: The payload is over the limit.
@@ -146,14 +146,14 @@ def length_of(head: bytes, limit: int) -> int:
 
 
 def encode(message: Order | Answer) -> bytes:
-    """A message as msgpack; the reason of a failure is cut where it is long."""
+    """Return a message as msgpack; the reason of a failure is cut where it is long."""
     if isinstance(message, Answer) and isinstance(message.result, Failed):
         message = Answer(message.number, Failed(message.result.why[:_SHOWN]))
     return _ENCODE(message)
 
 
 def decode_order(payload: bytes) -> Order:
-    """An order.
+    """Return an order.
 
     Raises:
         RankError: It is none.
@@ -165,7 +165,7 @@ def decode_order(payload: bytes) -> Order:
 
 
 def decode_answer(payload: bytes) -> Answer:
-    """An answer.
+    """Return an answer.
 
     Raises:
         RankError: It is none.
@@ -226,7 +226,7 @@ class Roll:
         return isinstance(self._call, Leave)
 
     def call(self, call: Call) -> Order:
-        """The order for the next call.
+        """Return the order for the next call.
 
         Raises:
             RankError: A rank is lost, or has not answered the call before.
@@ -276,7 +276,7 @@ class Roll:
                 raise RankError(f"rank {rank} is at step {theirs}, rank 0 at step {step}: they have drifted apart")
 
     def late(self, limit_s: float) -> str:
-        """What to say of the ranks that have not answered in time."""
+        """Return what to say of the ranks that have not answered in time."""
         ranks = ", ".join(map(str, self.waiting))
         return f"rank {ranks} of {self.world_size} did not answer {_name(self._call)} within {limit_s:g} s"
 

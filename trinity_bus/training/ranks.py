@@ -138,7 +138,7 @@ class Followers:
             raise
 
     def settle(self, step: int | None) -> None:
-        """Waits until all other ranks have made the call, too.
+        """Wait until all other ranks have made the call, too.
 
         Args:
             step: At which this rank's engine is, and theirs must be. Unset: there is none any more.
@@ -164,7 +164,7 @@ class Followers:
     # ------------------------------------------------------------------------------------------------ deaths, end
 
     async def watch(self) -> None:
-        """Returns when the ranks are ended as they should be.
+        """Return when the ranks are ended as they should be.
 
         Raises:
             RankError: One was lost. This process has ``ABORT_S`` from then on to end in order.
@@ -172,7 +172,7 @@ class Followers:
         await in_daemon_thread(self._until_lost, name="watch ranks")
 
     def end(self) -> None:
-        """Waits for ranks that were told to leave, and kills the others. Safe to call twice; blocks for seconds."""
+        """Wait for ranks that were told to leave, and kill the others. Safe to call twice; blocks for seconds."""
         with self._changed:
             self._ending = True
             leaving = self._roll.leaving and self._roll.settled
@@ -208,12 +208,12 @@ class Followers:
             raise RankError(self._roll.lost or otherwise) from error
 
     def _read(self, follower: _Follower) -> None:
-        """What a rank says, until its end; then its end."""
+        """Note that what a rank says, until its end; then its end."""
         with follower.socket.makefile("rb") as file:
             self._hear(follower.rank, file)
         with self._changed:
-            patience = 0.0 if self._ending and not self._roll.leaving else GRACE_S
-        status = follower.child.wait(patience)
+            grace_s = 0.0 if self._ending and not self._roll.leaving else GRACE_S
+        status = follower.child.wait(grace_s)
         if status is None:
             status = follower.child.kill()
         with self._changed:
@@ -241,7 +241,7 @@ class Followers:
 
 @contextlib.asynccontextmanager
 async def followers_of(world_size: int) -> AsyncIterator[Followers | None]:
-    """The other ranks, watched: within, the death of one cancels the block. None where there is one rank.
+    """Provide the other ranks, watched: within, the death of one cancels the block. None where there is one rank.
 
     Raises:
         ExceptionGroup: Of RankError, where one was lost.
@@ -261,7 +261,7 @@ async def followers_of(world_size: int) -> AsyncIterator[Followers | None]:
 
 
 def read_frame(file: IO[bytes], limit: int) -> bytes | None:
-    """The payload of the next frame; None where the other side has ended, also in the midst of one.
+    """Return the payload of the next frame; None where the other side has ended, also in the midst of one.
 
     Raises:
         RankError: It is longer than the limit.

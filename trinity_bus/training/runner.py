@@ -65,7 +65,7 @@ class ModelRunner:
         self._interrupted = threading.Event()
 
     def load(self, folder: Path) -> None:
-        """Fills the model from a Hugging Face folder; see :func:`trinity_bus.training.model.load`."""
+        """Fill the model from a Hugging Face folder; see :func:`trinity_bus.training.model.load`."""
         model.load(self._model, self._shape, self._layout, folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -73,21 +73,21 @@ class ModelRunner:
         return model.hf_tensors(self._model, self._shape, self._layout)
 
     def copy_weights(self) -> list[torch.Tensor]:
-        """A copy of this rank's weights."""
+        """Return a copy of this rank's weights."""
         return [parameter.detach().clone() for parameter in self._model.parameters()]
 
     def set_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Puts a copy back."""
+        """Put a copy back."""
         with torch.no_grad():
             for parameter, weight in zip(self._model.parameters(), weights, strict=True):
                 parameter.copy_(weight)
 
     def interrupt(self) -> None:
-        """Makes a running pass, or the next, raise between two micro-batches. May be called from any thread."""
+        """Make a running pass, or the next, raise between two micro-batches. May be called from any thread."""
         self._interrupted.set()
 
     def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """An array on the device."""
+        """Return an array on the device."""
         return torch.from_numpy(array).to(self._layout.device)
 
     def token_logprobs(self, logits: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +138,7 @@ class ModelRunner:
         token_weight: float,
         forward_only: bool,
     ) -> list[Any]:
-        """Runs this rank's part of the samples, in micro-batches.
+        """Run this rank's part of the samples, in micro-batches.
 
         Args:
             samples: Those of all data-parallel ranks.
@@ -191,7 +191,7 @@ class ModelRunner:
 
 
 def _wrapped(model: GPTModel, *, distributed_optimizer: bool) -> DistributedDataParallel:
-    """The model with buffers for its gradients, float32, summed over data-parallel ranks."""
+    """Return the model with buffers for its gradients, float32, summed over data-parallel ranks."""
     config = model.config
     ddp = DistributedDataParallel(
         config,

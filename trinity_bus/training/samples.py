@@ -35,7 +35,7 @@ class TrainBatch:
 
 
 def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, normalize_std: bool) -> TrainBatch:
-    """Computes advantages, and leaves out what has none and what is flawed.
+    """Compute advantages, and leave out what has none and what is flawed.
 
     Args:
         groups: The batch, in order.

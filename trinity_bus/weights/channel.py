@@ -24,8 +24,8 @@ import msgpack
 
 from trinity_bus.weights import proof
 from trinity_bus.weights.errors import LinkError, WireError
-from trinity_bus.weights.feed import Source
 from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Meeting, Side
+from trinity_bus.weights.transport import Source
 
 _LENGTH = struct.Struct(">I")
 _MAX_WHO = 1024
@@ -71,7 +71,7 @@ class Channel:
         self.write(_LENGTH.pack(len(body)) + code + body)
 
     def receive(self, limit: int, deadline: float | None = None) -> bytes:
-        """The next message.
+        """Return the next message.
 
         Args:
             limit: Most bytes that it may have.

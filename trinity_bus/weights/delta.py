@@ -60,7 +60,7 @@ class Delta:
 
 
 def encode(layout: Sequence[Bucket], base: Sequence[Bytes], target: Sequence[Bytes], limit: int) -> Delta | None:
-    """What turns ``base`` into ``target``.
+    """Return what turns ``base`` into ``target``.
 
     Args:
         layout: Of both.
@@ -150,6 +150,9 @@ def _slots(layout: Sequence[Bucket]) -> Iterable[tuple[int, int, Slot]]:
 
 
 def _elements(buffer: Bytes, slot: Slot) -> np.ndarray[Any, Any]:
-    """A tensor's elements as unsigned integers: comparing floats would take -0.0 for 0.0, and no NaN for itself."""
+    """Return a tensor's elements as unsigned integers.
+
+    Comparing floats would take -0.0 for 0.0, and no NaN for itself.
+    """
     place = buffer[slot.offset : slot.offset + slot.meta.nbytes]
     return place.view(_UNSIGNED[ITEM_SIZES[slot.meta.dtype]])

@@ -80,7 +80,7 @@ class Keyring:
             return bool(self._secrets(who))
 
     def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        """The secret of a member that is the right one; waits for announcements, until the deadline."""
+        """Return the secret of a member that is the right one; waits for announcements, until the deadline."""
         with self._changed:
             while not self._closed:
                 found = [secret for secret in self._secrets(who) if is_right(secret)]
@@ -131,7 +131,7 @@ class PeerListener:
         self._silent_until = 0.0
         self._listener = _listen(host, ports)
         self._port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="weights-door", daemon=True).start()
+        threading.Thread(target=self._accept, name="weights-control", daemon=True).start()
 
     @property
     def address(self) -> tuple[str, int]:

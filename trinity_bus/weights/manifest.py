@@ -50,7 +50,7 @@ class TransferManifest:
         object.__setattr__(self, "checksum", digest.hexdigest())
 
     def buckets(self) -> list[Bucket]:
-        """The layout that both sides derive."""
+        """Return the layout that both sides derive."""
         return plan(self.tensors, self.bucket_bytes)
 
     def to_json(self) -> bytes:

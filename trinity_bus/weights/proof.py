@@ -40,7 +40,7 @@ class Meeting:
     """The member's."""
 
     def proof(self, secret: bytes, side: Side) -> bytes:
-        """What a side that knows the secret says."""
+        """Return what a side that knows the secret says."""
         return _code(secret, [b"proof", side.encode(), self.who.encode(), self.challenge, self.nonce])
 
     def key(self, secret: bytes) -> bytes:
@@ -49,7 +49,7 @@ class Meeting:
 
 
 def message_code(key: bytes, sender: Side, number: int, body: bytes) -> bytes:
-    """The code of one message.
+    """Return the code of one message.
 
     Args:
         key: Of the connection.

@@ -6,13 +6,13 @@
                         |                                                      |
                         +--broken, late, wrong: FAILED--cancel---------------->+--cancel--> IDLE
 
-The thread gets the version through a feed (``feed``), whichever way it comes, into host buffers that are kept from
-version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
+The thread gets the version through a transport (``transport``), whichever way it comes, into host buffers that are kept
+from version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
 received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
-memory that a member keeps is there in any case. With cores to spare, other threads hash each bucket while the next
-ones arrive; on one or two cores that would cost the wire what it saves, so the hashing waits for the last byte.
-Names, dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when
-they have come: see ``manifest``.
+memory that a member keeps is there in any case. With cores to spare, other threads hash each bucket while the next ones
+arrive; on one or two cores that would cost the wire what it saves, so the hashing waits for the last byte. Names,
+dtypes and shapes are compared with the announced checksum before memory is taken for them, and the bytes when they have
+come: see ``manifest``.
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Literal
 
 from trinity_bus.weights import delta
 from trinity_bus.weights.buckets import Bucket
+from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
-from trinity_bus.weights.feed import Feed, Offer, Source
-from trinity_bus.weights.folder_feed import FolderFeed
 from trinity_bus.weights.hashing import ContentHash
-from trinity_bus.weights.link_feed import LinkFeed
+from trinity_bus.weights.link.transport import LinkTransport
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.pull_feed import PullFeed
+from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.transport import Offer, Source, WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ class Progress:
 class _Resources:
     """What outlives a transfer that went well."""
 
-    links: LinkFeed = field(default_factory=LinkFeed)
+    links: LinkTransport = field(default_factory=LinkTransport)
     buffers: "list[torch.Tensor]" = field(default_factory=list)
     held: TransferManifest | None = None
     """The version whose bytes are in the buffers, proven."""
@@ -123,41 +123,41 @@ class _Transfer:
     def run(self) -> None:
         """Body of the thread."""
         source, resources = self.source, self.resources
-        feed: Feed
+        transport: WeightTransport
         if source.method == "memory":
-            feed = PullFeed()
+            transport = MemoryTransport()
         elif source.method == "checkpoint":
-            feed = FolderFeed()
+            transport = CheckpointTransport()
         else:
-            feed = resources.links
+            transport = resources.links
         try:
-            progress = self._receive(feed)
+            progress = self._receive(transport)
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
         except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
-            feed.close()
-            if feed is resources.links:
+            transport.close()
+            if transport is resources.links:
                 # What is pending on the link may still write into them.
-                resources.links, resources.buffers, resources.held = LinkFeed(), [], None
+                resources.links, resources.buffers, resources.held = LinkTransport(), [], None
             self._progress = Progress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
-            if feed is not resources.links:
-                feed.close()
+            if transport is not resources.links:
+                transport.close()
             self._progress = progress
         self._ended(self._progress)
 
-    def _receive(self, feed: Feed) -> Progress:
+    def _receive(self, transport: WeightTransport) -> Progress:
         source, resources = self.source, self.resources
         base = resources.held
-        offer = feed.open(source, None if base is None else base.checksum, self.cancelled)
+        offer = transport.open(source, None if base is None else base.checksum, self.cancelled)
         layout = offer.manifest.buckets()
         size = sum(bucket.nbytes for bucket in layout)
         if self._limit_bytes is not None and size > self._limit_bytes:
             limit = self._limit_bytes
             raise ManifestError(f"version {source.version} has {size} bytes; this model takes {limit} at most")
         if offer.changes is None:
-            progress, content = self._receive_all(feed, layout)
+            progress, content = self._receive_all(transport, layout)
         else:
-            progress, content = self._receive_changes(feed, layout, offer)
+            progress, content = self._receive_changes(transport, layout, offer)
         if content != offer.manifest.content:
             raise WeightTransferError(
                 f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
@@ -182,10 +182,10 @@ class _Transfer:
                 raise WeightTransferError("the transfer was cancelled")
             yield named
 
-    def _receive_all(self, feed: Feed, layout: list[Bucket]) -> tuple[Progress, str]:
+    def _receive_all(self, transport: WeightTransport, layout: list[Bucket]) -> tuple[Progress, str]:
         """Receive all buckets; also the digest of what has come."""
         self.resources.held = None
-        buffers = self._fit_buffers(layout, feed.device)
+        buffers = self._fit_buffers(layout, transport.device)
         posted_at = self._waiting_since = time.monotonic()
         with ContentHash() as hashing:
 
@@ -194,7 +194,7 @@ class _Transfer:
                 if self.overlap:
                     hashing.put(buffers[index])
 
-            feed.fill(buffers, arrived)
+            transport.fill(buffers, arrived)
             received_at = time.monotonic()
             self._waiting_since = None
             if not self.overlap:
@@ -204,7 +204,7 @@ class _Transfer:
         progress = Progress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
         return progress, hashing.hexdigest()
 
-    def _receive_changes(self, feed: Feed, layout: list[Bucket], offer: Offer) -> tuple[Progress, str]:
+    def _receive_changes(self, transport: WeightTransport, layout: list[Bucket], offer: Offer) -> tuple[Progress, str]:
         """Receive a delta, and write it into the buffers; also the digest of what they hold then."""
         import torch
 
@@ -216,7 +216,7 @@ class _Transfer:
             raise WeightTransferError(f"a delta of {size} bytes is larger than the version")
         payload = torch.empty(size, dtype=torch.uint8)
         posted_at = self._waiting_since = time.monotonic()
-        feed.fill([payload], lambda _: None)
+        transport.fill([payload], lambda _: None)
         received_at = time.monotonic()
         self._waiting_since = resources.held = None
         delta.apply(layout, [buffer.numpy() for buffer in resources.buffers], changes, payload.numpy())
@@ -283,7 +283,7 @@ class WeightReceiver:
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 
     def take(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """The tensors of the version that is ready, as views into the buffers; the receiver is idle from now on.
+        """Return the tensors of the version that is ready, as views into the buffers; the receiver is idle from now on.
 
         The views hold until the next ``start``.
 

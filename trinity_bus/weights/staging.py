@@ -120,13 +120,13 @@ class Staging:
             self._retire()
 
     def find(self, checksum: str) -> Staged | None:
-        """The staged version with this checksum, if there is one; not leased."""
+        """Return the staged version with this checksum, if there is one; not leased."""
         with self._lock:
             return next((staged for staged in self._staged.values() if staged.manifest.checksum == checksum), None)
 
     @contextlib.contextmanager
     def lease(self, version: int, checksum: str) -> Iterator[Staged]:
-        """A version whose buffers stay as they are within the context.
+        """Provide a version whose buffers stay as they are within the context.
 
         Raises:
             VersionGoneError: It is not staged, or has another checksum.
@@ -216,7 +216,7 @@ class _Packing:
         self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
 
     def close_bucket(self, digest: ContentHash) -> None:
-        """The open bucket is whole: hash it beside what follows."""
+        """Note that the open bucket is whole: hash it beside what follows."""
         if self._open is None:
             return
         buffer = self._open[: self._end]

@@ -30,7 +30,7 @@ _MAX_TEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WeightsRequest:
     """What a member asks for."""
 
     version: int
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WeightsAnswer:
     """What the trainer says before the bytes."""
 
     refusal: str = ""
@@ -95,7 +95,7 @@ class Answer:
 
 
 def body_length(prefix: bytes, limit: int) -> int:
-    """What a message's first bytes say about the length of the rest.
+    """Return what a message's first bytes say about the length of the rest.
 
     Raises:
         WireError: It is over ``limit``.
@@ -107,7 +107,7 @@ def body_length(prefix: bytes, limit: int) -> int:
 
 
 def parse_map(body: bytes) -> dict[str, object]:
-    """A msgpack map.
+    """Return a msgpack map.
 
     Raises:
         WireError: It is none.
@@ -123,7 +123,7 @@ def parse_map(body: bytes) -> dict[str, object]:
 
 
 def parse_changes(rows: list[object]) -> tuple[Change, ...]:
-    """The table of a delta. Whether it fits a layout is not looked at.
+    """Return the table of a delta. Whether it fits a layout is not looked at.
 
     Raises:
         WireError: It is none.

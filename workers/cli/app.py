@@ -75,12 +75,12 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What a listing needs to know of a command; or None if there is no such one."""
+        """Return what a listing needs to know of a command; or None if there is no such one."""
         lazy = COMMANDS.get(cmd_name)
         return None if lazy is None else TyperCommand(cmd_name, help=lazy.help, rich_help_panel=lazy.panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command to run, imported."""
+        """Return the command to run, imported."""
         name, _, rest = super().resolve_command(ctx, args)
         command: Any = typer.main.get_command(importlib.import_module(COMMANDS[str(name)].module).app)
         command.name = name
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _explained(error: Exception) -> str | None:
-    """The message of an error that is meant for the user; None for one that is a defect."""
+    """Return the message of an error that is meant for the user; None for one that is a defect."""
     from schemas.errors import SchemaError
     from trinity_bus.errors import TrinityError
 

@@ -58,7 +58,7 @@ def skip(
     """Have the trainer pass over a finalized batch that it cannot train on. Takes the rights of an operator.
 
     The batch takes its step, which changes no weights. Exit code 1 where it cannot be passed over, or the trainer has
-    trained on it. A trainer that is not there obeys when it is.
+    trained on it. A trainer that is not there carries it out when it is.
     """
     kafka = connected_settings().kafka
 
@@ -85,7 +85,7 @@ def skip(
 
 
 async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
-    """The step that a batch took, or that has gone past it; None if none did in time."""
+    """Return the step that a batch took, or that has gone past it; None if none did in time."""
     until = time.monotonic() + timeout_s
     while (left := until - time.monotonic()) > 0:
         for received in await events.batch(min(left, 1.0)):
@@ -122,7 +122,7 @@ async def _show(follower: Follower, *, watch: bool, as_json: bool, last: int) ->
 
 
 async def _lines(follower: Follower, *, as_json: bool) -> None:
-    """A line for each change, as it comes."""
+    """Print a line for each change, as it comes."""
     while True:
         for received in await follower.update(_WAIT_S):
             if not isinstance(received.record, BatchRecord):

@@ -5,7 +5,9 @@ from trinity_bus.config import Settings
 
 
 def connected_settings() -> Settings:
-    """The settings of the environment, with a broker's address: the configured one, or the embedded one that runs.
+    """Return the settings of the environment, with a broker's address.
+
+    The configured one, or the embedded one that runs.
 
     Raises:
         ConfigError: A setting is wrong, or no broker is configured and none runs.

@@ -35,7 +35,7 @@ _WAIT_S: Final = 1.0
 
 
 def describe(received: Received[Any]) -> dict[str, str]:
-    """A dead letter as flat text: when, why, where from, and the beginning of what it was.
+    """Return a dead letter as flat text: when, why, where from, and the beginning of what it was.
 
     Everything in it may come from anyone, so what could steer a terminal is escaped.
     """

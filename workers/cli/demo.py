@@ -100,7 +100,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
 
 
 def _fresh(folder: Path) -> Path:
-    """The folder, which must be empty or absent: a run never mixes with another.
+    """Return the folder, which must be empty or absent: a run never mixes with another.
 
     Raises:
         ConfigError: There is something in it.

@@ -12,7 +12,7 @@ from rich.table import Table
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import Bus
 from trinity_bus.bus.connection import client_options, kafka_errors
-from trinity_bus.bus.farewell import close_admin
+from trinity_bus.bus.shutdown import close_admin
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
 

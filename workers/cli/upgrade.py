@@ -7,7 +7,7 @@ from rich.console import Console
 
 from schemas.topics import OPERATOR_COMMANDS
 from trinity_bus.client.connection import Connection
-from trinity_bus.coordination.state_codec import NEWEST_LEVEL
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
 

@@ -110,7 +110,7 @@ def rollback(
 
 
 def table(rows: list[VersionRow], last: int) -> Table:
-    """The newest versions, and those that are served, the newest last."""
+    """Return the newest versions, and those that are served, the newest last."""
     shown = Table("version", "step", "published", "loss", "reward", "checksum", "checkpoint", "served by")
     newest = {row.record.version for row in rows[-last:]}
     for row in rows:

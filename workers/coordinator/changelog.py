@@ -42,7 +42,7 @@ class Changelog:
         """How many were taken in."""
 
     def take(self, received: Received[Any]) -> None:
-        """Takes in the next record.
+        """Take in the next record.
 
         Raises:
             StateError: It cannot be read by this program.
@@ -64,7 +64,7 @@ class Changelog:
             self.entries[key] = received.raw
 
     def committed(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
-        """Takes in what this process has written itself."""
+        """Take in what this process has written itself."""
         for key, value in changes:
             if value is None:
                 self.entries.pop(key, None)
@@ -74,13 +74,13 @@ class Changelog:
 
 
 def pack_positions(positions: Mapping[tuple[str, int], int]) -> bytes:
-    """The value of the ``inputs`` entry."""
+    """Return the value of the ``inputs`` entry."""
     value: bytes = msgpack.packb([[topic, partition, offset] for (topic, partition), offset in positions.items()])
     return value
 
 
 def unpack_positions(value: bytes) -> Positions:
-    """The inverse of :func:`pack_positions`.
+    """Return the inverse of :func:`pack_positions`.
 
     Raises:
         StateError: It is not such a value.
@@ -92,13 +92,13 @@ def unpack_positions(value: bytes) -> Positions:
 
 
 def pack_leader(leader: Leader) -> bytes:
-    """The value of the ``leader`` entry."""
+    """Return the value of the ``leader`` entry."""
     value: bytes = msgpack.packb([leader.name, leader.incarnation, leader.state])
     return value
 
 
 def unpack_leader(value: bytes) -> Leader:
-    """The inverse of :func:`pack_leader`.
+    """Return the inverse of :func:`pack_leader`.
 
     Raises:
         StateError: It is not such a value.

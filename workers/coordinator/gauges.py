@@ -10,8 +10,8 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from schemas import BatchLifecycleState, BatchRecord
 from trinity_bus.coordination import CoordinatorMachine
-from trinity_bus.coordination.batches import Batch
-from trinity_bus.coordination.fleet import Explorer
+from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.dispatch.fleet import Explorer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import BATCH_DURATION
 
@@ -31,7 +31,7 @@ class BatchAges:
         self._lock = threading.Lock()
 
     def moved(self, record: BatchRecord) -> None:
-        """A batch has gone to another state."""
+        """Note that a batch has gone to another state."""
         now = self._clock()
         kind = record.batch_type
         with self._lock:
@@ -42,7 +42,7 @@ class BatchAges:
             BATCH_DURATION.record(now - before[2], {names.RL_BATCH_STATE: before[0], names.RL_BATCH_TYPE: kind})
 
     def follow(self, batches: Mapping[str, Batch]) -> None:
-        """Takes the open batches of a machine as they are, after a restart or a takeover."""
+        """Take the open batches of a machine as they are, after a restart or a takeover."""
         now = self._clock()
         with self._lock:
             self._since = {name: (b.state.value, b.batch_type, now) for name, b in batches.items()}
@@ -103,7 +103,7 @@ GAUGES: tuple[tuple[str, str, str, Callable[[CoordinatorMachine], Iterable[Obser
 
 
 def watch(machine: Callable[[], CoordinatorMachine | None]) -> None:
-    """Keeps gauges of a machine's state. To be called once.
+    """Keep gauges of a machine's state. To be called once.
 
     Args:
         machine: The machine of now, where this process works; None where it stands by, which has nothing to tell.

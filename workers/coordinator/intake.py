@@ -35,7 +35,10 @@ TASK_FETCH_BYTES = 1 << 20
 
 
 def still_read(positions: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], list[str]]:
-    """The positions in topics that are read, and the names of the other topics: an earlier version read those."""
+    """Return the positions in topics that are read, and the names of the other topics.
+
+    An earlier version read those.
+    """
     names = {topic.name for topic in COORDINATOR_INPUTS}
     kept = {place: offset for place, offset in positions.items() if place[0] in names}
     return kept, sorted({name for name, _ in positions} - names)
@@ -72,7 +75,7 @@ class Intake:
     async def next(
         self, timeout_s: float, *, tasks: bool, signals: bool = True, until: asyncio.Future[None] | None = None
     ) -> list[Received[Any]]:
-        """The next records; empty if none came within the limit.
+        """Return the next records; empty if none came within the limit.
 
         Args:
             timeout_s: How long to wait for the first, in seconds.
@@ -95,7 +98,7 @@ class Intake:
 
 
 async def _any(readers: list[Reader], until: asyncio.Future[None] | None, timeout_s: float) -> None:
-    """Waits until one of them has something, or until something else has happened, or until the limit."""
+    """Wait until one of them has something, or until something else has happened, or until the limit."""
     waits = [asyncio.ensure_future(reader.wait()) for reader in readers]
     try:
         done, _ = await asyncio.wait(

@@ -6,7 +6,7 @@ from opentelemetry import metrics
 
 from schemas import BatchLifecycleState, BatchRecord, ModelVersion, TaskResult
 from trinity_bus.coordination import Fact, staleness
-from trinity_bus.coordination.commands import Observe
+from trinity_bus.coordination.effects import Observe
 from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import SHORT_SECONDS, STALENESS, TASK_RETRIES, TASKS
@@ -16,7 +16,7 @@ log = logging.getLogger("workers.coordinator")
 
 _METER = metrics.get_meter("workers.coordinator")
 FACTS = _METER.create_counter("rl.coordinator.facts", description="What the coordinator has noticed, by kind.")
-REWARD = _METER.create_gauge("rl.batch.reward", description="Mean reward of the last batch of a kind, by exam.")
+REWARD = _METER.create_gauge("rl.batch.reward", description="Mean reward of the last batch of a kind, by evaluation.")
 BATCHES = _METER.create_counter("rl.batches", unit="{batch}", description="Batches ended, by state.")
 BUDGET_USED = _METER.create_gauge(
     "trinity.topic.budget_used",
@@ -57,7 +57,7 @@ def begin() -> None:
 
 
 def observe(observed: Observe) -> None:
-    """Counts and logs a fact."""
+    """Count and log a fact."""
     FACTS.add(1, {names.RL_FACT: observed.fact.value})
     if observed.fact is Fact.TASK_RETRIED:
         TASK_RETRIES.add(1)
@@ -67,18 +67,18 @@ def observe(observed: Observe) -> None:
 
 
 def answered(result: TaskResult) -> None:
-    """Counts a task that has ended."""
+    """Count a task that has ended."""
     TASKS.add(1, {names.RL_TASK_STATUS: result.status, names.RL_BATCH_TYPE: result.batch_type})
 
 
 def batch_moved(record: BatchRecord) -> None:
-    """Counts and logs where a batch stands."""
+    """Count and log where a batch stands."""
     BATCH_AGES.moved(record)
     if record.state is BatchLifecycleState.FINALIZED:
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
         if (reward := reward_of(record.metrics)) is not None:
-            exam = record.batch_id.partition("/")[2] if record.batch_type == "eval" else ""
-            REWARD.set(reward, {names.RL_BATCH_TYPE: record.batch_type, names.RL_EXAM: exam})
+            eval_name = record.batch_id.partition("/")[2] if record.batch_type == "eval" else ""
+            REWARD.set(reward, {names.RL_BATCH_TYPE: record.batch_type, names.RL_EVAL: eval_name})
         if record.batch_type == "train":
             for entry in record.manifest:
                 if entry.parts:
@@ -101,6 +101,6 @@ def batch_moved(record: BatchRecord) -> None:
 
 
 def announced(record: ModelVersion) -> None:
-    """Logs an announcement."""
+    """Log an announcement."""
     members = ", ".join(member.explorer for member in record.members) or "nobody"
     log.info("version %d, epoch %d, for %s", record.version, record.epoch, members)

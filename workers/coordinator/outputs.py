@@ -1,4 +1,4 @@
-"""The machine's commands as records of the open transaction."""
+"""The machine's effects as records of the open transaction."""
 
 import logging
 import secrets
@@ -25,23 +25,23 @@ from schemas.topics import (
 )
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
 from trinity_bus.coordination import (
-    Announce,
-    Answered,
-    Ask,
-    BatchMoved,
-    Command,
+    AnnounceVersion,
     Dismiss,
+    Effect,
     Leader,
     Observe,
-    Order,
     Origin,
-    Refuse,
-    Remember,
-    Reply,
+    PublishBatch,
+    PublishResult,
+    RecordVersion,
+    RejectTask,
+    RequestVersion,
+    SendOrder,
+    SendReply,
     Skip,
-    history,
     retention,
 )
+from trinity_bus.coordination.versions import history
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
@@ -62,11 +62,11 @@ class Outputs:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
-    async def carry_out(self, commands: Iterable[Command], originals: Originals, spans: Spans) -> None:
-        """Writes what the machine has decided, in its order."""
-        for command in commands:
-            match command:
-                case Order(record=record, traceparent=parent):
+    async def carry_out(self, effects: Iterable[Effect], originals: Originals, spans: Spans) -> None:
+        """Write what the machine has decided, in its order."""
+        for effect in effects:
+            match effect:
+                case SendOrder(record=record, traceparent=parent):
                     span = spans.dispatch(record, parent)
                     await self._producer.send(
                         ROLLOUTS,
@@ -75,26 +75,26 @@ class Outputs:
                         partition=lane_partition(record.explorer),
                         traceparent=_context(span, parent),
                     )
-                case BatchMoved(record=moved):
+                case PublishBatch(record=moved):
                     await self._producer.send(BATCHES, moved.batch_id, moved)
                     observations.batch_moved(moved)
-                case Answered(record=result, traceparent=parent):
+                case PublishResult(record=result, traceparent=parent):
                     await self._producer.send(RESULTS, result.task_id, result, traceparent=parent)
                     observations.answered(result)
-                case Reply(record=reply, traceparent=parent):
+                case SendReply(record=reply, traceparent=parent):
                     await self._producer.send(REPLIES, reply.client, reply, traceparent=parent)
                 case Skip() | Dismiss():
-                    await self._tell_service(command)
-                case Announce() | Ask() | Remember():
-                    await self._tell_of_version(command, spans)
-                case Refuse():
-                    received = originals.get(command.origin) or as_received(command)
-                    await self._producer.send_dead_letter(received, command.refusal.value, command.detail)
+                    await self._tell_service(effect)
+                case AnnounceVersion() | RequestVersion() | RecordVersion():
+                    await self._tell_of_version(effect, spans)
+                case RejectTask():
+                    received = originals.get(effect.origin) or as_received(effect)
+                    await self._producer.send_dead_letter(received, effect.refusal.value, effect.detail)
                 case Observe():
-                    observations.observe(command)
+                    observations.observe(effect)
 
-    async def _tell_service(self, command: Skip | Dismiss) -> None:
-        match command:
+    async def _tell_service(self, effect: Skip | Dismiss) -> None:
+        match effect:
             case Skip(record=skipped):
                 # Beside the batch's own record, which compaction must not take: no identifier has a blank.
                 await self._producer.send(BATCHES, f"skip {skipped.batch_id}", skipped)
@@ -104,22 +104,22 @@ class Outputs:
             case Dismiss(record=over):
                 await self._producer.send(COORDINATOR_EVENTS, over.name, over)
 
-    async def _tell_of_version(self, command: Announce | Ask | Remember, spans: Spans) -> None:
-        match command:
-            case Announce(record=version, traceparent=parent):
+    async def _tell_of_version(self, effect: AnnounceVersion | RequestVersion | RecordVersion, spans: Spans) -> None:
+        match effect:
+            case AnnounceVersion(record=version, traceparent=parent):
                 span = spans.announce(version, parent)
                 # Here, because the machine decides the same on the same inputs, and this must not be foreseen.
                 told = version.model_copy(update={"secret": secrets.token_hex(32)})
                 await self._producer.send(MODEL_VERSIONS, version.model, told, traceparent=_context(span, parent))
                 observations.announced(version)
-            case Ask(record=wanted):
+            case RequestVersion(record=wanted):
                 asked = wanted.model_copy(update={"sent_at": time.time()})
                 await self._producer.send(COORDINATOR_EVENTS, wanted.model, asked)
-            case Remember(record=published):
+            case RecordVersion(record=published):
                 await self._producer.send(VERSION_HISTORY, history.key(published), published)
 
     async def refuse(self, unreadable: Iterable[Received[Any]], upsetting: Iterable[tuple[Received[Any], str]]) -> None:
-        """Writes a dead letter for each record that its codec refuses, and for what has upset the machine."""
+        """Write a dead letter for each record that its codec refuses, and for what has upset the machine."""
         for received, detail in upsetting:
             await self._producer.send_dead_letter(received, REASON, detail)
         for received in unreadable:
@@ -127,50 +127,50 @@ class Outputs:
                 await self._producer.send_dead_letter(received, received.record.reason, received.record.detail)
 
     async def record_changes(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
-        """Writes to the changelog: what changed, and up to which inputs that is."""
+        """Write to the changelog: what changed, and up to which inputs that is."""
         entries = (*changes, (INPUTS_KEY, pack_positions(positions)))
         await self._producer.send_all(COORDINATOR_STATE, entries, partition=0)
 
     async def forget(self, keys: Iterable[tuple[Topic, str]]) -> None:
-        """Writes tombstones."""
+        """Write tombstones."""
         for topic, key in keys:
             await self._producer.send_raw(topic, key, None)
 
     async def tell_leader(self, leader: Leader) -> None:
-        """Writes to the changelog who works: the sign of life that others who could do it wait for."""
+        """Write to the changelog who works: the sign of life that others who could do it wait for."""
         await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, pack_leader(leader), partition=0)
 
     async def tell_figures(self, heartbeat: CoordinatorHeartbeat) -> None:
-        """Writes the same with figures for everybody to look at."""
+        """Write the same with figures for everybody to look at."""
         await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
     async def show_progress(self, positions: Positions, group: str) -> None:
-        """Commits how far the inputs were read, for monitoring."""
+        """Commit how far the inputs were read, for monitoring."""
         await self._producer.send_offsets(positions, group)
 
 
-def without_lost(commands: Iterable[Command], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Command]:
+def without_lost(effects: Iterable[Effect], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Effect]:
     """Decisions, with manifests that name nothing that is gone.
 
     Args:
-        commands: As the machine has decided.
+        effects: As the machine has decided.
         begins: Partition to the first offset of experiences that is kept.
         ends: Partition to the end of them.
     """
-    sound: list[Command] = []
-    for command in commands:
-        if not isinstance(command, BatchMoved):
-            sound.append(command)
+    sound: list[Effect] = []
+    for effect in effects:
+        if not isinstance(effect, PublishBatch):
+            sound.append(effect)
             continue
-        record = retention.without_lost(command.record, begins, ends)
-        if record is not command.record:
+        record = retention.without_lost(effect.record, begins, ends)
+        if record is not effect.record:
             log.error("batch %s names experiences that were gone before it ended", record.batch_id)
-        sound.append(BatchMoved(record))
+        sound.append(PublishBatch(record))
     return sound
 
 
-def as_received(refused: Refuse) -> Received[Any]:
-    """A refused task that was read long ago, as it would come from the topic today."""
+def as_received(refused: RejectTask) -> Received[Any]:
+    """Return a refused task that was read long ago, as it would come from the topic today."""
     headers = [(CONTENT_TYPE, MSGPACK.encode())]
     if refused.traceparent is not None:
         headers.append((TRACEPARENT, refused.traceparent.encode()))
@@ -190,5 +190,5 @@ def as_received(refused: Refuse) -> Received[Any]:
 
 
 def _context(span: Span, parent: str | None) -> str | None:
-    """What the record carries: the span's context, or without tracing that of its parent."""
+    """Return what the record carries: the span's context, or without tracing that of its parent."""
     return traceparent(span) or parent

@@ -47,7 +47,7 @@ class Commits:
         self.positions = dict(positions)
 
     def made(self, positions: Positions) -> None:
-        """A transaction was committed, up to these input positions."""
+        """Note that a transaction was committed, up to these input positions."""
         self.count += 1
         self.positions = positions
 
@@ -81,12 +81,12 @@ class Keeper:
         self._tombstones: list[tuple[Topic, str]] = []
 
     def heard(self, beat: TrainerHeartbeat) -> None:
-        """The trainer lives."""
+        """Note that the trainer lives."""
         if beat.needs_from is not None and not self._machine().sync.is_zombie(beat.incarnation):
             self._retention.trained(beat.needs_from)
 
     def take_tombstones(self) -> list[tuple[Topic, str]]:
-        """What is to be forgotten with the next transaction."""
+        """Return what is to be forgotten with the next transaction."""
         taken, self._tombstones = self._tombstones, []
         return taken
 

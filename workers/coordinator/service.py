@@ -75,18 +75,18 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.state_codec import NEWEST_LEVEL
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
-from trinity_bus.runtime.heap import settle
+from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.telemetry import setup_telemetry, traceparent
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
-from workers.coordinator.decided import Decided
 from workers.coordinator.intake import MAX_SIGNALS, MAX_TASK_BYTES, MAX_TASKS, Intake, still_read
 from workers.coordinator.outputs import Outputs, without_lost
+from workers.coordinator.pending_commit import PendingCommit
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
@@ -98,19 +98,19 @@ REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, Publ
 COMMIT_EVERY_S = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
 orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
-PATIENCE_S = 0.05
+LINGER_S = 0.05
 """How long what nobody waits for is kept for company: tasks of a batch that is not full yet, signs of life."""
 TASKS_EVERY_S = 0.025
 """Least time between two takings of tasks off the log: each costs the broker and this process a request, for one as
 for hundreds. One that comes after a pause is taken at once."""
 POSITIONS_EVERY_S = 1.0
 """How often positions are committed under the consumer group, while records come."""
-FAREWELL_S = 5.0
+LEAVE_S = 5.0
 """How long it may take to say that it leaves; without, others notice by the silence."""
 
 
 async def run(settings: Settings) -> None:
-    """Runs a coordinator until it is cancelled.
+    """Run a coordinator until it is cancelled.
 
     Raises:
         ProducerFencedError: Another coordinator of this namespace has taken over from this one.
@@ -122,7 +122,7 @@ async def run(settings: Settings) -> None:
     )
     try:
         async with Bus(settings.kafka, client_id=settings.coordinator.name) as bus, cluster_gauges(bus):
-            settle()
+            freeze_gc()
             await Coordinator(settings, bus).run()
     finally:
         telemetry.shutdown()
@@ -248,7 +248,7 @@ class Coordinator:
             raise
 
     def _restore(self) -> None:
-        """Makes a machine of what was committed last."""
+        """Make a machine of what was committed last."""
         self.machine = CoordinatorMachine(self._settings, self._synchronizer)
         self.machine.restore(self._changelog.entries.items())
         gauges.BATCH_AGES.follow(self.machine.ledger.batches)
@@ -273,36 +273,36 @@ class Coordinator:
     async def _say_left(self, producer: Producer) -> None:
         self._leadership.leave(self._clock())
         try:
-            async with asyncio.timeout(FAREWELL_S), producer.transaction():
+            async with asyncio.timeout(LEAVE_S), producer.transaction():
                 await Outputs(producer).tell_leader(self._leadership.entry("left"))
         except (TimeoutError, BusError) as error:
             log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")
 
     async def _work(self, producer: Producer, intake: Intake) -> None:
-        """Reads and decides; commits what was decided, one transaction after the other, meanwhile."""
-        decided = Decided(Spans(self._namespace))
-        under_way: Decided | None = None
+        """Read and decide; commit what was decided, one transaction after the other, meanwhile."""
+        pending = PendingCommit(Spans(self._namespace))
+        under_way: PendingCommit | None = None
         committing: asyncio.Task[None] | None = None
         try:
             while True:
                 try:
-                    await self._read(intake, decided, committing)
+                    await self._read(intake, pending, committing)
                     if committing is not None and committing.done():
                         committing.result()
                         committing = under_way = None
-                    if committing is None and self._clock() >= self._commit_at(decided):
-                        committing = self._begin_commit(producer, decided)
-                        under_way, decided = decided, Decided(Spans(self._namespace))
+                    if committing is None and self._clock() >= self._commit_at(pending):
+                        committing = self._begin_commit(producer, pending)
+                        under_way, pending = pending, PendingCommit(Spans(self._namespace))
                 except Exception as error:
                     if not is_upset(error):
                         raise
-                    log.exception("what was decided upon %d records has to be taken back", len(decided.received))
-                    again = decided.received
+                    log.exception("what was decided upon %d records has to be taken back", len(pending.received))
+                    again = pending.received
                     if committing is not None and under_way is not None and not await _is_committed(committing):
                         again = under_way.received + again
                     committing = under_way = None
                     await self._go_on_with_care(producer, again)
-                    decided = Decided(Spans(self._namespace))
+                    pending = PendingCommit(Spans(self._namespace))
         finally:
             if committing is not None:
                 committing.cancel()
@@ -324,26 +324,26 @@ class Coordinator:
                 if not is_upset(error):
                     raise
                 self._restore()
-                refused = Decided(Spans(self._namespace), upsetting=[(item, told(error))])
+                refused = PendingCommit(Spans(self._namespace), upsetting=[(item, told(error))])
                 await self._commit_now(producer, refused)
 
     async def _decide_alone(self, producer: Producer, received: list[Received[Any]]) -> None:
-        decided = Decided(Spans(self._namespace))
-        self._decide(decided, received, self._clock())
-        await self._commit_now(producer, decided)
+        pending = PendingCommit(Spans(self._namespace))
+        self._decide(pending, received, self._clock())
+        await self._commit_now(producer, pending)
 
-    async def _commit_now(self, producer: Producer, decided: Decided) -> None:
-        """Commits what was decided, and waits for it."""
+    async def _commit_now(self, producer: Producer, pending: PendingCommit) -> None:
+        """Commit what was decided, and wait for it."""
         now = self._clock()
         beats = now >= self._beat_at + self._settings.heartbeat_s
         if beats:
             self._beat_at = now
         self._committing_at = now
         changes, positions = self.machine.changes(), dict(self._positions)
-        await self._commit(producer, decided, changes, positions, [], beats=beats, due=False)
+        await self._commit(producer, pending, changes, positions, [], beats=beats, due=False)
 
-    async def _read(self, intake: Intake, decided: Decided, committing: asyncio.Task[None] | None) -> None:
-        """Waits for records, until the next tick or until the commit is done at most, and decides."""
+    async def _read(self, intake: Intake, pending: PendingCommit, committing: asyncio.Task[None] | None) -> None:
+        """Wait for records, until the next tick or until the commit is done at most, and decide."""
         if committing is not None and self._clock() >= self._committing_at + self._settings.heartbeat_s:
             # The broker does not answer, so that nobody's silence says anything now, and no time is counted.
             await asyncio.wait([committing])
@@ -351,49 +351,51 @@ class Coordinator:
         next_at = self._ticked_at + self._settings.tick_s
         if committing is None:
             next_at = min(next_at, self._beat_at + self._settings.heartbeat_s)
-            if decided.since is not None:
-                next_at = min(next_at, self._commit_at(decided))
+            if pending.since is not None:
+                next_at = min(next_at, self._commit_at(pending))
         now = self._clock()
-        has_room = decided.tasks < MAX_TASKS and decided.task_bytes < MAX_TASK_BYTES
+        has_room = pending.tasks < MAX_TASKS and pending.task_bytes < MAX_TASK_BYTES
         tasks = has_room and self.machine.wants_tasks()
         if tasks and now < self._tasks_at + TASKS_EVERY_S:
             tasks, next_at = False, min(next_at, self._tasks_at + TASKS_EVERY_S)
         received = await intake.next(
-            max(0.0, next_at - now), signals=decided.signals < MAX_SIGNALS, tasks=tasks, until=committing
+            max(0.0, next_at - now), signals=pending.signals < MAX_SIGNALS, tasks=tasks, until=committing
         )
-        now, before = self._clock(), decided.tasks
+        now, before = self._clock(), pending.tasks
         ticks = now >= self._ticked_at + self._settings.tick_s
         if ticks:
             self._ticked_at = now
-        self._decide(decided, received, now, ticks=ticks)
-        if decided.tasks > before:
+        self._decide(pending, received, now, ticks=ticks)
+        if pending.tasks > before:
             self._tasks_at = now
 
-    def _decide(self, decided: Decided, received: list[Received[Any]], now: float, *, ticks: bool = False) -> None:
+    def _decide(
+        self, pending: PendingCommit, received: list[Received[Any]], now: float, *, ticks: bool = False
+    ) -> None:
         """Has the machine decide upon records that came together."""
-        decided.take(received, now)
+        pending.take(received, now)
         for item in received:
             self._positions[item.topic.name, item.partition] = item.last_offset + 1
             self._has_unmarked = True
-        inputs = self._inputs(received, decided.spans)
+        inputs = self._inputs(received, pending.spans)
         if ticks:
             inputs.append(Tick())
-        decided.add(self.machine.handle_all(inputs, now))
+        pending.add(self.machine.handle_all(inputs, now))
 
-    def _commit_at(self, decided: Decided) -> float:
+    def _commit_at(self, pending: PendingCommit) -> float:
         """When the next transaction begins, as far as it is decided."""
         soonest = self._committing_at + COMMIT_EVERY_S
-        if decided.since is None or decided.is_awaited:
+        if pending.since is None or pending.is_awaited:
             return soonest
-        return max(soonest, min(decided.since + PATIENCE_S, self._beat_at + self._settings.heartbeat_s))
+        return max(soonest, min(pending.since + LINGER_S, self._beat_at + self._settings.heartbeat_s))
 
-    def _begin_commit(self, producer: Producer, decided: Decided) -> asyncio.Task[None] | None:
+    def _begin_commit(self, producer: Producer, pending: PendingCommit) -> asyncio.Task[None] | None:
         """Begins to commit what was decided; None where there is nothing to tell."""
         now = self._clock()
         changes = self.machine.changes()
         due = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
         beats = now >= self._beat_at + self._settings.heartbeat_s
-        if not (decided.commands or changes or decided.unreadable or due or beats):
+        if not (pending.effects or changes or pending.unreadable or due or beats):
             # Nothing of it outlives a restart.
             self._changelog.positions = dict(self._positions)
             return None
@@ -404,13 +406,13 @@ class Coordinator:
         self._committing_at = now
         # Decisions go on, and with them the positions.
         forgotten = self._keeper.take_tombstones()
-        commit = self._commit(producer, decided, changes, dict(self._positions), forgotten, beats=beats, due=due)
+        commit = self._commit(producer, pending, changes, dict(self._positions), forgotten, beats=beats, due=due)
         return asyncio.create_task(commit, name="commit")
 
     async def _commit(
         self,
         producer: Producer,
-        decided: Decided,
+        pending: PendingCommit,
         changes: list[tuple[str, bytes | None]],
         positions: changelog.Positions,
         forgotten: list[tuple[Topic, str]],
@@ -418,17 +420,17 @@ class Coordinator:
         beats: bool,
         due: bool,
     ) -> None:
-        with decided.spans:
-            commands = decided.commands
-            if decided.ends_batches:
+        with pending.spans:
+            commands = pending.effects
+            if pending.ends_batches:
                 begins, ends = await asyncio.gather(
                     self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
                 )
                 commands = without_lost(commands, begins, ends)
             async with producer.transaction():
                 outputs = Outputs(producer)
-                await outputs.refuse(decided.unreadable, decided.upsetting)
-                await outputs.carry_out(commands, decided.originals, decided.spans)
+                await outputs.refuse(pending.unreadable, pending.upsetting)
+                await outputs.carry_out(commands, pending.originals, pending.spans)
                 await outputs.record_changes(changes, positions)
                 await outputs.forget(forgotten)
                 if beats:
@@ -440,8 +442,8 @@ class Coordinator:
         self._commits.made(positions)
         if beats:
             self._leadership.committed(now)
-        if decided.since is not None:
-            observations.LATENCY.record(now - decided.since)
+        if pending.since is not None:
+            observations.LATENCY.record(now - pending.since)
 
     def _inputs(self, received: list[Received[Any]], spans: Spans) -> list[Input]:
         inputs: list[Input] = []
@@ -464,7 +466,7 @@ class Coordinator:
 
 
 async def _is_committed(committing: asyncio.Task[None]) -> bool:
-    """Waits for a transaction; False where what was decided upon could not be written."""
+    """Wait for a transaction; False where what was decided upon could not be written."""
     try:
         await committing
     except Exception as error:

@@ -23,7 +23,7 @@ MAX_TRACEPARENT = 128
 
 
 def sound(context: str | None) -> str | None:
-    """A ``traceparent`` from a header, if it can be one."""
+    """Return a ``traceparent`` from a header, if it can be one."""
     return context if context is not None and len(context) <= MAX_TRACEPARENT and span_context(context) else None
 
 
@@ -47,7 +47,7 @@ class Spans:
             span.end()
 
     def process(self, received: Received[Any], task: Task) -> Span:
-        """A task is taken in."""
+        """Note that a task is taken in."""
         return self._start(
             f"process {TASKS.name}",
             received.traceparent,
@@ -66,7 +66,7 @@ class Spans:
         )
 
     def dispatch(self, record: Dispatch | Cancel, parent: str | None) -> Span:
-        """A task is handed to an explorer, or taken back from it."""
+        """Note that a task is handed to an explorer, or taken back from it."""
         task_id = record.task.task_id if isinstance(record, Dispatch) else record.task_id
         attributes: dict[str, Any] = {
             names.RL_TASK_ID: task_id,
@@ -80,7 +80,7 @@ class Spans:
         )
 
     def announce(self, record: ModelVersion, parent: str | None) -> Span:
-        """A version is announced."""
+        """Note that a version is announced."""
         attributes = {
             names.RL_MODEL: record.model,
             names.RL_MODEL_VERSION: record.version,

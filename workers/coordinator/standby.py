@@ -100,7 +100,7 @@ class Standby:
                 await asyncio.sleep(_RETRY_S)
 
     async def _follow(self, following: "_Following") -> None:
-        """Returns when it is due to take over, and has read all there is."""
+        """Return when it is due to take over, and has read all there is."""
         told: Leader | None = None
         while not (self._leadership.is_due(self._clock()) and await self._has_read_all(following)):
             leader = self._leadership.leader
@@ -110,7 +110,7 @@ class Standby:
             await following.take(_POLL_S)
 
     async def _take_over(self, following: "_Following") -> Producer | None:
-        """The producer, or None where another one was faster or the log has failed."""
+        """Return the producer, or None where another one was faster or the log has failed."""
         self._leadership.take_over(self._clock())
         producer = self._bus.producer(transactional_id=TRANSACTIONAL_ID)
         try:
@@ -166,7 +166,7 @@ class _Following:
         self._clock = clock
 
     async def take(self, wait_s: float) -> None:
-        """Takes in what comes within the time, if anything."""
+        """Take in what comes within the time, if anything."""
         received = await self.reader.batch(wait_s)
         for record in received:
             self.changelog.take(record)
@@ -174,7 +174,7 @@ class _Following:
             self._heard()
 
     async def read_to_end(self) -> None:
-        """Takes in everything up to the end as it is now."""
+        """Take in everything up to the end as it is now."""
         async for record in self.reader.replay():
             self.changelog.take(record)
         self._heard()

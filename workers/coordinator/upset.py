@@ -33,7 +33,7 @@ def is_upset(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """An error with its traceback, innermost first, as one line."""
+    """Return an error with its traceback, innermost first, as one line."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return f"{one_line(f'{type(error).__name__}: {error}')} at {' < '.join(_places(frames))}"
 

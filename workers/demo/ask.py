@@ -10,7 +10,7 @@ class NotAModelError(TrinityError, ValueError):
 
 
 def ask(model: Path, prompt: str, *, max_tokens: int) -> str:
-    """The model's greedy answer.
+    """Return the model's greedy answer.
 
     Args:
         model: A Hugging Face folder.

@@ -1,7 +1,7 @@
 """The demo's tasks, in the order in which they are produced.
 
 They ship with the project as JSON lines: ``tasks/train.jsonl`` to learn from, ``tasks/held_out.jsonl`` to be tested
-with, no prompt in both. A task id may be used once in a mesh's life, so each use of a line gets an id of its own.
+with, no prompt in both. A task id may be used once in a mesh's lifetime, so each use of a line gets an id of its own.
 """
 
 import random
@@ -17,7 +17,7 @@ MAX_TOKENS = 4
 
 
 def load_tasks(name: Literal["train", "held_out"]) -> list[Task]:
-    """The tasks of a file that ships with this package.
+    """Return the tasks of a file that ships with this package.
 
     Raises:
         DecodeError: A line is no task.
@@ -40,18 +40,18 @@ def train_stream(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
             )
 
 
-def exam(tasks: Sequence[Task], label: str) -> list[Task]:
-    """A named eval batch of all these tasks: one run each, greedy.
+def eval_tasks(tasks: Sequence[Task], label: str) -> list[Task]:
+    """Return a named eval batch of all these tasks: one run each, greedy.
 
     Args:
         tasks: What to ask.
-        label: Tells this exam from others of the same tasks.
+        label: Tells this evaluation from others of the same tasks.
     """
     return [
         task.model_copy(
             update={
                 "task_id": f"{task.task_id}/{label}",
-                "batch_id": exam_id(label),
+                "batch_id": eval_batch_id(label),
                 "batch_type": "eval",
                 "batch_size": len(tasks),
                 "repeat_times": 1,
@@ -62,6 +62,6 @@ def exam(tasks: Sequence[Task], label: str) -> list[Task]:
     ]
 
 
-def exam_id(label: str) -> str:
-    """The batch id of an exam."""
+def eval_batch_id(label: str) -> str:
+    """Return the batch id of an evaluation."""
     return f"{label}/held-out"

@@ -28,7 +28,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import setup_telemetry
 from workers.demo import mesh
-from workers.demo.curriculum import exam, exam_id, load_tasks, train_stream
+from workers.demo.curriculum import eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, has_learned, plot, step_summaries
@@ -206,9 +206,9 @@ class _Lesson:
 
     async def _examine(self, label: str) -> tuple[float, float]:
         """Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault."""
-        await self._send(exam(self._held_out, label))
-        metrics = (await self._finalized(exam_id(label))).metrics
-        prefix = f"eval/{exam_id(label).partition('/')[2]}"
+        await self._send(eval_tasks(self._held_out, label))
+        metrics = (await self._finalized(eval_batch_id(label))).metrics
+        prefix = f"eval/{eval_batch_id(label).partition('/')[2]}"
         reward, exact = metrics[f"{prefix}/reward/mean@1"], metrics[f"{prefix}/exact/mean@1"]
         self._display.note(f"held-out reward {label} training: {reward:.3f} ({exact:.1%} without a fault)")
         return reward, exact
@@ -242,7 +242,7 @@ class _Lesson:
         await asyncio.gather(*sent)
 
     async def _finalized(self, batch_id: str) -> BatchView:
-        """A batch, once it is finalized with a reward.
+        """Return a batch, once it is finalized with a reward.
 
         Raises:
             DemoError: It was aborted, or all its tasks failed.

@@ -25,7 +25,7 @@ class Display(Protocol):
         ...
 
     def stage(self, name: str) -> None:
-        """The next stage begins."""
+        """Note that the next stage begins."""
         ...
 
     def note(self, text: str) -> None:
@@ -38,7 +38,7 @@ class Display(Protocol):
 
 
 def make_display(console: Console, steps: int) -> Display:
-    """The one that suits the console.
+    """Return the one that suits the console.
 
     Args:
         console: Where to.

@@ -10,7 +10,6 @@ from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.restarts import Restarts
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BusError
-from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor
 from workers.demo.settings import (
     DemoOptions,
     available_cores,
@@ -20,6 +19,7 @@ from workers.demo.settings import (
     service_environment,
     trainer_environment,
 )
+from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor
 
 _GRACE_S = 10.0
 _POLL_S = 0.1
@@ -79,7 +79,10 @@ class Broker:
 
 @asynccontextmanager
 async def broker(settings: Settings, options: DemoOptions, note: Callable[[str], None]) -> AsyncIterator[Broker]:
-    """The configured cluster, in a namespace of this run; else an embedded broker, its data in the run's folder."""
+    """Provide the configured cluster, in a namespace of this run.
+
+    Else an embedded broker, its data in the run's folder.
+    """
     async with AsyncExitStack() as stack:
         embedded = None
         kafka = demo_namespace(settings.kafka, options.run_dir.name)
@@ -98,7 +101,7 @@ async def broker(settings: Settings, options: DemoOptions, note: Callable[[str],
 
 
 def specs(options: DemoOptions, kafka: KafkaSettings) -> list[ServiceSpec]:
-    """What to run. Explorers and trainer are the last to start and the first to stop."""
+    """Return what to run. Explorers and trainer are the last to start and the first to stop."""
     shared = service_environment(options, kafka)
     cores = available_cores()
     found = [

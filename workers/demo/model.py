@@ -68,7 +68,7 @@ def _config() -> dict[str, Any]:
 
 
 def _weights(rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
-    """Normal with a standard deviation of 0.02, as Qwen3 starts; norms are ones."""
+    """Draw from a normal distribution with a standard deviation of 0.02, as Qwen3 starts; norms are ones."""
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(_INIT_STD)

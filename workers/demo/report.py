@@ -40,7 +40,7 @@ class Summary:
     explorers: int
     max_staleness: int
     model_version: int
-    """Of the weights that the second exam was taken with."""
+    """Of the weights that the second evaluation was taken with."""
     reward_before: float
     """Mean over held-out tasks: share of words in their place."""
     reward_after: float
@@ -124,7 +124,7 @@ def stages_table(summary: Summary) -> Table:
 
 
 def plot(summary: Summary, path: Path) -> None:
-    """Reward over steps, with both exams, as a PNG. Needs no display."""
+    """Reward over steps, with both evaluations, as a PNG. Needs no display."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -65,7 +65,7 @@ class DemoOptions:
 
 
 def service_environment(options: DemoOptions, kafka: KafkaSettings) -> dict[str, str]:
-    """Settings that all services share.
+    """Return the settings that all services share.
 
     Only what differs from the environment is named: how to log in to a cluster, say, is inherited.
     """
@@ -82,7 +82,7 @@ def service_environment(options: DemoOptions, kafka: KafkaSettings) -> dict[str,
 
 
 def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int]) -> dict[str, str]:
-    """Settings of one explorer; each engine computes on a core of its own as long as there are enough.
+    """Return settings of one explorer; each engine computes on a core of its own as long as there are enough.
 
     Args:
         options: The user's.
@@ -105,7 +105,7 @@ def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int])
 
 
 def trainer_environment(options: DemoOptions) -> dict[str, str]:
-    """Settings of the trainer."""
+    """Return the settings of the trainer."""
     return {
         "TRINITY_BUS_TRAINER__MODEL_PATH": str(options.model_dir.resolve()),
         "TRINITY_BUS_TRAINER__CHECKPOINT_DIR": str(options.checkpoint_dir.resolve()),
@@ -122,12 +122,12 @@ def trainer_environment(options: DemoOptions) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    """A ``trinity-bus`` command line in this Python."""
+    """Return a ``trinity-bus`` command line in this Python."""
     return [sys.executable, "-m", "workers.cli.app", *arguments]
 
 
 def available_cores() -> list[int]:
-    """The cores that this process may use, in order."""
+    """Return the cores that this process may use, in order."""
     return sorted(os.sched_getaffinity(0))
 
 
@@ -138,7 +138,7 @@ def demo_namespace(configured: KafkaSettings, run_id: str) -> KafkaSettings:
 
 
 def hint(environment: Mapping[str, str]) -> str:
-    """What to put before a ``trinity-bus`` command so that it talks to this mesh."""
+    """Return what to put before a ``trinity-bus`` command so that it talks to this mesh."""
     names = ("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "TRINITY_BUS_KAFKA__NAMESPACE")
     defaults = {"TRINITY_BUS_KAFKA__NAMESPACE": KafkaSettings().namespace}
     return " ".join(f"{name}={environment[name]}" for name in names if environment[name] != defaults.get(name))

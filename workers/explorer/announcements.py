@@ -7,7 +7,7 @@ from schemas import Member, ModelVersion
 
 
 def newest(records: Iterable[Any], model: str) -> ModelVersion | None:
-    """The last announcement of ``model``: the topic is compacted, the last record is the present."""
+    """Return the last announcement of ``model``: the topic is compacted, the last record is the present."""
     found = None
     for record in records:
         if isinstance(record, ModelVersion) and record.model == model:
@@ -16,7 +16,7 @@ def newest(records: Iterable[Any], model: str) -> ModelVersion | None:
 
 
 def membership(announced: ModelVersion, explorer: str, incarnation: str) -> Member | None:
-    """This life of the explorer among the members, if it is one. Who is not named does not move."""
+    """Return this incarnation of the explorer among the members, if it is one. Who is not named does not move."""
     for member in announced.members:
         if (member.explorer, member.incarnation) == (explorer, incarnation):
             return member

@@ -10,7 +10,7 @@ from schemas.experience import SampleInput, build_group
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import Rollout, WorkflowError
-from workers.explorer.runners.errors import WorkflowRaisedError
+from trinity_bus.runners.errors import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
 MAX_METRICS = 64
@@ -27,7 +27,7 @@ class UntrainableSampleError(TrinityError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class ExplorerIdentity:
     """Who answers."""
 
     explorer: str
@@ -57,8 +57,8 @@ def check(order: Dispatch, rollouts: Sequence[Rollout]) -> None:
             )
 
 
-def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: Identity, bounds: Bounds) -> ExperienceGroup:
-    """The samples of an attempt, for the trainer.
+def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: ExplorerIdentity, bounds: Bounds) -> ExperienceGroup:
+    """Return the samples of an attempt, for the trainer.
 
     Args:
         order: What was asked for.
@@ -80,7 +80,7 @@ def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: Identity, bou
     return group
 
 
-def _group(order: Dispatch, rollouts: Sequence[Rollout], who: Identity) -> ExperienceGroup:
+def _group(order: Dispatch, rollouts: Sequence[Rollout], who: ExplorerIdentity) -> ExperienceGroup:
     return build_group(
         [
             SampleInput(
@@ -110,13 +110,13 @@ def _group(order: Dispatch, rollouts: Sequence[Rollout], who: Identity) -> Exper
 def finished(
     order: Dispatch,
     rollouts: Sequence[Rollout],
-    who: Identity,
+    who: ExplorerIdentity,
     *,
     experience: Position | None,
     seconds: float,
     error: str | None = None,
 ) -> RolloutFinished:
-    """The result of an attempt that yielded something: completed, or partial where runs are missing.
+    """Return the result of an attempt that yielded something: completed, or partial where runs are missing.
 
     Args:
         order: What was asked for.
@@ -150,8 +150,8 @@ def finished(
     )
 
 
-def failed(order: Dispatch, error: BaseException, who: Identity, *, seconds: float) -> RolloutFinished:
-    """The result of an attempt that broke: a failure with its type and message, never a reward."""
+def failed(order: Dispatch, error: BaseException, who: ExplorerIdentity, *, seconds: float) -> RolloutFinished:
+    """Return the result of an attempt that broke: a failure with its type and message, never a reward."""
     return RolloutFinished(
         explorer=who.explorer,
         incarnation=who.incarnation,
@@ -168,7 +168,7 @@ def failed(order: Dispatch, error: BaseException, who: Identity, *, seconds: flo
 
 
 def _text(error: BaseException) -> str:
-    """An error with its type; that of a workflow carries its own. What no record can hold is escaped."""
+    """Return an error with its type; that of a workflow carries its own. What no record can hold is escaped."""
     text = str(error) if isinstance(error, WorkflowRaisedError) else f"{type(error).__name__}: {error}"
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -2,7 +2,7 @@
 
 ::
 
-    start:  check settings and broker -> start the nursery of the runners, and the engine -> connect
+    start:  check settings and broker -> start the fork server of the runners, and the engine -> connect
             -> take the lane's end position -> first heartbeat (this is how it joins)
 
     rollouts (its lane) --Dispatch--> attempt, in a runner --> experiences, then events: RolloutFinished
@@ -20,8 +20,8 @@ again. So nothing has to be remembered over a restart, and the lane is read from
 what fails                    what happens
 ============================  ========================================================================================
 a workflow, or its time       ``RolloutFinished`` with status failed, and the type and message of the error
-a runner                      another takes its place; its attempts run again, see ``workers/explorer/runners``
-the nursery of the runners    as the engine's process
+a runner                      another takes its place; its attempts run again, see ``trinity_bus/runners``
+the runners' fork server      as the engine's process
 a weight transfer             ``WeightsSynced`` not ok; the engine serves what it served before
 the engine's process          ``ExplorerLeft``, and the process ends with one line; a supervisor starts it anew
 one of its name begins        the coordinator says so (``Superseded``, in its lane); the process ends with one line
@@ -44,19 +44,19 @@ from trinity_bus.config import Settings, required
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.runtime.heap import settle
+from trinity_bus.runners.engine import ExplorerEngine
+from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.runners.service import Runners
+from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from workers.explorer.attempts import IDLE, Attempts
-from workers.explorer.engine import ExplorerEngine
+from workers.explorer.executor import IDLE, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.orders import Orders
-from workers.explorer.outcome import Identity
-from workers.explorer.runners.nursery import Nursery
-from workers.explorer.runners.service import Runners
-from workers.explorer.served import Served
+from workers.explorer.order_filter import OrderFilter
+from workers.explorer.outcome import ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
 from workers.explorer.weights import WeightFollower
 
 _log = logging.getLogger(__name__)
@@ -78,8 +78,8 @@ async def run(settings: Settings) -> None:
     # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
     async with Bus(settings.kafka, client_id=name) as bus:
         await bus.ensure_topics()
-    # The nursery loads beside the engine, and takes less long.
-    with early_lines() as earlier, Nursery(settings) as nursery:
+    # The fork server loads beside the engine, and takes less long.
+    with early_lines() as earlier, ForkServer(settings) as fork_server:
         engine = InferenceEngine(
             settings.explorer,
             sync_timeout_s=settings.synchronizer.sync_timeout_s,
@@ -87,7 +87,7 @@ async def run(settings: Settings) -> None:
         )
         try:
             await engine.start()
-            await nursery.ready()
+            await fork_server.ready()
             # After the engine, whose process must not inherit exporters.
             namespace = settings.kafka.namespace
             telemetry = setup_telemetry(
@@ -95,8 +95,8 @@ async def run(settings: Settings) -> None:
             )
             try:
                 async with Bus(settings.kafka, client_id=name) as bus:
-                    settle()
-                    await Explorer(settings, bus, engine, nursery).run()
+                    freeze_gc()
+                    await Explorer(settings, bus, engine, fork_server).run()
             finally:
                 telemetry.shutdown()
         finally:
@@ -104,25 +104,25 @@ async def run(settings: Settings) -> None:
 
 
 class Explorer:
-    """One life of an explorer, over a connected bus, a started engine and a nursery of runners.
+    """One incarnation of an explorer, over a connected bus, a started engine and a fork server of runners.
 
     Args:
         settings: The sections ``explorer``, ``telemetry`` and ``coordinator`` (the model's name) are used.
         bus: Connected.
         engine: Started; not stopped here.
-        nursery: Not closed here; its runners are.
+        fork_server: Not closed here; its runners are.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, nursery: Nursery) -> None:
+    def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, fork_server: ForkServer) -> None:
         self._settings = settings.explorer
         self._record_content = settings.telemetry.record_content
         self._bus = bus
         self._engine = engine
-        self._nursery = nursery
-        self._who = Identity(
+        self._fork_server = fork_server
+        self._who = ExplorerIdentity(
             explorer=self._settings.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model
         )
-        self._orders = Orders(self._who.explorer, self._who.incarnation)
+        self._orders = OrderFilter(self._who.explorer, self._who.incarnation)
 
     async def run(self) -> None:
         """Work until cancelled, then drain and say goodbye.
@@ -133,10 +133,10 @@ class Explorer:
             SupersededError: Another explorer has this one's name.
         BusError: The log is gone.
         """
-        workflows = await self._nursery.ready()
+        workflows = await self._fork_server.ready()
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(self._bus.producer())
-            # Their positions are fixed before the first heartbeat: no order to this life can lie before them.
+            # Their positions are fixed before the first heartbeat: no order to this incarnation can lie before them.
             lane = await stack.enter_async_context(
                 self._bus.reader(
                     ROLLOUTS,
@@ -148,7 +148,7 @@ class Explorer:
             )
             versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
             stack.enter_context(watching("the orders", lane.keeps_up))
-            runners = Runners(self._nursery, self._engine, self._settings)
+            runners = Runners(self._fork_server, self._engine, self._settings)
             runners.start()
             try:
                 await self._work(producer, lane, versions, runners, workflows)
@@ -158,11 +158,11 @@ class Explorer:
     async def _work(
         self, producer: Producer, lane: Reader, versions: Reader, runners: Runners, workflows: list[str]
     ) -> None:
-        served = Served(self._engine.model_version)
+        served = ServedVersion(self._engine.model_version)
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
-        attempts = Attempts(
+        executor = RolloutExecutor(
             runners,
             producer,
             self._who,
@@ -179,7 +179,7 @@ class Explorer:
                 incarnation=self._who.incarnation,
                 state=state,
                 slots=self._settings.slots,
-                running=attempts.running,
+                running=executor.running,
                 model_version=served.version,
                 workflows=workflows,
                 tokens_generated=self._engine.tokens_generated,
@@ -192,12 +192,12 @@ class Explorer:
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
-                loops.create_task(self._obey(lane, attempts, producer), name="orders")
+                loops.create_task(self._handle_orders(lane, executor, producer), name="orders")
                 loops.create_task(follower.run(versions), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
                 loops.create_task(runners.run(), name="runners")
                 loops.create_task(self._report(producer, runners), name="report")
-                loops.create_task(_raised(attempts.fatal), name="attempts")
+                loops.create_task(_raised(executor.fatal), name="attempts")
                 loops.create_task(_raised(runners.fatal), name="runners' end")
                 mark_ready()
                 _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
@@ -207,10 +207,10 @@ class Explorer:
         finally:
             heartbeats.state = "draining"
             await heartbeats.send()
-            await attempts.drain(drain_s)
+            await executor.drain(drain_s)
             await self._leave(producer, reason)
 
-    async def _obey(self, lane: Reader, attempts: Attempts, producer: Producer) -> None:
+    async def _handle_orders(self, lane: Reader, executor: RolloutExecutor, producer: Producer) -> None:
         while True:
             for received in await lane.batch(_POLL_S):
                 if isinstance(received.record, Undecodable):
@@ -221,11 +221,11 @@ class Explorer:
                         f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each a "
                         "name of its own (TRINITY_BUS_EXPLORER__NAME)"
                     )
-                order = self._orders.obey(received.record)
+                order = self._orders.handle(received.record)
                 if isinstance(order, Dispatch):
-                    attempts.start(order, received.traceparent)
+                    executor.start(order, received.traceparent)
                 elif order is not None:
-                    attempts.cancel(order)
+                    executor.cancel(order)
 
     async def _report(self, producer: Producer, runners: Runners) -> None:
         while True:
@@ -242,8 +242,8 @@ class Explorer:
         raise await self._engine.wait_dead()
 
     async def _leave(self, producer: Producer, reason: str) -> None:
-        farewell = ExplorerLeft(explorer=self._who.explorer, incarnation=self._who.incarnation, reason=reason)
-        await (await producer.send(EXPLORER_EVENTS, self._who.explorer, farewell))
+        left = ExplorerLeft(explorer=self._who.explorer, incarnation=self._who.incarnation, reason=reason)
+        await (await producer.send(EXPLORER_EVENTS, self._who.explorer, left))
 
 
 async def _raised(fatal: asyncio.Future[None]) -> None:

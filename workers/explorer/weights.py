@@ -2,11 +2,12 @@
 
 ::
 
-    IDLE --announcement that names this life--> SYNCING --served--> WeightsSynced(ok), IDLE
+    IDLE --announcement that names this incarnation-> SYNCING --served--> WeightsSynced(ok), IDLE
                                                   |--failed-------> WeightsSynced(not ok, why), IDLE
                                                   +--superseded---> (no answer), SYNCING or IDLE
 
-There is at most one transfer. An announcement that names other members ends it too: this life is not wanted in it.
+There is at most one transfer. An announcement that names other members ends it too: this incarnation is not wanted in
+it.
 """
 
 import asyncio
@@ -19,15 +20,15 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from schemas import Member, ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Producer, Reader, Received
+from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context
 from trinity_bus.telemetry.metrics import WEIGHT_SYNC_DURATION, WEIGHT_SYNC_PAUSE
 from trinity_bus.weights.errors import WeightTransferError
 from workers.explorer.announcements import membership, newest, supersedes
-from workers.explorer.engine import ExplorerEngine
 from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.outcome import MAX_ERROR_CHARS, Identity
-from workers.explorer.served import Served
+from workers.explorer.outcome import MAX_ERROR_CHARS, ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
@@ -47,7 +48,13 @@ class WeightFollower:
     """
 
     def __init__(
-        self, engine: ExplorerEngine, producer: Producer, who: Identity, *, served: Served, heartbeats: Heartbeats
+        self,
+        engine: ExplorerEngine,
+        producer: Producer,
+        who: ExplorerIdentity,
+        *,
+        served: ServedVersion,
+        heartbeats: Heartbeats,
     ) -> None:
         self._engine = engine
         self._producer = producer
@@ -74,7 +81,7 @@ class WeightFollower:
             await self._end_sync()
 
     async def _next(self, announcements: Reader) -> list[Received[ModelVersion]]:
-        """The next announcements; meanwhile, what the transfer under way raises is raised here."""
+        """Return the next announcements; meanwhile, what the transfer under way raises is raised here."""
         reading = asyncio.ensure_future(announcements.batch(_POLL_S))
         try:
             if self._sync is not None:

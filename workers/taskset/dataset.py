@@ -2,7 +2,8 @@
 
 Each epoch has all lines once, in an order of its own that the seed fixes. The task at place ``k`` follows from the
 file, the seed and ``k`` alone, so a restart needs to know nothing but how many were produced. Task ids are
-``<taskset>/<epoch>/<id of the line>``: a task id may be used once in a mesh's life, so each use of a line has its own.
+``<taskset>/<epoch>/<id of the line>``: a task id may be used once in a mesh's lifetime, so each use of a line has its
+own.
 
 Failures: a line that is no task, or an id that two lines share, is an error that names the line, before anything runs.
 """
@@ -37,7 +38,7 @@ class Dataset:
     """Of the file's bytes and the seed: two of the same give the same tasks in the same order."""
 
     def task(self, taskset: str, place: int) -> Task:
-        """The train task at a place.
+        """Return the train task at a place.
 
         Args:
             taskset: Stands in front of the id.
@@ -47,14 +48,14 @@ class Dataset:
         task = self.tasks[_order(len(self.tasks), self.seed, epoch)[index]]
         return task.model_copy(update={"task_id": f"{taskset}/{epoch}/{task.task_id}"})
 
-    def exam(
+    def eval_tasks(
         self, taskset: str, name: str, version: int, *, repeat_times: int = 1, temperature: float = 0.0
     ) -> list[Task]:
         """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so.
 
         Args:
             taskset: Stands in front of the ids.
-            name: Of the exam.
+            name: Of the evaluation.
             version: That is examined.
             repeat_times: Runs of tasks that name no number.
             temperature: Of tasks that name none.
@@ -75,7 +76,7 @@ class Dataset:
 
 
 def load(path: Path, *, taskset: str, seed: int) -> Dataset:
-    """Reads a file of JSON lines, a task each.
+    """Read a file of JSON lines, a task each.
 
     Raises:
         DatasetError: It cannot be read, has no task, or one of its lines is none.

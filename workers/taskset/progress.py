@@ -6,9 +6,9 @@
        |                                            ^
        '--> task --> ... --> result, or dead letter-'   each ends its task, once
 
-Results are read from where the last committed position says, so each is counted once over all lives of the taskset.
-A task that is refused has no result but a dead letter; that ends it too, or a dataset with a wrong workflow name would
-wait for ever.
+Results are read from where the last committed position says, so each is counted once over all incarnations of the
+taskset. A task that is refused has no result but a dead letter; that ends it too, or a dataset with a wrong workflow
+name would wait for ever.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,8 +28,8 @@ class Progress:
         dataset: Train tasks.
         ahead: Train tasks that may be unanswered.
         epochs: How often each line is used; None: without end.
-        eval_interval: Versions from one exam to the next.
-        last: The position that was committed last, by this or an earlier life.
+        eval_interval: Versions from one evaluation to the next.
+        last: The position that was committed last, by this or an earlier incarnation.
 
     Raises:
         DatasetError: That position counts the lines of another dataset.
@@ -78,21 +78,21 @@ class Progress:
         return task_id is not None and task_id.startswith(prefix) and task_id[len(prefix) :].partition("/")[0].isdigit()
 
     def read_result(self, task_id: str, partition: int, offset: int) -> None:
-        """A result was read."""
+        """Note that a result was read."""
         self.results[partition] = offset + 1
         self.ended += self.is_ours(task_id)
 
     def read_dead_letter(self, key: str | None, partition: int, offset: int) -> None:
-        """A dead letter was read; that of a task has its key."""
+        """Note that a dead letter was read; that of a task has its key."""
         self.dead_letters[partition] = offset + 1
         self.ended += self.is_ours(key)
 
-    def is_exam_due(self, version: int) -> bool:
+    def is_eval_due(self, version: int) -> bool:
         """Whether this version is to be examined."""
         return version > self.examined and version % self._eval_interval == 0
 
     def position(self) -> TasksetPosition:
-        """What to commit."""
+        """Return what to commit."""
         return TasksetPosition(
             taskset=self._name,
             fingerprint=self._dataset.fingerprint,

@@ -2,9 +2,9 @@
 
 ::
 
-    start:  read the files -> fence an earlier life -> its last position, from `tasksets`
-    loop:   ONE transaction: train tasks for which there is room, an exam where one is due, the position
-            wait: results and dead letters end tasks; model versions make exams due
+    start:  read the files -> fence an earlier incarnation -> its last position, from `tasksets`
+    loop:   ONE transaction: train tasks for which there is room, an evaluation where one is due, the position
+            wait: results and dead letters end tasks; model versions make evaluations due
     end:    all epochs are produced and every task has ended; or SIGTERM
 
 A transaction commits tasks and position together, so no line is used twice or left out, whatever dies when. What is
@@ -46,7 +46,7 @@ _POLL_S: Final = 1.0
 
 
 async def run(settings: Settings) -> None:
-    """Produces until all epochs are answered or it is cancelled.
+    """Produce until all epochs are answered or it is cancelled.
 
     Raises:
         ConfigError: No dataset is named.
@@ -57,12 +57,12 @@ async def run(settings: Settings) -> None:
     own = settings.taskset
     path = required(own.path, "taskset.path", "to have tasks to produce")
     train = load(path, taskset=own.name, seed=own.seed)
-    exam = None if own.eval_path is None else load(own.eval_path, taskset=own.name, seed=own.seed)
+    eval_set = None if own.eval_path is None else load(own.eval_path, taskset=own.name, seed=own.seed)
     telemetry = setup_telemetry("taskset", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
         async with Bus(settings.kafka, client_id=own.name) as bus:
             await bus.ensure_topics()
-            await Taskset(settings, bus, train, exam).run()
+            await Taskset(settings, bus, train, eval_set).run()
     finally:
         telemetry.shutdown()
 
@@ -74,15 +74,15 @@ class Taskset:
         settings: The sections ``taskset`` and ``coordinator`` (the model's name) are used.
         bus: Connected.
         train: What to train on.
-        exam: What to examine versions with; None: they are not.
+        eval_set: What to evaluate versions with; None: they are not.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, train: Dataset, exam: Dataset | None) -> None:
+    def __init__(self, settings: Settings, bus: Bus, train: Dataset, eval_set: Dataset | None) -> None:
         self._settings = settings.taskset
         self._model = settings.coordinator.model
         self._bus = bus
         self._train = train
-        self._exam = exam
+        self._eval_set = eval_set
         self._newest = -1
         """The newest model version."""
 
@@ -94,7 +94,7 @@ class Taskset:
         """
         name = self._settings.name
         try:
-            # Its start fences an earlier life, so that the position is the last one when it is read.
+            # Its start fences an earlier incarnation, so that the position is the last one when it is read.
             async with self._bus.producer(transactional_id=f"taskset.{name}") as producer:
                 progress = Progress(
                     name,
@@ -118,7 +118,7 @@ class Taskset:
         return last
 
     async def _place(self, progress: Progress) -> None:
-        """Fixes where answers are read from: at the first start from now on, later past what retention deleted."""
+        """Fix where answers are read from: at the first start from now on, later past what retention deleted."""
         for topic, offsets in ((RESULTS, progress.results), (DEAD_LETTERS, progress.dead_letters)):
             if not offsets:
                 offsets.update(await self._bus.end_offsets(topic))
@@ -145,7 +145,7 @@ class Taskset:
         log.info("all %d tasks have been answered", progress.ended)
 
     async def _listen(self, reader: Reader, versions: Reader, progress: Progress) -> None:
-        """Waits until something has ended, a version has come, or a while has passed."""
+        """Wait until something has ended, a version has come, or a while has passed."""
         for received in await reader.batch(_POLL_S):
             if received.topic is DEAD_LETTERS:
                 progress.read_dead_letter(received.key, received.partition, received.last_offset)
@@ -163,12 +163,12 @@ class Taskset:
     async def _produce(self, producer: Producer, progress: Progress) -> None:
         """One transaction, where there is anything to produce."""
         count = min(progress.room, _MOST_TASKS)
-        examine = self._exam is not None and self._newest >= 0 and progress.is_exam_due(self._newest)
-        if not count and not examine:
+        evaluate = self._eval_set is not None and self._newest >= 0 and progress.is_eval_due(self._newest)
+        if not count and not evaluate:
             return
         tasks = [self._train.task(self._settings.name, progress.produced + i) for i in range(count)]
-        if examine and self._exam is not None:
-            tasks += self._exam.exam(
+        if evaluate and self._eval_set is not None:
+            tasks += self._eval_set.eval_tasks(
                 self._settings.name,
                 self._settings.eval_name,
                 self._newest,

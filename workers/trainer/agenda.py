@@ -41,7 +41,7 @@ class Agenda:
     """Batches and skips.
 
     Args:
-        told: What a former life of the trainer has said of steps that have to be taken again.
+        told: What a former incarnation of the trainer has said of steps that have to be taken again.
         rollback: The last one of this lineage: the batches that it discards are passed over.
         known_through: The last sequence that is met once more although it is trained, because the topic is read from
             its beginning.
@@ -55,14 +55,14 @@ class Agenda:
         self._skips: dict[str, BatchSkipped] = {}
 
     def take(self, received: Received[Any]) -> None:
-        """The next record of ``batches``."""
+        """Run the next record of ``batches``."""
         if isinstance(received.record, BatchSkipped):
             self._skips[received.record.batch_id] = received.record
         elif not (isinstance(received.record, BatchRecord) and 0 < received.record.sequence <= self._known_through):
             self._records.append(received)
 
     def next(self, trained_sequence: int) -> Due | None:
-        """The batch whose turn it is, which leaves the agenda; None where nothing is known to follow.
+        """Return the batch whose turn it is, which leaves the agenda; None where nothing is known to follow.
 
         Args:
             trained_sequence: Sequence of the batch that took the last step; 0 before the first.

@@ -9,7 +9,7 @@
     an older version is wanted
         its checkpoint is kept -- staged ---> StepTrained(again), while training goes on
         it is gone -------------------------> VersionRefused, with the versions that are kept
-    what came after a version is discarded -> this life ends, and a new one begins from its checkpoint
+    what came after a version is discarded -> this incarnation ends, and a new one begins from its checkpoint
 
 Staging copies, in the engine's thread where the weights are the engine's. The checkpoint of a version that was brought
 back is held until another one is brought back, so that it is not removed while explorers may be told to take it.
@@ -32,9 +32,9 @@ from trinity_bus.bus import Producer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
+from trinity_bus.weights.checkpoint.published import WEIGHTS
+from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.published import WEIGHTS
-from trinity_bus.weights.tensor_file import TensorFile
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import LineageEndedError
 from workers.trainer.publication import Publication, Publisher
@@ -49,8 +49,8 @@ _tracer = trace.get_tracer("workers.trainer")
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """This life of the trainer."""
+class TrainerIdentity:
+    """This incarnation of the trainer."""
 
     trainer: str
     incarnation: str
@@ -72,7 +72,7 @@ class Announcer:
     """Stages and announces versions.
 
     Args:
-        who: This life of the trainer.
+        who: This incarnation of the trainer.
         directory: Where its checkpoints are.
         producer: Connected.
         thread: Of the engine.
@@ -83,7 +83,7 @@ class Announcer:
 
     def __init__(
         self,
-        who: Who,
+        who: TrainerIdentity,
         *,
         directory: Path,
         producer: Producer,
@@ -132,7 +132,7 @@ class Announcer:
             await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, self._published))
 
     async def publish_again(self, version: int) -> None:
-        """Makes an older version available, or tells that it is gone."""
+        """Make an older version available, or tells that it is gone."""
         try:
             checksum = await self._stage_again(version)
         except CheckpointError as error:
@@ -148,7 +148,7 @@ class Announcer:
         """Begins a rollback, or tells that its version is gone.
 
         Raises:
-            LineageEndedError: It is begun: this life is over.
+            LineageEndedError: It is begun: this incarnation is over.
         """
         try:
             await asyncio.to_thread(checkpoint.begin_rollback, self._directory, rollback)
@@ -170,7 +170,7 @@ class Announcer:
         await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
 
     async def _stage_again(self, version: int) -> str:
-        """The checksum of an older version, which is staged from now on.
+        """Return the checksum of an older version, which is staged from now on.
 
         Raises:
             CheckpointError: It is gone.
@@ -191,7 +191,7 @@ class Announcer:
         return checksum
 
     def _tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """The engine's, taking note of their names."""
+        """Return the engine's, taking note of their names."""
         self._names.clear()
         for name, tensor in self._engine.hf_tensors():
             self._names.append(name)
@@ -226,7 +226,7 @@ class Announcer:
 
 
 def read_tensors(folder: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":
-    """The weights in a checkpoint.
+    """Return the weights in a checkpoint.
 
     Args:
         folder: Of the checkpoint.

@@ -22,7 +22,7 @@ class EngineThread:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
     async def call[R](self, function: Callable[[], R]) -> R:
-        """The result of a function that runs in the thread, in the order of the calls.
+        """Return the result of a function that runs in the thread, in the order of the calls.
 
         Cancelling the wait does not stop a function that has begun.
         """

@@ -15,9 +15,9 @@ from workers.trainer.publication import Publisher, make_publisher
 
 if TYPE_CHECKING:
     from trinity_bus.training.engine import TrainingEngine
-    from trinity_bus.training.group_engine import GroupEngine
+    from trinity_bus.training.multi_rank_engine import MultiRankEngine
 
-    type Engine = TrainingEngine | GroupEngine
+    type Engine = TrainingEngine | MultiRankEngine
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def load(
     settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
 ) -> "tuple[Engine, Publisher]":
-    """The engine and the publisher. Takes seconds: imports torch and Megatron.
+    """Return the engine and the publisher. Takes seconds: imports torch and Megatron.
 
     Args:
         settings: Of the service.
@@ -57,7 +57,7 @@ def load(
 
 
 def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunIdentity:
-    """What tells this run from others.
+    """Return what tells this run from others.
 
     Args:
         settings: Of the service.
@@ -79,6 +79,6 @@ def _make(settings: Settings, followers: Followers | None) -> "Engine":
         from trinity_bus.training.engine import TrainingEngine
 
         return TrainingEngine(settings.trainer)
-    from trinity_bus.training.group_engine import GroupEngine
+    from trinity_bus.training.multi_rank_engine import MultiRankEngine
 
-    return GroupEngine(settings.trainer, followers)
+    return MultiRankEngine(settings.trainer, followers)

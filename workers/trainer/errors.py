@@ -8,9 +8,9 @@ class BatchError(TrinityError):
 
 
 class LineageEndedError(TrinityError):
-    """An operator has ended the lineage of this life: a new one begins, from an older version."""
+    """An operator has ended the lineage of this incarnation: a new one begins, from an older version."""
 
 
 def way_out(batch_id: str) -> str:
-    """What an operator can do about a batch that cannot be trained on, as the end of a message."""
+    """Return what an operator can do about a batch that cannot be trained on, as the end of a message."""
     return f"`trinity-bus batches skip {batch_id} --reason ...` has the trainer pass over it"

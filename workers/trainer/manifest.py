@@ -15,7 +15,7 @@ from workers.trainer.errors import BatchError, way_out
 
 
 def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:
-    """The batch to train on, or None where the record asks for nothing.
+    """Return the batch to train on, or None where the record asks for nothing.
 
     Args:
         received: A record of ``batches``.
@@ -46,7 +46,7 @@ def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRe
 
 
 def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
-    """The entries whose experiences count: failed and aborted tasks have none."""
+    """Return the entries whose experiences count: failed and aborted tasks have none."""
     return [entry for entry in batch.manifest if entry.parts]
 
 
@@ -71,7 +71,7 @@ def positions_of(batch: BatchRecord, entries: Sequence[ManifestEntry]) -> list[P
 def groups_of(
     batch: BatchRecord, entries: Sequence[ManifestEntry], fetched: Sequence[Received[Any]]
 ) -> list[ExperienceGroup]:
-    """The groups of the entries, each part checked against what names it.
+    """Return the groups of the entries, each part checked against what names it.
 
     Args:
         batch: That is trained on.

@@ -8,7 +8,7 @@ from trinity_bus.training.samples import LEFT_OUT
 
 
 def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
-    """Shows a step's figures until the next.
+    """Show a step's figures until the next.
 
     Args:
         model: Its name.

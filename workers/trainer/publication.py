@@ -2,7 +2,7 @@
 
 ::
 
-    ModelVersion for this life of the trainer --> over links: a thread sends it to each member --> errors are logged;
+    ModelVersion for this incarnation --------> over links: a thread sends it to each member --> errors are logged;
                                                   memory, checkpoint: members take it themselves   it is announced again
     WeightsSynced of a version served here ----> its checksum is compared with the one that was sent
 
@@ -29,7 +29,7 @@ from trinity_bus.runtime.background import in_daemon_thread
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.weights.feed import Method
+    from trinity_bus.weights.transport import Method
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ class Server(Protocol):
     """Who brings versions to members."""
 
     def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
-        """Sends a version to its members, or leaves it to them to take it; blocks."""
+        """Send a version to its members, or leaves it to them to take it; blocks."""
         ...
 
     def admit(self, announced: ModelVersion) -> None:
-        """The members of an announcement may take what it announces, if they prove that they have read it."""
+        """Note that the members of an announcement may take what it announces, if they prove that they have read it."""
         ...
 
     def keep(self, version: int) -> None:
@@ -71,7 +71,7 @@ class Publisher(Server, Protocol):
         ...
 
     def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
-        """Makes a copy of a version that can be had from now on; its checksum."""
+        """Make a copy of a version that can be had from now on; its checksum."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Publisher(Server, Protocol):
 
 
 def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
-    """The publisher that the settings name.
+    """Return the publisher that the settings name.
 
     Args:
         settings: The trainer's.
@@ -92,9 +92,9 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         ConfigError: The certificate of pulls or its key cannot be used.
         LinkError: Nothing can listen on the trainer's host.
     """
-    from trinity_bus.weights.folder_publisher import FolderPublisher
-    from trinity_bus.weights.publisher import WeightPublisher
-    from trinity_bus.weights.server import WeightServer
+    from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+    from trinity_bus.weights.link.publisher import WeightPublisher
+    from trinity_bus.weights.memory.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
     dtype = None if sync.sync_dtype == "same" else sync.sync_dtype
@@ -109,7 +109,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
             deltas=sync.sync_delta,
         )
     if sync.sync_method == "checkpoint":
-        return FolderPublisher(
+        return CheckpointPublisher(
             directory,
             host=settings.host,
             bucket_bytes=bucket_bytes,
@@ -141,12 +141,12 @@ def _tls(sync: SynchronizerSettings) -> ssl.SSLContext | None:
 
 
 class Publication:
-    """The weights that this life of the trainer has published.
+    """The weights that this incarnation of the trainer has published.
 
     Args:
         server: Sends weights.
         model: The model's name.
-        incarnation: This life of the trainer.
+        incarnation: This incarnation of the trainer.
     """
 
     def __init__(self, server: Server, *, model: str, incarnation: str) -> None:
@@ -166,11 +166,11 @@ class Publication:
             del self._checksums[old]
 
     def checksum(self, version: int) -> str:
-        """Of a version that this life has published lately."""
+        """Of a version that this incarnation has published lately."""
         return self._checksums[version]
 
     async def serve(self, announcements: Reader) -> None:
-        """Serves what is announced, as long as it runs."""
+        """Serve what is announced, as long as it runs."""
         async with asyncio.TaskGroup() as serving:
             while True:
                 ours = [
@@ -189,7 +189,7 @@ class Publication:
     def compare(self, synced: WeightsSynced) -> bool:
         """Whether an answer is in order; a checksum that is not is reported.
 
-        An answer that tells of a failure, or of a version that this life has not published, is in order.
+        An answer that tells of a failure, or of a version that this incarnation has not published, is in order.
         """
         sent = self._checksums.get(synced.version)
         if synced.model != self._model or not synced.ok or sent is None or synced.checksum == sent:

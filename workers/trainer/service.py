@@ -4,7 +4,8 @@
 
     start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
-               (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last always)
+               (which versions are published: trinity_bus/coordination/versions/sync_policy.py; the first and the last
+               always)
 
     batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:
                                              fetch the experiences that its manifest names, check them
@@ -12,11 +13,11 @@
                                              checkpoint      (weights, optimizer, generators, offset: one rename)
                                              stage weights   (copies them; the next step may change them)
                                              StepTrained ----------------------------------------------> events
-    model-versions -- for this life ---------> send the weights to its members       (threads, while training goes on)
+    model-versions -- for this incarnation --> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
                                                staged again from its checkpoint (workers/trainer/announcer.py)
-                                               one whose lineage is to be ended: this life ends, and another one
+                                               one whose lineage is to be ended: this incarnation ends, and another one
                                                begins from that checkpoint
                       Superseded ------------> ends: another trainer has begun
     every heartbeat_s ------------------------ TrainerHeartbeat ---------------------------------------> events
@@ -27,7 +28,7 @@ killed ...                   and started again
 before the rename            the step is trained again from the checkpoint before it: same samples, same order, and on
                              a CPU the same loss bit for bit
 after it, before the news    the checkpoint's version is announced at the start
-while sending weights        the announcement is for a former life and void; the new life announces anew
+while sending weights        the announcement is for a former incarnation and void; the new incarnation announces anew
 another rank, at any time    this process ends with an error that names it, and is started again as above
 ===========================  =========================================================================================
 
@@ -89,7 +90,7 @@ from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
 from workers.trainer.agenda import Agenda, Due
-from workers.trainer.announcer import Announcer, Trained, Who
+from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import load
 from workers.trainer.errors import BatchError, LineageEndedError, way_out
@@ -136,7 +137,7 @@ async def run(settings: Settings) -> None:
                     ended = first_error(group)
                     if not isinstance(ended, LineageEndedError):
                         raise
-                    log.warning("%s; a new life begins from its checkpoint", ended)
+                    log.warning("%s; a new incarnation begins from its checkpoint", ended)
                 else:
                     return
     finally:
@@ -144,7 +145,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback: Rollback | None) -> None:
-    """One life of the trainer.
+    """One incarnation of the trainer.
 
     Raises:
         BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
@@ -218,7 +219,7 @@ class _Trainer:
         """The version that was asked for last."""
         self._last = Trained()
         self._announcer = Announcer(
-            Who(self._settings.name, self._incarnation, self._model, rollback),
+            TrainerIdentity(self._settings.name, self._incarnation, self._model, rollback),
             directory=directory,
             producer=producer,
             thread=thread,
@@ -258,7 +259,7 @@ class _Trainer:
             mark_ready()
 
     async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
-        """Compares what explorers say they received, and publishes what is asked for, as long as it runs."""
+        """Compare what explorers say they received, and publish what is asked for, as long as it runs."""
         while True:
             for received in await events.batch(_POLL_S):
                 match received.record:
@@ -280,7 +281,7 @@ class _Trainer:
                         )
 
     async def _publish_wanted(self, at_least: int) -> None:
-        """Publishes what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
+        """Publish what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
         self._wanted = max(self._wanted, at_least)
         async with self._stepping:
             if self._due():
@@ -383,7 +384,7 @@ class _Trainer:
             await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
     async def _update(self, batch: BatchRecord, groups: list[ExperienceGroup]) -> Metrics:
-        """A step of the engine; without groups it changes no weights.
+        """Return a step of the engine; without groups it changes no weights.
 
         Raises:
             BatchError: The weights do not survive it.
@@ -401,7 +402,7 @@ class _Trainer:
             self._training = False
 
     async def _fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
-        """The experiences of a batch, in the order of its manifest.
+        """Return the experiences of a batch, in the order of its manifest.
 
         Raises:
             BatchError: One is gone, or is not what the manifest says.

@@ -45,7 +45,7 @@ class Follower:
 
 @asynccontextmanager
 async def follow_batches(bus: Bus) -> AsyncIterator[Follower]:
-    """A follower whose view has every batch that the log has kept, and nothing else.
+    """Provide a follower whose view has every batch that the log has kept, and nothing else.
 
     Args:
         bus: Connected; the topic exists.
@@ -58,7 +58,7 @@ async def follow_batches(bus: Bus) -> AsyncIterator[Follower]:
 
 @asynccontextmanager
 async def follow(bus: Bus, *, whole: bool = False) -> AsyncIterator[Follower]:
-    """A follower whose view holds what the log holds at entry.
+    """Provide a follower whose view holds what the log holds at entry.
 
     Args:
         bus: Connected; the topics exist.

@@ -57,7 +57,7 @@ def tasks(batch: BatchView) -> str:
 
 
 def span(seconds: float) -> str:
-    """A stretch of time in the largest unit of which there are two.
+    """Return a stretch of time in the largest unit of which there are two.
 
     >>> span(4.2), span(75), span(7300), span(200_000)
     ('4 s', '75 s', '2 h', '2 d')
@@ -120,7 +120,7 @@ def runners_table(view: MeshView) -> Table:
 
 
 def coordinator_line(view: MeshView) -> Text | None:
-    """The coordinator that works, by its own word; None before it was heard."""
+    """Return the coordinator that works, by its own word; None before it was heard."""
     beat = view.fleet.coordinator
     if beat is None:
         return None
@@ -132,7 +132,7 @@ def coordinator_line(view: MeshView) -> Text | None:
 
 
 def batches_table(view: MeshView) -> Table:
-    """The newest batches."""
+    """Return the newest batches."""
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
     newest = list(view.batches.values())[-_RECENT:]
     for batch in newest:
@@ -169,7 +169,7 @@ def explorers_table(view: MeshView) -> Table:
 
 
 def training_line(view: MeshView, width: int = 40) -> Text:
-    """The newest step and the rewards up to it, on one line."""
+    """Return the newest step and the rewards up to it, on one line."""
     steps = view.trained
     if not steps:
         return Text("no step is trained yet", "dim")

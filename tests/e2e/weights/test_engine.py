@@ -17,16 +17,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from schemas import ModelVersion, Sampling
-from tests.support.processes import assert_all_gone
-from tests.support.tiny_model import make_tiny_qwen3
-from tests.support.transfers import announcement
+from tests.support.fakes.tiny_model import make_tiny_qwen3
+from tests.support.faults.transfers import announcement
+from tests.support.mesh.processes import assert_all_gone
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import Completion
+from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError, RequestRefusedError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.publisher import WeightPublisher
+from trinity_bus.weights.link.publisher import WeightPublisher
 
 pytestmark = [
     pytest.mark.e2e,
@@ -80,11 +80,11 @@ class Rig:
     def sync(self, model: int) -> SyncOutcome:
         return self.run(self.transfer(self.announce(model)))
 
-    def generate(self, prompt: Sequence[int] = PROMPT, n: int = 2, **sampling: Any) -> list[Completion]:
+    def generate(self, prompt: Sequence[int] = PROMPT, n: int = 2, **sampling: Any) -> list[EngineCompletion]:
         return self.run(self.engine.generate(prompt, Sampling(**{"max_tokens": 24} | sampling), n))
 
     def mismatch(
-        self, model: int, completion: Completion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
+        self, model: int, completion: EngineCompletion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
     ) -> torch.Tensor:
         """[tokens] how far the engine's logprobs are from those that transformers computes with a model's weights."""
         token_ids = torch.tensor([[*prompt, *completion.token_ids]])
@@ -94,7 +94,7 @@ class Rig:
         drawn = reference[range(len(completion.token_ids)), completion.token_ids]
         return (drawn - torch.tensor(completion.logprobs)).abs()
 
-    def assert_draws_from(self, model: int, completions: Sequence[Completion], **how: Any) -> None:
+    def assert_draws_from(self, model: int, completions: Sequence[EngineCompletion], **how: Any) -> None:
         for completion in completions:
             assert self.mismatch(model, completion, **how).max() < TOLERANCE
 
@@ -140,7 +140,7 @@ def test_generation_goes_on_across_a_version_and_no_token_is_of_both(rig: Rig) -
     rig.sync(0)
     old = rig.version
 
-    async def both() -> list[Completion]:
+    async def both() -> list[EngineCompletion]:
         # Many more tokens than a transfer takes.
         sampling = Sampling(max_tokens=480)
         flying = [asyncio.create_task(rig.engine.generate(PROMPT, sampling, 4)) for _ in range(2)]
@@ -179,7 +179,7 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
     # A trainer that never sends: generation goes on meanwhile.
     silent = rig.announce(1)
 
-    async def sync_beside_generation() -> list[Completion]:
+    async def sync_beside_generation() -> list[EngineCompletion]:
         syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
         completions = await rig.engine.generate(PROMPT, Sampling(max_tokens=24), 4)
         assert not syncing.done()
@@ -320,7 +320,7 @@ def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)])
 def test_the_engines_process_does_not_outlive_its_front_end(rig: Rig, number: signal.Signals, code: int) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lonely_engine", str(rig.path)], stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.support.mesh.standalone_engine", str(rig.path)], stdout=subprocess.PIPE
     ) as front_end:
         assert front_end.stdout is not None
         line = next(line for line in front_end.stdout if line.startswith(b"children:"))

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from schemas import ModelVersion, Sampling
-from tests.support.tiny_model import make_tiny_qwen3
-from tests.support.transfers import announcement
+from tests.support.fakes.tiny_model import make_tiny_qwen3
+from tests.support.faults.transfers import announcement
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
-from trinity_bus.inference.completion import Completion
+from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training import checkpoint
@@ -88,7 +88,7 @@ class Rig:
     def sync(self, method: str, model: int, explorer: str) -> SyncOutcome:
         return self.runner.run(self.transfer(method, self.announce(method, model, explorer), explorer))
 
-    def mismatch(self, model: int, completion: Completion) -> float:
+    def mismatch(self, model: int, completion: EngineCompletion) -> float:
         """How far the engine's logprobs are from those that transformers computes with a model's weights."""
         token_ids = torch.tensor([[*PROMPT, *completion.token_ids]])
         with torch.no_grad():
@@ -96,7 +96,7 @@ class Rig:
         drawn = torch.log_softmax(logits, -1)[range(len(completion.token_ids)), completion.token_ids]
         return float((drawn - torch.tensor(completion.logprobs)).abs().max())
 
-    async def generate(self, explorer: str, tokens: int = 24) -> list[Completion]:
+    async def generate(self, explorer: str, tokens: int = 24) -> list[EngineCompletion]:
         return await self.engines[explorer].generate(PROMPT, Sampling(max_tokens=tokens), 2)
 
 

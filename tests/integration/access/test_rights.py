@@ -30,8 +30,8 @@ from schemas.topics import (
     TOPICS,
     Topic,
 )
-from tests.support.secure_broker import secure_broker
-from tests.support.waiting import until
+from tests.support.mesh.secure_broker import secure_broker
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ADMIN, ROLES, USERS, user_name
 from trinity_bus.bus.access_admin import apply_access
@@ -325,8 +325,8 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
                 coordinator__batch_size=4,
                 coordinator__group_size=2,
             ) as leader,
-            services.run("explorer", "tests.support.zero_cost_explorer"),
-            services.run("trainer", "tests.support.fake_trainer", str(tmp_path / "checkpoint.json")),
+            services.run("explorer", "tests.support.fakes.zero_cost_explorer"),
+            services.run("trainer", "tests.support.fakes.trainer", str(tmp_path / "checkpoint.json")),
             services.run(
                 *("taskset", "workers.cli.app", "run", "taskset"), taskset__path=dataset, taskset__epochs=1
             ) as taskset,

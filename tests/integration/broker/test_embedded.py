@@ -18,7 +18,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from tests.support.processes import assert_all_gone, family_of
+from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import DataFolderInUseError, PortInUseError
 from trinity_bus.broker.folders import cache_dir

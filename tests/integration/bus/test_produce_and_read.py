@@ -18,7 +18,7 @@ from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, ROLLOUTS, TASKS
-from tests.support.waiting import until
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Received, Undecodable, lane_partition, partition_of
 from trinity_bus.bus.headers import header
 from trinity_bus.config import KafkaSettings

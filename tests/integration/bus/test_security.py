@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from schemas.task import Task
 from schemas.topics import TASKS
-from tests.support.secure_broker import secure_broker
+from tests.support.mesh.secure_broker import secure_broker
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, ConfigError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mesh import Mesh
+from tests.support.mesh.mesh import Mesh
 from trinity_bus.config import KafkaSettings
 
 

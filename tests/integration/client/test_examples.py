@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_fleet import fleet, held, program, run, tasks
-from tests.support.mesh import Mesh
+from tests.support.mesh.client_fleet import fleet, held, program, run, tasks
+from tests.support.mesh.mesh import Mesh
 from trinity_bus.client import RolloutCoordinator
 
 pytestmark = pytest.mark.integration

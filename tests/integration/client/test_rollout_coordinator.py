@@ -8,10 +8,10 @@ import pytest
 from schemas import BatchRecord, ExperienceGroup
 from schemas.codec import encode
 from schemas.topics import BATCHES, EXPERIENCES
-from tests.support.client_fleet import Fleet, fleet, held, run, tasks
-from tests.support.experiences import make_group
-from tests.support.mesh import Mesh
-from tests.support.waiting import until
+from tests.support.fakes.experiences import make_group
+from tests.support.mesh.client_fleet import Fleet, fleet, held, run, tasks
+from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.waiting import until
 from trinity_bus.client import RolloutCoordinator
 
 pytestmark = pytest.mark.integration

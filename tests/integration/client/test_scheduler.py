@@ -7,8 +7,8 @@ import pytest
 from schemas import ExperienceGroup
 from schemas.codec import decode
 from schemas.topics import BATCHES
-from tests.support.client_fleet import Fleet, fleet, held, run, tasks
-from tests.support.mesh import Mesh
+from tests.support.mesh.client_fleet import Fleet, fleet, held, run, tasks
+from tests.support.mesh.mesh import Mesh
 from trinity_bus.client import Scheduler
 from trinity_bus.client.results import CLEANUP
 

@@ -12,9 +12,9 @@ import pytest
 
 from schemas import ExperienceGroup, Task
 from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
-from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received
 from trinity_bus.bus.headers import DLQ_REASON, header
 from trinity_bus.config import KafkaSettings

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, Settings
 

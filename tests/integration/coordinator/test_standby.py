@@ -16,9 +16,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from schemas import CoordinatorHeartbeat
 from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE
-from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings
 from trinity_bus.coordination import Leader

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_workers import FakeExplorer, FakeTrainer
-from tests.support.mesh import Mesh, send_tasks
-from tests.support.waiting import until
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, SynchronizerSettings
 from trinity_bus.coordination import SyncPolicy

@@ -23,15 +23,15 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
-from tests.support.announcements import announced
-from tests.support.fake_engine import TOKENIZER, FakeEngine
-from tests.support.waiting import until
+from tests.support.fakes.announcements import announced
+from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error
 from trinity_bus.weights.errors import WeightTransferError
-from workers.explorer.runners.nursery import Nursery
 from workers.explorer.service import Explorer
 
 pytestmark = pytest.mark.integration
@@ -91,11 +91,11 @@ def settings(kafka: KafkaSettings) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """One for all tests: every explorer has runners of its own."""
-    settings = Settings(explorer=ExplorerSettings(workflow_modules="tests.support.rogue_workflows"))
-    with Nursery(settings, tokenizer=TOKENIZER) as nursery:
-        yield nursery
+    settings = Settings(explorer=ExplorerSettings(workflow_modules="tests.support.fakes.rogue_workflows"))
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
+        yield fork_server
 
 
 @asynccontextmanager
@@ -107,9 +107,11 @@ async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
 
 
 @asynccontextmanager
-async def exploring(settings: Settings, engine: FakeEngine, nursery: Nursery) -> AsyncIterator[asyncio.Task[None]]:
+async def exploring(
+    settings: Settings, engine: FakeEngine, fork_server: ForkServer
+) -> AsyncIterator[asyncio.Task[None]]:
     async with Bus(settings.kafka, client_id=NAME) as bus:
-        task = asyncio.create_task(Explorer(settings, bus, engine, nursery).run())
+        task = asyncio.create_task(Explorer(settings, bus, engine, fork_server).run())
         try:
             yield task
         finally:
@@ -118,14 +120,14 @@ async def exploring(settings: Settings, engine: FakeEngine, nursery: Nursery) ->
 
 
 def run(
-    settings: Settings, nursery: Nursery, body: Callable[[Mesh, FakeEngine, asyncio.Task[None]], Awaitable[None]]
+    settings: Settings, fork_server: ForkServer, body: Callable[[Mesh, FakeEngine, asyncio.Task[None]], Awaitable[None]]
 ) -> None:
     """Run a test's body with a mesh and an explorer, and look at how the explorer ended."""
 
     async def main() -> None:
         engine = FakeEngine()
         async with mesh_of(settings) as mesh:
-            async with exploring(settings, engine, nursery) as explorer:
+            async with exploring(settings, engine, fork_server) as explorer:
                 await body(mesh, engine, explorer)
             if not explorer.cancelled() and (error := explorer.exception()) is not None:
                 assert isinstance(first_error(error), EngineDeadError)
@@ -133,10 +135,10 @@ def run(
     asyncio.run(main())
 
 
-def dispatch(life: str, task_id: str = "t", **changes: Any) -> Dispatch:
+def dispatch(incarnation: str, task_id: str = "t", **changes: Any) -> Dispatch:
     fields: dict[str, Any] = {
         "explorer": NAME,
-        "incarnation": life,
+        "incarnation": incarnation,
         "task": Task(task_id=task_id, workflow="math", prompt="6*7=", answer="42"),
         "attempt": 1,
         "batch_id": "1",
@@ -157,15 +159,15 @@ def cancel(order: Dispatch) -> Cancel:
     )
 
 
-def announcement(version: int, life: str, *, epoch: int = 1) -> ModelVersion:
-    return announced(version, NAME, life=life, epoch=epoch, checksum=f"{version:064d}")
+def announcement(version: int, incarnation: str, *, epoch: int = 1) -> ModelVersion:
+    return announced(version, NAME, incarnation=incarnation, epoch=epoch, checksum=f"{version:064d}")
 
 
-def test_a_result_is_never_visible_before_its_experiences(settings: Settings, nursery: Nursery) -> None:
+def test_a_result_is_never_visible_before_its_experiences(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         for i in range(40):
-            await mesh.send(dispatch(life, f"t{i}"))
+            await mesh.send(dispatch(incarnation, f"t{i}"))
         for _ in range(40):
             result = await mesh.event(RolloutFinished)
             assert result.status == "completed"
@@ -175,47 +177,47 @@ def test_a_result_is_never_visible_before_its_experiences(settings: Settings, nu
             group = received.record
             assert (group.task_id, group.attempt, len(group)) == (result.task_id, 1, 2)
             assert [sample.reward for sample in group.samples()] == [1.0, 1.0]
-            assert (group.explorer, group.incarnation, group.model) == (NAME, life, "policy")
+            assert (group.explorer, group.incarnation, group.model) == (NAME, incarnation, "policy")
         assert engine.most_waiting <= settings.explorer.slots
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
 def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
-    settings: Settings, nursery: Nursery
+    settings: Settings, fork_server: ForkServer
 ) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         await mesh.send(dispatch("former-life", "void"))
-        other = dispatch(life, "other").model_copy(update={"explorer": "explorer-1"})
+        other = dispatch(incarnation, "other").model_copy(update={"explorer": "explorer-1"})
         await (await mesh._producer.send(ROLLOUTS, "explorer-1", other, partition=lane_partition(NAME)))
-        await mesh.send(dispatch(life, "mine"))
-        await mesh.send(dispatch(life, "mine"))
-        await mesh.send(dispatch(life, "last"))
+        await mesh.send(dispatch(incarnation, "mine"))
+        await mesh.send(dispatch(incarnation, "mine"))
+        await mesh.send(dispatch(incarnation, "last"))
         results = [await mesh.event(RolloutFinished) for _ in range(2)]
         assert sorted(result.task_id for result in results) == ["last", "mine"]
         assert sorted(group.task_id for group in await mesh.experiences()) == ["last", "mine"]
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_eval_batches_publish_no_experiences(settings: Settings, nursery: Nursery) -> None:
+def test_eval_batches_publish_no_experiences(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
-        await mesh.send(dispatch(life, batch_type="eval", batch_id="0/held-out"))
+        incarnation = await mesh.joined()
+        await mesh.send(dispatch(incarnation, batch_type="eval", batch_id="0/held-out"))
         result = await mesh.event(RolloutFinished)
         assert (result.status, result.experience, result.samples) == ("completed", None, 2)
         assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
         assert await mesh.experiences() == []
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Settings, nursery: Nursery) -> None:
+def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
-        await mesh.send(dispatch(life, task=Task(task_id="a", workflow="math", prompt="no answer given")))
-        await mesh.send(dispatch(life, task=Task(task_id="b", workflow="unheard-of", prompt="x")))
+        incarnation = await mesh.joined()
+        await mesh.send(dispatch(incarnation, task=Task(task_id="a", workflow="math", prompt="no answer given")))
+        await mesh.send(dispatch(incarnation, task=Task(task_id="b", workflow="unheard-of", prompt="x")))
         by_task = {result.task_id: result for result in [await mesh.event(RolloutFinished) for _ in range(2)]}
         for task_id, error in (("a", "WorkflowError: "), ("b", "UnknownWorkflow: unknown workflow 'unheard-of'")):
             result = by_task[task_id]
@@ -224,18 +226,18 @@ def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Setti
             assert result.error.startswith(error)
         assert await mesh.experiences() == []
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
 def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(
-    settings: Settings, nursery: Nursery
+    settings: Settings, fork_server: ForkServer
 ) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         engine.open.clear()
-        await mesh.send(dispatch(life, "innocent"))
+        await mesh.send(dispatch(incarnation, "innocent"))
         await until(lambda: engine.waiting == 1)
-        await mesh.send(dispatch(life, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
+        await mesh.send(dispatch(incarnation, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
         died = await mesh.event(RolloutFinished)
         assert (died.task_id, died.status) == ("culprit", "failed")
         assert died.error == "RunnerDiedError: its runner was killed by signal 11 (SIGSEGV)"
@@ -244,29 +246,31 @@ def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_
         assert (answered.task_id, answered.status) == ("innocent", "completed")
         assert [group.task_id for group in await mesh.experiences()] == ["innocent"]
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_some_of_the_runs_are_a_partial_result_with_their_experiences(settings: Settings, nursery: Nursery) -> None:
+def test_some_of_the_runs_are_a_partial_result_with_their_experiences(
+    settings: Settings, fork_server: ForkServer
+) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
-        await mesh.send(dispatch(life, task=Task(task_id="s", workflow="some", prompt="x"), repeat_times=5))
+        incarnation = await mesh.joined()
+        await mesh.send(dispatch(incarnation, task=Task(task_id="s", workflow="some", prompt="x"), repeat_times=5))
         result = await mesh.event(RolloutFinished)
         assert (result.status, result.completed_runs, result.total_runs, result.samples) == ("partial", 4, 5, 4)
         assert result.error == "the workflow gave 4 of 5 runs; first error: ValueError: run 2 broke off"
         (group,) = await mesh.experiences()
         assert group.rewards.tolist() == [0.0, 1.0, 3.0, 4.0]
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
 def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(
-    settings: Settings, nursery: Nursery
+    settings: Settings, fork_server: ForkServer
 ) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         task = Task(task_id="blocking", workflow="block", prompt=os.devnull)
-        await mesh.send(dispatch(life, task=task, timeout_s=3.0))
+        await mesh.send(dispatch(incarnation, task=task, timeout_s=3.0))
         report = await mesh.event(RunnersReport, lambda report: report.runners[0].state == "busy")
         (runner,) = report.runners
         assert (runner.runner, [one.task_id for one in runner.running]) == (f"{NAME}/0", ["blocking"])
@@ -274,31 +278,31 @@ def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_run
         result = await mesh.event(RolloutFinished)
         assert result.error == "AttemptTimeoutError: no result within 3 s"
         await mesh.event(RunnersReport, lambda report: report.runners[0].restarts == 1)
-        await mesh.send(dispatch(life, "next"))
+        await mesh.send(dispatch(incarnation, "next"))
         assert (await mesh.event(RolloutFinished)).status == "completed"
 
     quick = settings.explorer.model_copy(update={"cancel_grace_s": 0.5, "runner_report_s": 0.2})
-    run(settings.model_copy(update={"explorer": quick}), nursery, body)
+    run(settings.model_copy(update={"explorer": quick}), fork_server, body)
 
 
-def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings, nursery: Nursery) -> None:
+def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         engine.open.clear()
         # Long enough for its request to be in the engine.
-        await mesh.send(dispatch(life, timeout_s=4.0))
+        await mesh.send(dispatch(incarnation, timeout_s=4.0))
         result = await mesh.event(RolloutFinished)
         assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 4 s")
         await until(lambda: engine.aborted == 1)
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, nursery: Nursery) -> None:
+def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         engine.open.clear()
-        order = dispatch(life, "unwanted")
+        order = dispatch(incarnation, "unwanted")
         await mesh.send(order)
         await mesh.event(ExplorerHeartbeat, lambda beat: [a.task_id for a in beat.running] == ["unwanted"])
         # Nothing is running in those from before the order, either.
@@ -308,18 +312,18 @@ def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, nur
         await mesh.event(ExplorerHeartbeat, lambda beat: not beat.running)
         assert engine.aborted == 1
         engine.open.set()
-        await mesh.send(dispatch(life, "next"))
+        await mesh.send(dispatch(incarnation, "next"))
         assert (await mesh.event(RolloutFinished)).task_id == "next"
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, nursery: Nursery) -> None:
+def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
-        await mesh.send(dispatch(life, "later", min_version=3))
+        incarnation = await mesh.joined()
+        await mesh.send(dispatch(incarnation, "later", min_version=3))
         await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
-        await mesh.announce(announcement(3, life))
+        await mesh.announce(announcement(3, incarnation))
         synced = await mesh.event(WeightsSynced)
         assert (synced.ok, synced.version, synced.checksum) == (True, 3, f"{3:064d}")
         assert (synced.control_s, synced.transfer_s, synced.pause_s) == (0.001, 0.002, 0.003)
@@ -327,12 +331,14 @@ def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, nurs
         assert (result.version_min, result.version_max) == (3, 3)
         await mesh.event(ExplorerHeartbeat, lambda beat: beat.model_version == 3)
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(settings: Settings, nursery: Nursery) -> None:
+def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(
+    settings: Settings, fork_server: ForkServer
+) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         hanging = asyncio.Event()
         began: list[int] = []
 
@@ -343,38 +349,40 @@ def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(settings:
             return hanging.wait() if announced.version == 2 else None
 
         engine.on_sync = on_sync
-        await mesh.announce(announcement(1, life))
+        await mesh.announce(announcement(1, incarnation))
         failed = await mesh.event(WeightsSynced)
         assert (failed.ok, failed.error) == (False, "WeightTransferError: the wire was cut")
         await mesh.announce(announcement(9, "former-life"))
-        await mesh.announce(announcement(2, life))
+        await mesh.announce(announcement(2, incarnation))
         async with asyncio.timeout(LIMIT_S):
             while began != [1, 2]:
                 await mesh.event(ExplorerHeartbeat)
-        await mesh.announce(announcement(3, life, epoch=2))
+        await mesh.announce(announcement(3, incarnation, epoch=2))
         assert (await mesh.event(WeightsSynced)).version == 3
         assert began == [1, 2, 3]
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(settings: Settings, nursery: Nursery) -> None:
+def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(
+    settings: Settings, fork_server: ForkServer
+) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         engine.open.clear()
-        await mesh.send(dispatch(life))
+        await mesh.send(dispatch(incarnation))
         await until(lambda: engine.waiting == 1)
         explorer.cancel()
         await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
-        farewell = await mesh.event(ExplorerLeft)
-        assert (farewell.incarnation, farewell.reason) == (life, "stopped")
+        left = await mesh.event(ExplorerLeft)
+        assert (left.incarnation, left.reason) == (incarnation, "stopped")
         await asyncio.wait([explorer])
         assert engine.aborted == 1
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_a_dead_engine_ends_the_explorer_with_a_farewell(settings: Settings, nursery: Nursery) -> None:
+def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
         await mesh.joined()
         engine.death.set_result(EngineDeadError("the engine's process is gone"))
@@ -384,23 +392,23 @@ def test_a_dead_engine_ends_the_explorer_with_a_farewell(settings: Settings, nur
         assert error is not None
         assert str(first_error(error)) == "the engine's process is gone"
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
-def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Settings, nursery: Nursery) -> None:
+def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Settings, fork_server: ForkServer) -> None:
     async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
-        life = await mesh.joined()
+        incarnation = await mesh.joined()
         await mesh.send_raw(b"\xc1 no msgpack")
-        await mesh.send(dispatch(life))
+        await mesh.send(dispatch(incarnation))
         await mesh.event(RolloutFinished)
         async with mesh.bus.reader(EXPLORER_DEAD_LETTERS, start="beginning") as letters:
             assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
 
-    run(settings, nursery, body)
+    run(settings, fork_server, body)
 
 
 def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
-    settings: Settings, nursery: Nursery
+    settings: Settings, fork_server: ForkServer
 ) -> None:
     async def start() -> asyncio.subprocess.Process:
         environment = os.environ | {
@@ -409,22 +417,22 @@ def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
             "TRINITY_BUS_EXPLORER__NAME": NAME,
             "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
         }
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fake_engine", env=environment)
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fakes.engine", env=environment)
 
     async def main() -> None:
         async with mesh_of(settings) as mesh:
             process = await start()
             try:
-                life = await mesh.joined()
-                await mesh.send(dispatch(life, "unlucky"))
+                incarnation = await mesh.joined()
+                await mesh.send(dispatch(incarnation, "unlucky"))
                 await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
             finally:
                 process.kill()
                 await process.wait()
-            async with exploring(settings, FakeEngine(), nursery):
-                second = await mesh.joined(life)
+            async with exploring(settings, FakeEngine(), fork_server):
+                second = await mesh.joined(incarnation)
                 # Handed out again by a coordinator that has not heard of the death, and then by one that has.
-                await mesh.send(dispatch(life, "unlucky"))
+                await mesh.send(dispatch(incarnation, "unlucky"))
                 await mesh.send(dispatch(second, "unlucky", attempt=2))
                 result = await mesh.event(RolloutFinished)
                 assert (result.incarnation, result.attempt) == (second, 2)

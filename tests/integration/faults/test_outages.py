@@ -1,4 +1,4 @@
-"""A broker that is killed and comes back: every service waits for it, none ends, and the log keeps its laws."""
+"""A broker that is killed and comes back: every service waits for it, none ends, and the log keeps its invariants."""
 
 import asyncio
 import time
@@ -9,10 +9,10 @@ import pytest
 
 from schemas import Task
 from schemas.topics import TASKS
-from tests.support.fault_mesh import FaultMesh
-from tests.support.mesh_log import MeshLog
-from tests.support.waiting import until
-from tests.support.zero_cost_explorer import WORDS
+from tests.support.fakes.zero_cost_explorer import WORDS
+from tests.support.faults.mesh import FaultMesh
+from tests.support.mesh.log import MeshLog
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.process import start_time, tail
 from workers.watch.follow import Follower, follow
@@ -122,18 +122,18 @@ def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
                         print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after it")
                     await client.until(BATCHES_SENT)
             log = await MeshLog.read(bus)
-        return log, {service.name: service.lives for service in mesh.services.values()}
+        return log, {service.name: service.incarnations for service in mesh.services.values()}
 
-    log, lives = asyncio.run(main())
-    print(lives)
+    log, incarnations = asyncio.run(main())
+    print(incarnations)
     log.check(max_staleness=1, max_inflight_batches=2)
     assert len(log.contents()) == BATCHES_SENT
-    assert {name: count for name, count in lives.items() if not name.startswith("coordinator")} == {
+    assert {name: count for name, count in incarnations.items() if not name.startswith("coordinator")} == {
         "explorer-0": 1,
         "explorer-1": 1,
         "trainer": 1,
     }
     if coordinators == 1:
-        assert lives["coordinator-0"] == 1
+        assert incarnations["coordinator-0"] == 1
     for output in sorted(tmp_path.glob("*/*.log")):
         assert "Traceback" not in output.read_text(), output.read_text()[-4000:]

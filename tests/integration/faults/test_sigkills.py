@@ -1,9 +1,9 @@
 """A mesh of real processes under SIGKILLs at random moments, and what its log says afterwards.
 
 A seed decides which process is killed after how many results; it is printed, and ``FAULT_SEED`` in the environment
-gives it. Every process that ends is started anew. A client goes on producing tasks all the while. At the end the laws
-are read off the log (``tests.support.mesh_log``), and the same tasks are run once more by a mesh that nobody disturbs:
-batch by batch both must come to the same tasks, samples and metrics.
+gives it. Every process that ends is started anew. A client goes on producing tasks all the while. At the end the
+invariants are read off the log (``tests.support.mesh.log``), and the same tasks are run once more by a mesh that nobody
+disturbs: batch by batch both must come to the same tasks, samples and metrics.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord, CoordinatorHeartbeat, RolloutFinished, Task
 from schemas.command import BatchResult
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, TASKS
-from tests.support.fault_mesh import BELOW, FaultMesh
-from tests.support.mesh_log import MeshLog
-from tests.support.zero_cost_explorer import WORDS
+from tests.support.fakes.zero_cost_explorer import WORDS
+from tests.support.faults.mesh import BELOW, FaultMesh
+from tests.support.mesh.log import MeshLog
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
 from trinity_bus.client import CommandChannel
@@ -37,7 +37,7 @@ KILLS = {
     "standby": 6,
     "explorer": 13,
     "runner": 14,
-    "nursery": 3,
+    "fork_server": 3,
     "guard": 1,
     "trainer": 3,
     "broker": 4,
@@ -202,7 +202,9 @@ class Run:
         return await MeshLog.read(self._bus), self.replies
 
     def _ends_of_logs(self) -> str:
-        return "\n".join(f"-- {s.name}, life {s.lives}\n{tail(s.log, 8)}" for s in self.mesh.services.values())
+        return "\n".join(
+            f"-- {s.name}, incarnation {s.incarnations}\n{tail(s.log, 8)}" for s in self.mesh.services.values()
+        )
 
 
 @contextlib.asynccontextmanager
@@ -261,8 +263,10 @@ def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path)
             async with running(calm) as calm_run:
                 await calm_run.produce()
                 expected = await calm_run.outcome()
-        lives = {service.name: service.lives for service in disturbed.services.values()}
-        print(f"{disturbed_s:.0f} s disturbed, {time.monotonic() - began - disturbed_s:.0f} s calm; lives: {lives}")
+        incarnations = {service.name: service.incarnations for service in disturbed.services.values()}
+        print(
+            f"{disturbed_s:.0f} s disturbed, {time.monotonic() - began - disturbed_s:.0f} s calm; runs: {incarnations}"
+        )
         return found, expected, disturbed.kills
 
     (log, replies), (calm_log, calm_replies), kills = asyncio.run(main())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import quiet_ports
-from tests.support.waiting import wait_until
+from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail

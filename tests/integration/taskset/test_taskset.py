@@ -14,9 +14,9 @@ import pytest
 
 from schemas import Task
 from schemas.topics import TASKS
-from tests.support.fake_workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.processes import log_shown_on_failure
-from tests.support.waiting import until
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh.processes import log_shown_on_failure
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
@@ -32,8 +32,8 @@ class Files:
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
         self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
         self.folder = folder
-        self.train, self.exam = folder / "train.jsonl", folder / "held-out.jsonl"
-        for path, count in ((self.train, LINES), (self.exam, 3)):
+        self.train, self.eval_file = folder / "train.jsonl", folder / "held-out.jsonl"
+        for path, count in ((self.train, LINES), (self.eval_file, 3)):
             tasks = [
                 {"task_id": f"{path.stem}-{i}", "workflow": "math", "prompt": "1 + 1", "answer": "2"}
                 for i in range(count)
@@ -57,7 +57,7 @@ class Files:
         return self.service(
             "taskset",
             taskset__path=self.train,
-            taskset__eval_path=self.exam,
+            taskset__eval_path=self.eval_file,
             taskset__eval_interval=4,
             taskset__epochs=2,
             taskset__ahead=12,
@@ -102,10 +102,10 @@ def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files) -> N
                     seen = [received.record async for received in whole.replay()]
             train = [task.task_id for task in seen if task.batch_type == "train"]
             assert Counter(train) == Counter(f"taskset-0/{epoch}/train-{i}" for epoch in range(2) for i in range(LINES))
-            exams = Counter(task.batch_id for task in seen if task.batch_type == "eval")
-            assert exams
-            assert set(exams.values()) == {3}
-            assert {int(str(batch_id).partition("/")[0]) % 4 for batch_id in exams} == {0}
+            evals = Counter(task.batch_id for task in seen if task.batch_type == "eval")
+            assert evals
+            assert set(evals.values()) == {3}
+            assert {int(str(batch_id).partition("/")[0]) % 4 for batch_id in evals} == {0}
 
     asyncio.run(main())
 

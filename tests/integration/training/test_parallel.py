@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from schemas.codec import encode
 from tests.integration.training.one_rank import LAYOUTS
-from tests.support.experiences import make_group
-from tests.support.ports import quiet_ports
-from tests.support.training import write_model
-from tests.support.waiting import wait_until
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import parallel
 from trinity_bus.training.engine import TrainingEngine

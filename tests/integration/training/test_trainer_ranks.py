@@ -24,7 +24,7 @@ from tests.integration.training.trainers import (
     trained,
     until,
 )
-from tests.support.training import write_model
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, TrainerSettings
 from trinity_bus.runtime.process import start_time
@@ -48,7 +48,7 @@ def checksum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def other_ranks(trainer: Trainer) -> list[int]:
-    """The process that was rank 1 of each life so far."""
+    """The process that was rank 1 of each incarnation so far."""
     return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
 
 
@@ -91,7 +91,7 @@ def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
                 assert ours.metrics[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
             folder = tmp_path / f"two/checkpoints/step-{ours.step:08d}"
             assert ours.checksum == checksum_of(read_tensors(folder, weight_names)), "what is published is what is kept"
-        assert said[3].checksum == said[2].checksum, "the second life goes on from where the first one was"
+        assert said[3].checksum == said[2].checksum, "the second incarnation goes on from where the first one was"
         trained_together = load_file(folder / "model.safetensors")
         for name, tensor in alone.hf_tensors():
             # Rounding shows where AdamW divides a small gradient by itself.

@@ -43,13 +43,13 @@ from tests.integration.training.trainers import (
     until,
     until_logged,
 )
-from tests.support.experiences import make_group
-from tests.support.training import write_model
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
-from trinity_bus.weights.feed import Source
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -164,7 +164,7 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
                 secret="5e" * 32,
             )
             assert first.method == {"nccl": "gloo"}.get(method, method)
-            # A former life's announcement is void; a transfer for it would be refused.
+            # A former incarnation's announcement is void; a transfer for it would be refused.
             void = announced.model_copy(update={"trainer_incarnation": "former"})
             for version in (void, announced):
                 await (await producer.send(MODEL_VERSIONS, version.model, version))

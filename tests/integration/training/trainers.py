@@ -21,7 +21,7 @@ from schemas import (
     StepTrained,
 )
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
-from tests.support.experiences import make_group
+from tests.support.fakes.experiences import make_group
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import KafkaSettings
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.weight_fault_workers import METHODS, FaultMethod, Phase
-from tests.support.weight_faults import FaultyMesh, Victim, faults
+from tests.support.faults.weight_workers import METHODS, FaultMethod, Phase
+from tests.support.faults.weights import FaultyMesh, Victim, faults
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 

@@ -16,17 +16,17 @@ from schemas.codec import RECORDS, DecodeError, decode, encode
 from schemas.headers import DLQ_REASON, TRACEPARENT
 from trinity_bus.bus.headers import header
 from trinity_bus.coordination import StateError
-from trinity_bus.inference.completion import Completion
+from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.rollout import Rollout
+from trinity_bus.runners import control, messages
+from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.telemetry import parent_context
+from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.tensor_file import TensorFile
-from trinity_bus.weights.wire import MAX_ANSWER_BYTES, Answer, Request, body_length
+from trinity_bus.weights.wire import MAX_ANSWER_BYTES, WeightsAnswer, WeightsRequest, body_length
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
 from workers.coordinator.spans import sound
-from workers.explorer.runners import control, messages
-from workers.explorer.runners.errors import ProtocolError
 
 GOLDEN = Path(__file__).parents[2] / "unit" / "schemas" / "golden"
 
@@ -55,7 +55,9 @@ def targets(folder: Path) -> list[Target]:
     large = _large_records()
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     commands = [_json(value) for value in records if value[:1] != b"\x92" and _is_command(value)]
-    request, answer = (one.pack()[4:] for one in (Request(3, "0" * 64, None, "e"), Answer(manifest=_weight_manifest())))
+    request, answer = (
+        one.pack()[4:] for one in (WeightsRequest(3, "0" * 64, None), WeightsAnswer(manifest=_weight_manifest()))
+    )
     positions = pack_positions({("tasks", 0): 7, ("explorer-events", 3): 1})
     return [
         Target("records", _record, (DecodeError,), records, 6),
@@ -66,12 +68,12 @@ def targets(folder: Path) -> list[Target]:
         Target("frames of runners", _from_runner, (ProtocolError,), _frames_of_runners(), 2),
         Target("frames for runners", _to_runner, (ProtocolError,), _frames_for_runners(), 1),
         Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
-        Target("datagrams of a nursery", control.from_nursery, (ProtocolError,), _datagrams_of_nursery(), 1),
-        Target("datagrams for a nursery", control.to_nursery, (ProtocolError,), _datagrams_for_nursery(), 1),
+        Target("datagrams of a fork server", control.from_fork_server, (ProtocolError,), _datagrams_of_nursery(), 1),
+        Target("datagrams for a fork server", control.to_fork_server, (ProtocolError,), _datagrams_for_nursery(), 1),
         Target("tensor files", partial(_tensor_file, folder), (TensorFileError, OSError), [_safetensors()], 0.7),
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
-        Target("requests for weights", Request.unpack, (WireError,), [request], 0.7),
-        Target("answers about weights", Answer.unpack, (WireError,), [answer], 0.7),
+        Target("requests for weights", WeightsRequest.unpack, (WireError,), [request], 0.7),
+        Target("answers about weights", WeightsAnswer.unpack, (WireError,), [answer], 0.7),
         Target("lengths", _length, (WireError,), [b"\0\0\0\1"], 0.1),
         Target("positions", unpack_positions, (StateError,), [positions], 0.4),
         Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
@@ -150,16 +152,16 @@ def _frames_of_runners() -> list[bytes]:
     prompt = messages.pack_vector([1, 2, 3], messages.INT32)
     return [
         _body(messages.Generate(1, 2, prompt, b"{}", 4, "00-" + "0" * 32)),
-        _body(messages.Abandon(1, 2)),
-        _body(messages.Done(1, messages.pack_rollouts([rollout, rollout]), None)),
-        _body(messages.Failed(1, "ValueError", "é")),
-        _body(messages.Cancelled(1)),
+        _body(messages.AbandonRequest(1, 2)),
+        _body(messages.RunDone(1, messages.pack_rollouts([rollout, rollout]), None)),
+        _body(messages.RunFailed(1, "ValueError", "é")),
+        _body(messages.RunCancelled(1)),
         _body(messages.Pong({1: {"begin_time": 1.5, "workflow_id": "a/b/0", "more": [1, {"a": None}]}})),
     ]
 
 
 def _frames_for_runners() -> list[bytes]:
-    drawn = [Completion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
+    drawn = [EngineCompletion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
     return [
         _body(messages.Run(1, b"{}", 2, 0, "train", b"{}", None)),
         _body(messages.CancelRun(1)),
@@ -171,7 +173,7 @@ def _frames_for_runners() -> list[bytes]:
 
 def _from_runner(body: bytes) -> None:
     match messages.to_explorer(body):
-        case messages.Done(rollouts=rollouts):
+        case messages.RunDone(rollouts=rollouts):
             messages.unpack_rollouts(rollouts)
         case messages.Generate(prompt=prompt):
             messages.unpack_vector(prompt, messages.INT32)
@@ -184,19 +186,24 @@ def _to_runner(body: bytes) -> None:
 
 
 def _pieces(value: bytes) -> None:
-    frames = messages.Frames()
+    frames = messages.FrameReader()
     for at in range(0, len(value), 7):
         for body in frames.feed(value[at : at + 7]):
             messages.to_explorer(body)
 
 
 def _datagrams_for_nursery() -> list[bytes]:
-    load = control.Load("a:b", "/model", ["math"], "e", "trinity", b"{}")
+    load = control.LoadWorkflows("a:b", "/model", ["math"], "e", "trinity", b"{}")
     return [control.encode(message) for message in (load, control.ForkRunner(1), control.SignalRunner(1, 9))]
 
 
 def _datagrams_of_nursery() -> list[bytes]:
-    said = (control.Loaded(["math"]), control.Broken("no"), control.Born(1, 77), control.Died(1, "was killed"))
+    said = (
+        control.WorkflowsLoaded(["math"]),
+        control.LoadFailed("no"),
+        control.RunnerForked(1, 77),
+        control.RunnerExited(1, "was killed"),
+    )
     return [control.encode(message) for message in said]
 
 

@@ -40,19 +40,19 @@ from schemas.topics import COMMANDS, COORDINATOR_INPUTS
 from tests.support.fuzz.damage import damaged
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    Announce,
-    Answered,
-    Ask,
-    BatchMoved,
-    Command,
+    AnnounceVersion,
     CommandArrived,
     CoordinatorMachine,
+    Effect,
     EventArrived,
     Input,
-    Order,
     Origin,
-    Remember,
-    Reply,
+    PublishBatch,
+    PublishResult,
+    RecordVersion,
+    RequestVersion,
+    SendOrder,
+    SendReply,
     TaskArrived,
     Tick,
 )
@@ -114,14 +114,17 @@ def given(step: Step, offset: int) -> Input | None:
     return None if isinstance(record, RunnersReport) else EventArrived(record)  # type: ignore[arg-type]  # likewise
 
 
-def written(commands: list[Command]) -> None:
+def written(commands: list[Effect]) -> None:
     """Encodes whatever is to be written, as the coordinator does.
 
     Raises:
         EncodeError: A reader would refuse it.
     """
     for command in commands:
-        if isinstance(command, Order | BatchMoved | Answered | Reply | Announce | Ask | Remember):
+        if isinstance(
+            command,
+            SendOrder | PublishBatch | PublishResult | SendReply | AnnounceVersion | RequestVersion | RecordVersion,
+        ):
             encode(command.record)
 
 
@@ -134,7 +137,7 @@ class Machine:
         self._entries: dict[str, bytes] = {}
         self._steps = 0
 
-    def take(self, step: Step) -> list[Command]:
+    def take(self, step: Step) -> list[Effect]:
         """What it decides. Raises whatever it raises."""
         self._steps += 1
         one = given(step, self._steps)
@@ -165,8 +168,8 @@ class Mesh:
     trained: int = -1
     """The newest version."""
     served: dict[str, int] = field(default_factory=dict)
-    lives: dict[str, int] = field(default_factory=lambda: {"e0": 0, "e1": 0})
-    trainer_life: int = 0
+    incarnations: dict[str, int] = field(default_factory=lambda: {"e0": 0, "e1": 0})
+    trainer_incarnation: int = 0
     finalized: int = 0
     """Train batches."""
     orders: deque[Dispatch] = field(default_factory=lambda: deque(maxlen=200))
@@ -193,17 +196,17 @@ class Mesh:
             value = damaged(rng, value, list(self.sent))
         return Step(self.now, value)
 
-    def hear(self, commands: list[Command]) -> None:
+    def hear(self, commands: list[Effect]) -> None:
         """What the machine has decided."""
         for command in commands:
             match command:
-                case Order(record=Dispatch() as order):
+                case SendOrder(record=Dispatch() as order):
                     self.orders.append(order)
-                case Order(record=Cancel()):
+                case SendOrder(record=Cancel()):
                     pass
-                case Announce(record=announced):
+                case AnnounceVersion(record=announced):
                     self.rounds.append(announced)
-                case BatchMoved(record=batch):
+                case PublishBatch(record=batch):
                     self.batches.append(batch.batch_id)
                     if batch.state is BatchLifecycleState.FINALIZED:
                         self.finalized = max(self.finalized, batch.sequence)
@@ -230,12 +233,12 @@ class Mesh:
         )
 
     def _beat(self) -> Record:
-        name = self.rng.choice(list(self.lives))
+        name = self.rng.choice(list(self.incarnations))
         if self.rng.random() < 0.03:
-            self.lives[name] += 1
+            self.incarnations[name] += 1
         return ExplorerHeartbeat(
             explorer=name,
-            incarnation=f"life-{self.lives[name]}",
+            incarnation=f"life-{self.incarnations[name]}",
             state=self.rng.choices(["ready", "syncing", "starting", "draining"], (20, 2, 1, 1))[0],
             slots=self.rng.choice([2, 4, 16]),
             model_version=self.served.get(name, -1),
@@ -271,12 +274,12 @@ class Mesh:
     def _trained(self) -> Record:
         rng = self.rng
         if rng.random() < 0.05:
-            self.trainer_life += 1
+            self.trainer_incarnation += 1
         else:
             self.trained = min(self.trained + 1, self.finalized)
         return StepTrained(
             trainer="t",
-            incarnation=f"life-{self.trainer_life}",
+            incarnation=f"life-{self.trainer_incarnation}",
             model="policy",
             step=max(0, self.trained),
             version=max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
@@ -302,7 +305,7 @@ class Mesh:
             self.served[name] = announced.version
         return WeightsSynced(
             explorer=name,
-            incarnation=f"life-{self.lives.get(name, 0)}" if member is None else member.incarnation,
+            incarnation=f"life-{self.incarnations.get(name, 0)}" if member is None else member.incarnation,
             model=announced.model,
             version=announced.version,
             epoch=announced.epoch,
@@ -326,11 +329,11 @@ class Mesh:
 
     def _other(self) -> Record:
         rng = self.rng
-        name = rng.choice(list(self.lives))
-        trainer = {"trainer": "t", "incarnation": f"life-{self.trainer_life}", "model": "policy"}
+        name = rng.choice(list(self.incarnations))
+        trainer = {"trainer": "t", "incarnation": f"life-{self.trainer_incarnation}", "model": "policy"}
         return rng.choice(
             [
-                ExplorerLeft(explorer=name, incarnation=f"life-{self.lives[name]}", reason="stop"),
+                ExplorerLeft(explorer=name, incarnation=f"life-{self.incarnations[name]}", reason="stop"),
                 TrainerHeartbeat(
                     **trainer, state="ready", step=1, version=max(self.trained, 0), master_address="a", master_port=1
                 ),

@@ -22,7 +22,7 @@ from typing import Any
 from tests.support.fuzz.damage import damaged
 from tests.support.fuzz.decoders import Target, scratch, targets
 from tests.support.fuzz.mesh import Machine, Mesh, Step, settings_of
-from trinity_bus.coordination import Answered
+from trinity_bus.coordination import PublishResult
 
 LIMIT_S = 0.1
 GROWTH_BYTES = 64 << 20
@@ -148,7 +148,7 @@ def _history(report: Report, seed: int) -> int:
         try:
             decided = machine.take(step)
             mesh.hear(decided)
-            report.answered += any(isinstance(command, Answered) for command in decided)
+            report.answered += any(isinstance(command, PublishResult) for command in decided)
         except Exception:  # noqa: BLE001 - this is what is looked for
             report.failures.append(_failure(traceback.format_exc(limit=-8), steps, seed))
             break

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from schemas import Dispatch
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination import Announce, Command, CoordinatorMachine, Input, Observe, Order, TaskArrived
+from trinity_bus.coordination import AnnounceVersion, CoordinatorMachine, Effect, Input, Observe, SendOrder, TaskArrived
 
 type Changes = list[tuple[str, bytes | None]]
 
@@ -45,7 +45,7 @@ class Log:
 
 
 class Process:
-    """One life of a coordinator. Its start fences the one before and restores what that had committed."""
+    """One incarnation of a coordinator. Its start fences the one before and restores what that had committed."""
 
     def __init__(self, settings: CoordinatorSettings, log: Log) -> None:
         log.epoch += 1
@@ -62,10 +62,10 @@ class Process:
         self.positions[partition] = start + len(records)
         return records
 
-    def decide(self, inputs: Sequence[Input], now: float) -> tuple[list[Command], Changes]:
+    def decide(self, inputs: Sequence[Input], now: float) -> tuple[list[Effect], Changes]:
         """What follows from them."""
-        commands = self.machine.handle_all(inputs, now)
-        return commands, self.machine.changes()
+        effects = self.machine.handle_all(inputs, now)
+        return effects, self.machine.changes()
 
     def commit(self, changes: Changes) -> None:
         """Makes a decision count.
@@ -83,13 +83,13 @@ class Process:
         self._log.positions.update(self.positions)
 
 
-def compared(commands: Sequence[Command], changes: Changes) -> tuple[list[Command], set[tuple[str, bool]]]:
+def compared(effects: Sequence[Effect], changes: Changes) -> tuple[list[Effect], set[tuple[str, bool]]]:
     """The part of a decision that does not depend on how long the process has lived: commands, and what is kept."""
-    kept = [_timeless(command) for command in commands if not isinstance(command, Announce | Observe)]
+    kept = [_timeless(command) for command in effects if not isinstance(command, AnnounceVersion | Observe)]
     return kept, {(key, value is None) for key, value in changes if key not in NOT_COMPARED}
 
 
-def _timeless(command: Command) -> Command:
-    if isinstance(command, Order) and isinstance(command.record, Dispatch):
+def _timeless(command: Effect) -> Effect:
+    if isinstance(command, SendOrder) and isinstance(command.record, Dispatch):
         return replace(command, record=command.record.model_copy(update={"timeout_s": 1.0}))
     return command

@@ -18,7 +18,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.event import ExplorerState
-from tests.support.simulation.laws import AttemptName, Produced, runs_of
+from tests.support.simulation.invariants import AttemptName, Produced, runs_of
 
 HANGING = 0.02
 
@@ -35,12 +35,12 @@ class Running:
 
 @dataclass(slots=True)
 class Explorer:
-    """One name, one life of it at a time."""
+    """One name, one incarnation of it at a time."""
 
     name: str
     slots: int
     workflows: list[str]
-    lives: int = 0
+    incarnations: int = 0
     alive: bool = False
     state: ExplorerState = "ready"
     version: int = -1
@@ -52,17 +52,17 @@ class Explorer:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}-life-{self.lives}"
+        return f"{self.name}-life-{self.incarnations}"
 
     def start(self) -> None:
-        """A new life, which knows nothing of the one before."""
-        self.lives += 1
+        """A new incarnation, which knows nothing of the one before."""
+        self.incarnations += 1
         self.alive, self.state, self.version = True, "ready", -1
         self.waiting.clear()
         self.running.clear()
         self.to_sync.clear()
 
-    def obey(self, rng: random.Random) -> None:
+    def handle(self, rng: random.Random) -> None:
         """Reads the next order of its lane."""
         order = self.lane.popleft()
         if order.incarnation != self.incarnation:
@@ -153,12 +153,12 @@ class Explorer:
 class Trainer:
     """Trains what is finalized, in order; may fall back to a checkpoint."""
 
-    lives: int = 0
+    incarnations: int = 0
     step: int = 0
 
     @property
     def incarnation(self) -> str:
-        return f"trainer-life-{self.lives}"
+        return f"trainer-life-{self.incarnations}"
 
     def publication(self) -> StepTrained:
         return StepTrained(

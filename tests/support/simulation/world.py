@@ -17,24 +17,24 @@ from typing import Literal
 from schemas import BatchLifecycleState, Cancel, Dispatch, ExplorerLeft, ModelVersion
 from tests.support.simulation.clients import Clients
 from tests.support.simulation.coordinator import Changes, FencedError, Log, Process, compared
-from tests.support.simulation.laws import AUTOMATIC, Law, Laws, hold
+from tests.support.simulation.invariants import AUTOMATIC, Invariant, Invariants, hold
 from tests.support.simulation.size import size_of
 from tests.support.simulation.workers import Explorer, Status, Trainer
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    Announce,
-    BatchMoved,
-    Command,
+    AnnounceVersion,
     CommandArrived,
+    Effect,
     EventArrived,
     Input,
-    Order,
     Origin,
+    PublishBatch,
     Request,
+    SendOrder,
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.fleet import ZOMBIES_KEPT
+from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.inputs import Event
 
 type Death = Literal["before", "after"] | None
@@ -49,19 +49,22 @@ ROUNDS_PER_BATCH = 6
 EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
 """Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
 
-ITEMS_PER_BATCH = 12
+ITEMS_PER_BATCH = 14
 ITEMS_PER_TASK = 24
 
 
-type Decided = tuple[list[Input], list[Command]]
+type Decision = tuple[list[Input], list[Effect]]
 
 
 class Honest:
-    """What lies between the coordinator and its observer: nothing. Others spoil it, to see that the laws notice."""
+    """What lies between the coordinator and its observer: nothing.
 
-    def decided(self, world: "World", inputs: list[Input], commands: list[Command]) -> Decided:
+    Others spoil it, to see that the invariants notice.
+    """
+
+    def decided(self, world: "World", inputs: list[Input], effects: list[Effect]) -> Decision:
         """What the observer is shown of a transaction."""
-        return inputs, commands
+        return inputs, effects
 
     def stored(self, changes: Changes) -> Changes:
         """What becomes of the changelog."""
@@ -80,7 +83,7 @@ class World:
     def __init__(self, rng: random.Random, settings: CoordinatorSettings, witness: Honest | None = None) -> None:
         self.rng = rng
         self.settings = settings
-        self.laws = Laws(settings)
+        self.invariants = Invariants(settings)
         self.log = Log()
         self.process = Process(settings, self.log)
         self.zombie: Process | None = None
@@ -108,15 +111,15 @@ class World:
             inputs.append(Tick())
         if not inputs:
             return
-        commands, changes = self.process.decide(inputs, self.now)
+        effects, changes = self.process.decide(inputs, self.now)
         if dies == "before":
             self._successor()
             return
         self.process.commit(self._witness.stored(changes))
         self.inputs += len(inputs)
-        self._compare_with_shadow(inputs, commands, changes)
-        self.laws.transaction(*self._witness.decided(self, inputs, commands))
-        for command in commands:
+        self._compare_with_shadow(inputs, effects, changes)
+        self.invariants.transaction(*self._witness.decided(self, inputs, effects))
+        for command in effects:
             self._carry_out(command)
         if dies == "after":
             self.restart()
@@ -125,9 +128,11 @@ class World:
     def restart(self) -> None:
         """The coordinator dies between two transactions. Its successor is what it was."""
         before = self.process
-        hold(before.machine.entries() == self.log.changelog, Law.RESTORE, "changes do not add up to the state")
+        hold(before.machine.entries() == self.log.changelog, Invariant.RESTORE, "changes do not add up to the state")
         self._successor()
-        hold(self.process.machine.entries() == self.log.changelog, Law.RESTORE, "entries differ from the changelog")
+        hold(
+            self.process.machine.entries() == self.log.changelog, Invariant.RESTORE, "entries differ from the changelog"
+        )
         # It decides on the same records as its successor, once.
         self.zombie, self._shadow = None, (before, SHADOWED)
 
@@ -164,7 +169,7 @@ class World:
             return
         raise AssertionError("the simulation lets a fenced process commit")
 
-    def _compare_with_shadow(self, inputs: list[Input], commands: list[Command], changes: Changes) -> None:
+    def _compare_with_shadow(self, inputs: list[Input], effects: list[Effect], changes: Changes) -> None:
         """While no time passes, the machine that was killed would go on as the restored one does."""
         if self._shadow is None:
             return
@@ -174,18 +179,18 @@ class World:
             return
         would = shadow.decide(inputs, self.now)
         self._is_fenced(shadow, would[1])
-        expected, found = compared(*would), compared(commands, changes)
-        hold(found == expected, Law.RESTORE, f"on {inputs}: {found}, the one before: {expected}")
+        expected, found = compared(*would), compared(effects, changes)
+        hold(found == expected, Invariant.RESTORE, f"on {inputs}: {found}, the one before: {expected}")
         if left > 1:
             self._shadow = (shadow, left - 1)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: Effect) -> None:
         match command:
-            case Order(record=Dispatch() | Cancel() as order):
+            case SendOrder(record=Dispatch() | Cancel() as order):
                 self.explorers[order.explorer].lane.append(order)
-            case Announce(record=version):
+            case AnnounceVersion(record=version):
                 self._announced(version)
-            case BatchMoved(record=batch):
+            case PublishBatch(record=batch):
                 self.clients.noticed(batch)
             case _:
                 pass
@@ -246,13 +251,13 @@ class World:
         for explorer in self.explorers.values():
             if explorer.alive:
                 self.send(explorer.name, explorer.beat())
-        if self.trainer.lives:
+        if self.trainer.incarnations:
             self.send("trainer", self.trainer.beat())
 
     def order_is_read(self) -> None:
         busy = [explorer for explorer in self.explorers.values() if explorer.alive and explorer.lane]
         if busy:
-            self.rng.choice(busy).obey(self.rng)
+            self.rng.choice(busy).handle(self.rng)
 
     def rollout_ends(self, status: Status | None = None) -> None:
         busy = [explorer for explorer in self.explorers.values() if explorer.alive and explorer.running]
@@ -265,7 +270,7 @@ class World:
         self._offsets += 1
         event, produced = explorer.finish(name, status, self.rng, self._offsets)
         if produced is not None:
-            self.laws.produced[name] = produced
+            self.invariants.produced[name] = produced
         self.send(explorer.name, event)
 
     def weights_arrive(self, *, ok: bool | None = None) -> None:
@@ -281,12 +286,12 @@ class World:
 
     def trainer_starts(self) -> None:
         """For the first time, or anew from a checkpoint that may be some steps old."""
-        self.trainer.lives += 1
+        self.trainer.incarnations += 1
         self.trainer.step = max(0, self.trainer.step - self.rng.choice([0, 0, 1, 2]))
         self.send("trainer", self.trainer.publication())
 
     def train(self) -> None:
-        if self.trainer.lives and self.trainer.step < len(self.laws.trained):
+        if self.trainer.incarnations and self.trainer.step < len(self.invariants.trained):
             self.trainer.step += 1
             self.send("trainer", self.trainer.publication())
 
@@ -304,53 +309,57 @@ class World:
             if not explorer.alive:
                 explorer.start()
             explorer.state = "ready"
-        if not self.trainer.lives:
+        if not self.trainer.incarnations:
             self.trainer_starts()
         rounds = self._settle(lambda: not self._at_work() | self._unanswered())
         stuck = sorted(self._at_work() | self._unanswered())
-        hold(not stuck, Law.LIVENESS, f"after {rounds} rounds without faults: {stuck}")
+        hold(not stuck, Invariant.LIVENESS, f"after {rounds} rounds without faults: {stuck}")
         # What is left waits for tasks that never come; its clients give it up.
-        for batch_id, batch in list(self.laws.batches.items()):
+        for batch_id, batch in list(self.invariants.batches.items()):
             if batch.state not in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
                 self.send_command(self.clients.abort(batch_id))
         self._settle(lambda: not self._left_over())
         left = sorted(self._left_over())
-        hold(not left, Law.LIVENESS, f"after all unfilled batches are given up: {left}")
+        hold(not left, Invariant.LIVENESS, f"after all unfilled batches are given up: {left}")
         versions = {explorer.version for explorer in self.explorers.values()}
-        hold(versions == {self.trainer.step}, Law.LIVENESS, f"explorers serve {versions}, not {self.trainer.step}")
+        hold(
+            versions == {self.trainer.step}, Invariant.LIVENESS, f"explorers serve {versions}, not {self.trainer.step}"
+        )
         for _ in range(2):
             size = size_of(self.process.machine)
-            hold(size <= EMPTY_HOUSE, Law.MEMORY, f"with nothing to do the machine holds {size} items")
+            hold(size <= EMPTY_HOUSE, Invariant.MEMORY, f"with nothing to do the machine holds {size} items")
             self.restart()
 
     def check_size(self) -> None:
         """Everything that a machine holds has its bound, whatever has happened before."""
         size = size_of(self.process.machine)
-        batches = self.laws.open_batches()
-        tasks = len(self.laws.without_result()) + sum(len(self.laws.results_of[batch_id]) for batch_id in batches)
+        batches = self.invariants.open_batches()
+        tasks = len(self.invariants.without_result()) + sum(
+            len(self.invariants.results_of[batch_id]) for batch_id in batches
+        )
         bound = EMPTY_HOUSE + ITEMS_PER_BATCH * len(batches) + ITEMS_PER_TASK * tasks
         kept = f"{size} items for {tasks} tasks in {len(batches)} batches"
-        hold(size <= bound, Law.MEMORY, kept)
+        hold(size <= bound, Invariant.MEMORY, kept)
 
     def _settle(self, done: Callable[[], bool]) -> int:
         """Lets everything go its way until it is done, for so many rounds at most. Returns their number."""
         tasks = sum(len(records) for name, records in self.log.partitions.items() if name.startswith("tasks"))
         unread = tasks - sum(at for name, at in self.log.positions.items() if name.startswith("tasks"))
-        rounds = ROUNDS + ROUNDS_PER_BATCH * (len(self.laws.open_batches()) + unread)
+        rounds = ROUNDS + ROUNDS_PER_BATCH * (len(self.invariants.open_batches()) + unread)
         for _ in range(rounds):
             self.beats()
             while self._waiting():
                 self.transaction(most=20)
             for explorer in self.explorers.values():
                 while explorer.lane:
-                    explorer.obey(self.rng)
+                    explorer.handle(self.rng)
             while any(explorer.to_sync for explorer in self.explorers.values()):
                 self.weights_arrive(ok=True)
             while any(explorer.running for explorer in self.explorers.values()):
                 self.rollout_ends("completed")
             self.train()
             self.time_passes(1.0)
-            quiet = not self.log.unread(self.log.positions) and self.trainer.step == len(self.laws.trained)
+            quiet = not self.log.unread(self.log.positions) and self.trainer.step == len(self.invariants.trained)
             served = all(explorer.version == self.trainer.step for explorer in self.explorers.values())
             if quiet and served and done():
                 break
@@ -359,15 +368,15 @@ class World:
     def _at_work(self) -> set[str]:
         """What must still end by itself."""
         members: dict[str, set[str]] = defaultdict(set)
-        for task_id in self.laws.without_result():
-            task = self.laws.accepted[task_id]
+        for task_id in self.invariants.without_result():
+            task = self.invariants.accepted[task_id]
             batch_id = task.batch_id or f"{task.batch_type}-"
             members[f"{task.batch_type}-" if AUTOMATIC.fullmatch(batch_id) else batch_id].add(task_id)
         working = set()
         for batch_type in ("train", "eval"):
             if len(members[f"{batch_type}-"]) >= self.settings.batch_size:
                 working |= members[f"{batch_type}-"]
-        for batch in self.laws.batches.values():
+        for batch in self.invariants.batches.values():
             expected, tasks = batch.expected_task_count, members[batch.batch_id]
             if batch.state in (BatchLifecycleState.RUNNING, BatchLifecycleState.FINALIZING):
                 working |= tasks if expected is None else {batch.batch_id}
@@ -376,8 +385,8 @@ class World:
         return working
 
     def _left_over(self) -> set[str]:
-        return self._at_work() | self.laws.without_result() | self._unanswered()
+        return self._at_work() | self.invariants.without_result() | self._unanswered()
 
     def _unanswered(self) -> set[str]:
         """Commands without a reply. All who wait run out of time at last."""
-        return {f"{client} {command}" for client, command in self.laws.without_reply()}
+        return {f"{client} {command}" for client, command in self.invariants.without_reply()}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.topics import COMMANDS
-from tests.support.raw_batches import (
+from tests.support.faults.raw_batches import (
     CODECS,
     HEADER_BYTES,
     Entry,

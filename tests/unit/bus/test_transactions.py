@@ -9,7 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.producer.transaction_manager import TransactionManager
 
-from tests.support.waiting import until
+from tests.support.mesh.waiting import until
 from trinity_bus.bus.transactions import commit, slowness_told
 from trinity_bus.errors import BusError
 

@@ -8,8 +8,8 @@ import pytest
 
 from schemas import CommandReply, FinalizeBatch, SubmitBatch
 from schemas.topics import REPLIES
-from tests.support.fake_coordinator import FakeCoordinator
-from tests.support.fake_log import FakeBus, FakeLog
+from tests.support.fakes.coordinator import FakeCoordinator
+from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import CommandChannel, NoCoordinatorError
 from trinity_bus.errors import BusError
 

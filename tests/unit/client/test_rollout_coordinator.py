@@ -10,9 +10,9 @@ import pytest
 from schemas import ExperienceGroup, SubmitBatch, Task
 from schemas.codec import SchemaError, decode, encode
 from schemas.topics import EXPERIENCES, TASKS
-from tests.support.experiences import make_group
-from tests.support.fake_coordinator import FakeCoordinator
-from tests.support.fake_log import FakeBus, FakeLog
+from tests.support.fakes.coordinator import FakeCoordinator
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.errors import SendError
 

@@ -21,8 +21,8 @@ from schemas import (
 )
 from schemas.codec import decode
 from schemas.topics import TASKS
-from tests.support.fake_coordinator import FakeCoordinator
-from tests.support.fake_log import FakeBus, FakeLog
+from tests.support.fakes.coordinator import FakeCoordinator
+from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import NoCoordinatorError, Scheduler
 from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
@@ -73,7 +73,7 @@ class Mesh:
         """Waits until so many results of a batch can be taken."""
         batch = self.scheduler._batches.get(batch_id)
         assert batch is not None
-        while batch.book.ready < count:
+        while batch.tracker.ready < count:
             await self.scheduler._batches.change(10, [batch])
 
     def sent(self, kind: type) -> list[Any]:

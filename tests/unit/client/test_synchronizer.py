@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from schemas import ExplorerHeartbeat, TrainerHeartbeat, VersionWanted
 from schemas.topics import EVENTS, MODEL_VERSIONS
-from tests.support.announcements import announced
-from tests.support.fake_log import FakeBus, FakeLog
+from tests.support.fakes.announcements import announced
+from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import Synchronizer
 from trinity_bus.client.synchronizer import NotPreparedError
 from trinity_bus.config import Settings
@@ -69,7 +69,7 @@ class Rig:
 
 
 def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_down_disconnects() -> None:
-    async def story() -> None:
+    async def harness() -> None:
         rig = Rig()
         await rig.say(announced(3))
         await asyncio.gather(*(rig.client.prepare() for _ in range(5)))
@@ -82,11 +82,11 @@ def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_down_di
         async with rig.client:
             assert rig.client.model_version == 3
 
-    asyncio.run(story())
+    asyncio.run(harness())
 
 
 def test_the_trainer_requires_a_sync_while_what_it_has_published_is_held() -> None:
-    async def story() -> None:
+    async def harness() -> None:
         rig = Rig()
         async with rig.client as client:
             assert client.trainer_requires_weight_sync() is None
@@ -99,11 +99,11 @@ def test_the_trainer_requires_a_sync_while_what_it_has_published_is_held() -> No
             assert client.trainer_requires_weight_sync() is None
             assert client.get_trainer_status() == "stopped"
 
-    asyncio.run(story())
+    asyncio.run(harness())
 
 
 def test_the_explorers_require_a_sync_until_what_they_asked_for_is_there() -> None:
-    async def story() -> None:
+    async def harness() -> None:
         rig = Rig()
         async with rig.client as client:
             await rig.say(announced(2))
@@ -115,11 +115,11 @@ def test_the_explorers_require_a_sync_until_what_they_asked_for_is_there() -> No
             await rig.until(lambda: not client.explorer_requires_sync())
             assert client.get_latest_model_version() == 4
 
-    asyncio.run(story())
+    asyncio.run(harness())
 
 
 def test_the_states_of_explorers_are_counted() -> None:
-    async def story() -> None:
+    async def harness() -> None:
         rig = Rig()
         async with rig.client as client:
             for number, state in enumerate(("ready", "ready", "syncing")):
@@ -131,14 +131,14 @@ def test_the_states_of_explorers_are_counted() -> None:
             assert client.get_explorer_status_counts() == {"ready": 2, "syncing": 1}
             assert client.serving(1) == ["e1"]
 
-    asyncio.run(story())
+    asyncio.run(harness())
 
 
 def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its_checkpoint(tmp_path: Path) -> None:
     weights = {"b": torch.arange(6, dtype=torch.bfloat16).view(2, 3), "a": torch.tensor(1.5), "none": torch.zeros(0, 4)}
     save_file(weights, tmp_path / "model.safetensors")
 
-    async def story() -> None:
+    async def harness() -> None:
         rig = Rig()
         async with rig.client as client:
             assert client.get_state_dict_meta() is None
@@ -160,7 +160,7 @@ def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its
             assert client.get_model_state_dict() == (None, 8)
             assert client.get_state_dict_meta() is None
 
-    asyncio.run(story())
+    asyncio.run(harness())
 
 
 def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-8])
 
-    async def story() -> None:
+    async def harness() -> None:
         rig = Rig()
         async with rig.client as client:
             await rig.say(announced(1, checkpoint=str(tmp_path)))
@@ -176,4 +176,4 @@ def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
             with pytest.raises(TensorFileError, match="lies at 0 to 400 of 392"):
                 client.get_model_state_dict()
 
-    asyncio.run(story())
+    asyncio.run(harness())

@@ -12,7 +12,7 @@ from schemas import (
     VersionWanted,
     WeightsSynced,
 )
-from tests.support.announcements import announced
+from tests.support.fakes.announcements import announced
 from trinity_bus.client.versions import ALIVE_S, VersionsView
 from workers.cli.versions import table
 
@@ -31,12 +31,12 @@ def published(version: int, model: str = "policy") -> PublishedVersion:
     )
 
 
-def beat(name: str, version: int, life: str = "1") -> ExplorerHeartbeat:
-    return ExplorerHeartbeat(explorer=name, incarnation=life, state="ready", slots=1, model_version=version)
+def beat(name: str, version: int, incarnation: str = "1") -> ExplorerHeartbeat:
+    return ExplorerHeartbeat(explorer=name, incarnation=incarnation, state="ready", slots=1, model_version=version)
 
 
-def synced(name: str, version: int, *, life: str = "1", ok: bool = True) -> WeightsSynced:
-    return WeightsSynced(explorer=name, incarnation=life, model="policy", version=version, epoch=1, ok=ok)
+def synced(name: str, version: int, *, incarnation: str = "1", ok: bool = True) -> WeightsSynced:
+    return WeightsSynced(explorer=name, incarnation=incarnation, model="policy", version=version, epoch=1, ok=ok)
 
 
 def view(*records: object, at: float = 100.0) -> VersionsView:
@@ -61,7 +61,7 @@ def test_an_answer_counts_before_the_next_heartbeat_and_a_failure_does_not() -> 
     seen = view(beat("e0", 1), synced("e0", 2))
     assert seen.serving(2, now=100.0) == ["e0"]
     seen.apply(synced("e0", 3, ok=False), 100.0)
-    seen.apply(synced("e0", 3, life="before"), 100.0)
+    seen.apply(synced("e0", 3, incarnation="before"), 100.0)
     assert seen.serving(2, now=100.0) == ["e0"]
 
 
@@ -86,8 +86,8 @@ def test_the_trainer_lives_as_long_as_it_speaks() -> None:
         master_port=1,
     )
     seen = view(alive, VersionWanted(model="policy", at_least=3), VersionWanted(model="policy", version=1))
-    assert seen.trainer_lives(now=105.0)
-    assert not seen.trainer_lives(now=100.0 + ALIVE_S + 1)
+    assert seen.trainer_is_alive(now=105.0)
+    assert not seen.trainer_is_alive(now=100.0 + ALIVE_S + 1)
     assert seen.wanted == 3
 
 

@@ -9,7 +9,7 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord, StepTrained
 from schemas.codec import RECORDS, decode
 from tests.support.golden_state import GOLDEN, machine_of
-from trinity_bus.coordination import BatchMoved, EventArrived, Tick
+from trinity_bus.coordination import EventArrived, PublishBatch, Tick
 
 FILES = sorted(GOLDEN.glob("*.msgpack"))
 KINDS = {
@@ -49,7 +49,7 @@ def test_a_coordinator_ends_what_an_earlier_version_has_begun_as_that_would_have
     finalized: list[BatchRecord] = []
     for now, kind, value in golden["told"]:
         given = Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS))
-        moved = [command.record for command in machine.handle(given, now) if isinstance(command, BatchMoved)]
+        moved = [command.record for command in machine.handle(given, now) if isinstance(command, PublishBatch)]
         finalized += [record for record in moved if record.state is BatchLifecycleState.FINALIZED]
     expected = [decode(value, BatchRecord) for value in golden["finalized"]]
     assert len(expected) > 5

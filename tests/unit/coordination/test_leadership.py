@@ -57,9 +57,9 @@ def test_whoever_cannot_read_counts_silence_anew() -> None:
     assert one.failing_s == pytest.approx(9.9)
     one.in_touch(10.0)
     assert one.failing_s == 0.0
-    assert one.patience_s > TAKEOVER_S, "whoever works has to find its way back, too"
+    assert one.standby_s > TAKEOVER_S, "whoever works has to find its way back, too"
     one.progress(10.0, OTHER)
-    assert one.patience_s == TAKEOVER_S
+    assert one.standby_s == TAKEOVER_S
 
 
 def test_one_that_is_fenced_after_it_has_led_is_at_its_end() -> None:
@@ -83,10 +83,10 @@ def test_one_that_loses_a_race_stands_by_again_and_longer_each_time() -> None:
         one.take_over(0.0)
         one.fenced(0.0)
         assert one.role is Role.STANDBY
-        waited.append(one.patience_s)
+        waited.append(one.standby_s)
     assert waited == [TAKEOVER_S, 2 * TAKEOVER_S, 4 * TAKEOVER_S]
     one.progress(0.0, OTHER)
-    assert one.patience_s == TAKEOVER_S, "the race is over"
+    assert one.standby_s == TAKEOVER_S, "the race is over"
 
 
 def test_one_that_the_log_fails_goes_on_soon_unless_another_has_taken_over() -> None:
@@ -95,9 +95,9 @@ def test_one_that_the_log_fails_goes_on_soon_unless_another_has_taken_over() -> 
     one.lead(0.0)
     one.broken(1.0)
     one.progress(1.0, one.entry("active"))
-    assert one.patience_s < TAKEOVER_S
+    assert one.standby_s < TAKEOVER_S
     one.progress(1.0, OTHER)
-    assert one.patience_s == TAKEOVER_S
+    assert one.standby_s == TAKEOVER_S
 
 
 def test_what_fails_again_and_again_is_counted_from_the_first_time() -> None:

@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import Task
-from trinity_bus.coordination.batches import Batch
+from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.parts import Attempt, split
+from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
-from trinity_bus.coordination.dispatch import Room, Rooms
-from trinity_bus.coordination.fleet import Explorer
+from trinity_bus.coordination.dispatch.dispatch_queue import batch_priority
+from trinity_bus.coordination.dispatch.fleet import Explorer
+from trinity_bus.coordination.dispatch.placement import Placement, Rooms
 from trinity_bus.coordination.inputs import Origin
-from trinity_bus.coordination.journal import Journal
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
-from trinity_bus.coordination.line import batch_priority
-from trinity_bus.coordination.parts import Attempt, split
-from trinity_bus.coordination.staleness import required_version, staleness
-from trinity_bus.coordination.tasks import OpenTask
-from trinity_bus.coordination.window import BLOCK_SIZE, Window
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.window import BLOCK_SIZE, Window
+from trinity_bus.coordination.versions.sync_policy import required_version, staleness
 
 
 @given(st.lists(st.floats(-1e9, 1e9)), st.floats(0.01, 100))
@@ -41,20 +41,20 @@ def test_the_required_version_is_the_oldest_that_keeps_the_bound(sequence: int, 
 
 
 def test_the_window_remembers_what_it_promises_and_a_block_more_at_most() -> None:
-    journal = Journal()
-    window = Window("done", 300, journal)
+    dirty = DirtyKeys()
+    window = Window("done", 300, dirty)
     for number in range(2000):
         window.add(f"task-{number}")
         window.add(f"task-{number}")
         assert all(f"task-{kept}" in window for kept in range(max(0, number - 299), number + 1))
         assert len(window) <= 300 + BLOCK_SIZE
     assert "task-1500" not in window
-    touched = journal.take()
-    assert set(journal.keys()) <= set(touched)
+    touched = dirty.take()
+    assert set(dirty.keys()) <= set(touched)
 
-    other = Journal()
+    other = DirtyKeys()
     again = Window("done", 300, other)
-    other.kinds["done"].load({name: journal.body(f"done/{name}") for name in journal.kinds["done"].names()})
+    other.kinds["done"].load({name: dirty.body(f"done/{name}") for name in dirty.kinds["done"].names()})
     again.rebuild()
     assert len(again) == len(window)
     again.add("task-2000")
@@ -62,14 +62,14 @@ def test_the_window_remembers_what_it_promises_and_a_block_more_at_most() -> Non
 
 
 def test_a_smaller_window_forgets_on_restore_and_says_so() -> None:
-    journal = Journal()
-    window = Window("done", 100, journal)
+    dirty = DirtyKeys()
+    window = Window("done", 100, dirty)
     blocks = {"10": [f"b-{i}" for i in range(BLOCK_SIZE)], "9": [f"a-{i}" for i in range(BLOCK_SIZE)]}
-    journal.kinds["done"].load(blocks)
+    dirty.kinds["done"].load(blocks)
     window.rebuild()
     assert "a-0" not in window
     assert "b-0" in window
-    assert journal.take() == ["done/9"]
+    assert dirty.take() == ["done/9"]
 
 
 def test_errors_are_cut_by_bytes_without_breaking_characters() -> None:
@@ -125,7 +125,7 @@ def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | No
 def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
     task = open_task("t")
     task.parts[0].failed_on = "failed"
-    assert Room(explorers, min_version=0).place(task, task.parts[0]).name == chosen
+    assert Placement(explorers, min_version=0).place(task, task.parts[0]).name == chosen
 
 
 def test_room_is_fair_over_many_tasks() -> None:

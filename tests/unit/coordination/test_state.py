@@ -14,10 +14,10 @@ from tests.support.simulation import World, draw_settings
 from tests.support.simulation.histories import happen
 from trinity_bus.config import SynchronizerSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
-from trinity_bus.coordination.journal import Journal
-from trinity_bus.coordination.parts import PartAnswer, StoredPart
-from trinity_bus.coordination.state_codec import NEWEST_LEVEL, OLDEST_LEVEL, StateCodec, Value, unpack
-from trinity_bus.coordination.tables import Groups, Row, Single, Table
+from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL, OLDEST_LEVEL, StateCodec, Value, unpack
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.tables import Groups, Row, Single, Table
 
 TIMES = {"last_seen", "deadline", "started", "cut_at"}
 """Of the machine's own clock: a restart sets them anew."""
@@ -39,7 +39,7 @@ def known(thing: Any, names: set[str] | None = None) -> Any:
 
 def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
     """Everything that decisions depend on, times apart."""
-    ledger, kept = machine.ledger, machine.kept
+    ledger, kept = machine.ledger, machine.state
     attributes = {"_waiting", "_in_training", "filling"}
     unfilled = ledger.admission._unfilled
     of_batches = known(dict(ledger.batches))
@@ -54,14 +54,14 @@ def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
         "explorers": known(dict(machine.fleet.explorers)),
         "sync": known(machine.sync.state),
         "counters": known(ledger.counters),
-        "line": [batch.batch_id for batch in ledger.line],
+        "line": [batch.batch_id for batch in ledger.queue],
         "waiting": {name: ids(getattr(ledger.admission, name)) for name in attributes},
         "unfilled": ({owner: list(batches) for owner, batches in unfilled._batches.items()}, unfilled._taken),
         "shares": (ledger.shares.held, ledger.admission._shares.held),
         "usage": known(ledger.usage),
         "pages": known(ledger.pages, {"_pages"}),
         "results": {name: list(ledger._results.of(name)) for name in ledger.batches},
-        "finalizers": {name: known(kept.finalizers.of(name)) for name in ledger.batches},
+        "finalizers": {name: known(kept.waiters.of(name)) for name in ledger.batches},
         "remembered": [known(part) for part in (ledger.done, ledger.closed, kept.outcomes.memory, kept.replies.memory)],
         "wants_tasks": (
             ledger.wants_tasks(),
@@ -112,39 +112,39 @@ class Fruit(Row):
 
 
 def test_whatever_is_done_to_a_table_is_noted_and_nothing_else() -> None:
-    journal = Journal()
-    table: Table[Fruit] = Table("fruit", Fruit, journal, named="name")
+    dirty = DirtyKeys()
+    table: Table[Fruit] = Table("fruit", Fruit, dirty, named="name")
     apple = table["apple"] = Fruit("apple")
-    assert journal.take() == ["fruit/apple"]
+    assert dirty.take() == ["fruit/apple"]
     apple.weight, apple.tags, apple.seen = 0, (), 7
-    assert journal.take() == [], "nothing that is kept is another than before"
+    assert dirty.take() == [], "nothing that is kept is another than before"
     apple.weight = 3
-    assert journal.take() == ["fruit/apple"]
+    assert dirty.take() == ["fruit/apple"]
     table["apple"] = Fruit("apple", 5)
     apple.weight = 4
-    assert journal.body("fruit/apple").weight == 5
-    assert journal.take() == ["fruit/apple"]
+    assert dirty.body("fruit/apple").weight == 5
+    assert dirty.take() == ["fruit/apple"]
     assert table.pop("pear", None) is None
-    assert journal.take() == []
+    assert dirty.take() == []
     del table["apple"]
-    assert journal.take() == ["fruit/apple"]
-    assert journal.body("fruit/apple") is None
+    assert dirty.take() == ["fruit/apple"]
+    assert dirty.body("fruit/apple") is None
     for forbidden in (table.clear, table.popitem, lambda: table.update(a=Fruit("a")), lambda: table.setdefault("a")):
         with pytest.raises(TypeError, match="one by one"):
             forbidden()
 
 
 def test_a_single_row_is_an_entry_once_it_says_something() -> None:
-    journal = Journal()
+    dirty = DirtyKeys()
     row = Fruit("the only one")
-    Single("fruit", row, journal)
-    assert list(journal.keys()) == []
+    Single("fruit", row, dirty)
+    assert list(dirty.keys()) == []
     row.weight = 2
-    assert (list(journal.keys()), journal.take()) == (["fruit"], ["fruit"])
-    journal.kinds["fruit"].load({"": {"name": "the only one", "weight": 9, "new": 1}})
-    assert (row.weight, journal.take()) == (9, [])
+    assert (list(dirty.keys()), dirty.take()) == (["fruit"], ["fruit"])
+    dirty.kinds["fruit"].load({"": {"name": "the only one", "weight": 9, "new": 1}})
+    assert (row.weight, dirty.take()) == (9, [])
     row.weight = 0
-    assert journal.take() == ["fruit"]
+    assert dirty.take() == ["fruit"]
 
 
 class Bite(Value, array_like=True):
@@ -153,19 +153,19 @@ class Bite(Value, array_like=True):
 
 
 def test_groups_are_one_entry_each_while_there_is_something_in_them() -> None:
-    journal = Journal()
-    groups: Groups[int, Bite] = Groups("bites", Bite, journal)
+    dirty = DirtyKeys()
+    groups: Groups[int, Bite] = Groups("bites", Bite, dirty)
     group = groups.of("apple")
-    assert (list(journal.keys()), journal.take()) == ([], [])
+    assert (list(dirty.keys()), dirty.take()) == ([], [])
     group.add(Bite(1, 0.5))
     group.add(Bite(2, 0.25))
-    assert (list(journal.keys()), journal.take()) == (["bites/apple"], ["bites/apple"])
+    assert (list(dirty.keys()), dirty.take()) == (["bites/apple"], ["bites/apple"])
     del group[1]
-    assert journal.take() == ["bites/apple"]
+    assert dirty.take() == ["bites/apple"]
     assert [bite.key for bite in groups.take("apple")] == [2]
-    assert (journal.take(), journal.body("bites/apple")) == (["bites/apple"], None)
+    assert (dirty.take(), dirty.body("bites/apple")) == (["bites/apple"], None)
     groups.take("apple")
-    assert journal.take() == []
+    assert dirty.take() == []
     groups.of("pear").add(Bite(3, 1.0))
     assert groups.of("pear").keys() == {3}
 

@@ -40,8 +40,8 @@ def test_positions_are_moved_into_the_log_and_it_is_said_what_was_wrong() -> Non
     assert ask({}, {}) == Readable({}, 0, [])
 
 
-def resolve(found: Readable, remembered: int, lives: int = 0) -> dict[tuple[str, int], int]:
-    left = lives
+def resolve(found: Readable, remembered: int, incarnations: int = 0) -> dict[tuple[str, int], int]:
+    left = incarnations
 
     async def live() -> None:
         nonlocal left
@@ -62,7 +62,7 @@ def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixt
     found = ask({"tasks": (10, 111)}, {"tasks": 500})
     assert undecided(found.beyond, 100) == [Beyond("tasks", 0, 500, 10, 111)]
     with pytest.raises(ProducerFencedError):
-        resolve(found, remembered=100, lives=20)
+        resolve(found, remembered=100, incarnations=20)
     (said,) = [record.getMessage() for record in caplog.records]
     assert "trinity-bus positions resolve --tasks beginning|end" in said
     assert "tasks/0 ends at 111, and 500 was to be read next" in said

@@ -7,7 +7,7 @@ from schemas.codec import decode
 from schemas.topics import TASKS
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.headers import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
-from trinity_bus.coordination import Origin, Refusal, Refuse, StateError
+from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError
 from workers.coordinator.changelog import pack_positions, unpack_positions
 from workers.coordinator.outputs import as_received
 from workers.coordinator.spans import sound
@@ -28,7 +28,7 @@ def test_positions_that_cannot_be_read_are_an_error_with_a_name(value: bytes) ->
 
 def test_a_task_refused_long_after_it_was_read_makes_a_whole_dead_letter() -> None:
     task = Task(task_id="late", workflow="nobody-has-it", prompt="1 + 1")
-    refused = Refuse(task, Origin(3, 17), Refusal.UNKNOWN_WORKFLOW, "no explorer has it", TRACE)
+    refused = RejectTask(task, Origin(3, 17), RejectionReason.UNKNOWN_WORKFLOW, "no explorer has it", TRACE)
     key, value, headers = dead_letter(as_received(refused), refused.refusal.value, refused.detail)
     assert key == b"late"
     assert value is not None

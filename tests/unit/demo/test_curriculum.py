@@ -1,7 +1,7 @@
 from itertools import islice
 
 from trinity_bus.rollout import get_workflow
-from workers.demo.curriculum import exam, exam_id, load_tasks, train_stream
+from workers.demo.curriculum import eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.model import VOCABULARY
 
 
@@ -34,10 +34,10 @@ def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None
 
 def test_an_exam_is_one_greedy_eval_batch() -> None:
     tasks = load_tasks("held_out")
-    before, after = exam(tasks, "before"), exam(tasks, "after")
+    before, after = eval_tasks(tasks, "before"), eval_tasks(tasks, "after")
     assert {task.task_id for task in before}.isdisjoint(task.task_id for task in after)
     for task in before:
-        assert task.batch_id == exam_id("before") == "before/held-out"
+        assert task.batch_id == eval_batch_id("before") == "before/held-out"
         assert task.batch_type == "eval"
         assert task.batch_size == len(tasks)
         assert task.repeat_times == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.compose_files import (
+from tests.support.mesh.compose_files import (
     DEFAULTS,
     FILES,
     FOLDER,

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.support.prometheus_names import (
+from tests.support.mesh.prometheus_names import (
     COMPOSE,
     OF_OTHERS,
     Query,

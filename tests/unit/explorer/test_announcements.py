@@ -1,10 +1,12 @@
 from schemas import Member, ModelVersion
-from tests.support.announcements import announced
+from tests.support.fakes.announcements import announced
 from workers.explorer.announcements import membership, newest, supersedes
 
 
-def version(number: int, *, model: str = "policy", epoch: int = 1, trainer: str = "t", life: str = "l") -> ModelVersion:
-    return announced(number, "a", life=life, model=model, epoch=epoch, trainer_incarnation=trainer)
+def version(
+    number: int, *, model: str = "policy", epoch: int = 1, trainer: str = "t", incarnation: str = "l"
+) -> ModelVersion:
+    return announced(number, "a", incarnation=incarnation, model=model, epoch=epoch, trainer_incarnation=trainer)
 
 
 def test_the_last_record_of_the_model_is_the_present() -> None:

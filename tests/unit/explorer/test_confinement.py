@@ -1,6 +1,6 @@
 import pytest
 
-from workers.explorer.runners.confinement import confine, environment
+from trinity_bus.runners.confinement import confine, environment
 
 GIVEN = {
     "PATH": "/bin",
@@ -25,6 +25,6 @@ def test_runners_are_given_what_is_harmless_and_what_the_operator_names() -> Non
 
 @pytest.mark.parametrize("user", ["no-such-user-here", "4000000000"])
 def test_a_user_that_there_is_not_is_an_error(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.explorer.runners.confinement.prctl", lambda *_: None)
+    monkeypatch.setattr("trinity_bus.runners.confinement.prctl", lambda *_: None)
     with pytest.raises(KeyError):
         confine(user)

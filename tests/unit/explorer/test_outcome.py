@@ -7,10 +7,10 @@ from schemas import Dispatch, Position, Task
 from schemas.errors import SchemaError
 from schemas.trainable import Bounds
 from trinity_bus.rollout import Rollout, WorkflowError
-from workers.explorer.outcome import MAX_ERROR_CHARS, Identity, check, experiences, failed, finished
-from workers.explorer.runners.errors import WorkflowRaisedError
+from trinity_bus.runners.errors import WorkflowRaisedError
+from workers.explorer.outcome import MAX_ERROR_CHARS, ExplorerIdentity, check, experiences, failed, finished
 
-WHO = Identity(explorer="explorer-0", incarnation="life", model="policy")
+WHO = ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy")
 BOUNDS = Bounds(vocabulary=32, positions=64)
 
 

@@ -8,18 +8,18 @@ import pytest
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
-from tests.support.announcements import announced
-from tests.support.fake_log import FakeBus, FakeLog
+from tests.support.fakes.announcements import announced
+from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.errors import WeightTransferError
 from workers.explorer import weights
 from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.outcome import Identity
-from workers.explorer.served import Served
+from workers.explorer.outcome import ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
 from workers.explorer.weights import WeightFollower
 
-WHO = Identity(explorer="explorer-0", incarnation="life", model="policy")
+WHO = ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy")
 
 
 class FakeEngine:
@@ -49,7 +49,7 @@ def announcement(version: int) -> ModelVersion:
     return announced(version, "explorer-0", checksum="aa")
 
 
-async def answers_to(engine: FakeEngine, versions: list[int], served: Served) -> list[WeightsSynced]:
+async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVersion) -> list[WeightsSynced]:
     """What is said about these versions, announced one after the other."""
     log = FakeLog()
     bus = FakeBus(log)
@@ -84,7 +84,7 @@ def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are
     pauses, durations = FakeHistogram(), FakeHistogram()
     monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
     monkeypatch.setattr(weights, "WEIGHT_SYNC_DURATION", durations)
-    served = Served()
+    served = ServedVersion()
     engine = FakeEngine({1: SyncOutcome(checksum="aa", control_s=0.1, transfer_s=0.2, pause_s=0.03, verify_s=0.4)})
     (answer,) = asyncio.run(answers_to(engine, [1], served))
     assert (answer.ok, answer.version, answer.checksum) == (True, 1, "aa")
@@ -97,7 +97,7 @@ def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are
 def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = FakeHistogram()
     monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
-    served = Served()
+    served = ServedVersion()
     engine = FakeEngine({2: SyncOutcome(checksum="aa", control_s=0, transfer_s=0, pause_s=0.01)})
     failed, taken = asyncio.run(answers_to(engine, [1, 2], served))
     assert (failed.ok, failed.error) == (False, "WeightTransferError: it broke off")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trinity_bus.runtime.heap import settle, unsettle
+from trinity_bus.runtime.heap import freeze_gc, unfreeze_gc
 
 
 class Ring:
@@ -24,7 +24,7 @@ def heap() -> Iterator[None]:
 
 def test_what_is_there_is_passed_over_and_garbage_of_before_is_not_kept() -> None:
     garbage, kept = weakref.ref(Ring()), Ring()
-    settle()
+    freeze_gc()
     assert garbage() is None
     assert gc.get_freeze_count() > 0
     seen, later = weakref.ref(kept), weakref.ref(Ring())
@@ -36,9 +36,9 @@ def test_what_is_there_is_passed_over_and_garbage_of_before_is_not_kept() -> Non
 
 def test_everything_can_be_collected_again() -> None:
     kept = Ring()
-    settle()
+    freeze_gc()
     seen, frozen = weakref.ref(kept), gc.get_freeze_count()
     del kept
-    unsettle()
+    unfreeze_gc()
     assert seen() is None
     assert gc.get_freeze_count() < frozen

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import assert_all_gone, family_of
-from tests.support.waiting import wait_until
+from tests.support.mesh.processes import assert_all_gone, family_of
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime import process
 from trinity_bus.runtime.process import Child, start_time, tail
 

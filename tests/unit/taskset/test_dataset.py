@@ -45,17 +45,19 @@ def test_file_and_seed_fix_the_order(path: Path, dataset: Dataset) -> None:
 
 
 def test_an_exam_is_one_eval_batch_of_a_version(dataset: Dataset) -> None:
-    exam = dataset.exam("math", "held-out", 20)
-    assert {(task.batch_id, task.batch_type, task.batch_size) for task in exam} == {("20/held-out", "eval", 10)}
-    assert not {task.task_id for task in exam} & {task.task_id for task in dataset.exam("math", "held-out", 30)}
-    assert all(isinstance(task, Task) for task in exam)
+    eval_tasks = dataset.eval_tasks("math", "held-out", 20)
+    assert {(task.batch_id, task.batch_type, task.batch_size) for task in eval_tasks} == {("20/held-out", "eval", 10)}
+    assert not {task.task_id for task in eval_tasks} & {
+        task.task_id for task in dataset.eval_tasks("math", "held-out", 30)
+    }
+    assert all(isinstance(task, Task) for task in eval_tasks)
 
 
 def test_an_exam_runs_each_task_once_and_greedily_unless_told_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "exam.jsonl"
     own = {"repeat_times": 4, "sampling": {"temperature": 0.7, "max_tokens": 9}}
     path.write_bytes(lines(line("plain"), line("own") | own))
-    plain, other = load(path, taskset="math", seed=0).exam("math", "held-out", 1)
+    plain, other = load(path, taskset="math", seed=0).eval_tasks("math", "held-out", 1)
     assert plain.sampling is not None
     assert other.sampling is not None
     assert (plain.repeat_times, plain.sampling.temperature) == (1, 0.0)

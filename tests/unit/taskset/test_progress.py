@@ -85,9 +85,9 @@ def test_answers_to_others_and_to_exams_end_nothing() -> None:
 
 def test_versions_are_examined_at_their_interval_and_once() -> None:
     state = progress()
-    assert [version for version in range(25) if state.is_exam_due(version)] == [0, 10, 20]
+    assert [version for version in range(25) if state.is_eval_due(version)] == [0, 10, 20]
     state.examined = 10
-    assert [version for version in range(25) if state.is_exam_due(version)] == [20]
+    assert [version for version in range(25) if state.is_eval_due(version)] == [20]
 
 
 def test_another_dataset_under_the_same_name_is_refused() -> None:

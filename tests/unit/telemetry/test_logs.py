@@ -38,7 +38,7 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import console, early_lines
 
 console()
-log = logging.getLogger("workers.explorer.attempts")
+log = logging.getLogger("workers.explorer.executor")
 with early_lines() as earlier:
     log.info("the engine %s", "starts")
     telemetry = setup_telemetry("explorer", TelemetrySettings(), instance="explorer-0", earlier=earlier)

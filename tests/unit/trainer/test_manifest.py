@@ -12,7 +12,7 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, EXPERIENCES, Topic
-from tests.support.experiences import make_group
+from tests.support.fakes.experiences import make_group
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError
 from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of

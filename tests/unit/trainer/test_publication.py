@@ -6,14 +6,14 @@ import pytest
 
 from schemas import ModelVersion, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
-from tests.support.announcements import announced
-from tests.support.waiting import until
+from tests.support.fakes.announcements import announced
+from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.publication import Publication, newest_for_each_member
 
 
-def announcement(epoch: int, *explorers: str, version: int = 1, life: str = "life") -> ModelVersion:
-    return announced(version, *explorers, life="a", epoch=epoch, trainer_incarnation=life, checksum="aa")
+def announcement(epoch: int, *explorers: str, version: int = 1, incarnation: str = "life") -> ModelVersion:
+    return announced(version, *explorers, incarnation="a", epoch=epoch, trainer_incarnation=incarnation, checksum="aa")
 
 
 def received(record: Any, traceparent: str | None = None) -> Received[Any]:
@@ -74,7 +74,7 @@ def test_only_announcements_of_this_life_are_served(caplog: pytest.LogCaptureFix
     async def scenario() -> list[tuple[int, int, str | None]]:
         server = FakeServer()
         reader = FakeReader(
-            [received(announcement(1, "good"), "trace"), received(announcement(9, "good", life="former"))],
+            [received(announcement(1, "good"), "trace"), received(announcement(9, "good", incarnation="former"))],
             [received(Undecodable(b"", "not_msgpack", "")), received(announcement(2, "lame"))],
             [received(announcement(3, version=2))],
         )
@@ -117,7 +117,7 @@ def synced(**changes: Any) -> WeightsSynced:
     [
         pytest.param(synced(), id="right"),
         pytest.param(synced(ok=False, checksum="", error="LinkError"), id="failed, and says so"),
-        pytest.param(synced(version=7, checksum="bb"), id="of a version that this life never had"),
+        pytest.param(synced(version=7, checksum="bb"), id="of a version that this incarnation never had"),
         pytest.param(synced(model="other", checksum="bb"), id="of another model"),
     ],
 )

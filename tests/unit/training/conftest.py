@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from schemas import ExperienceGroup
-from tests.support.experiences import make_group
-from tests.support.training import write_model
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.training.parallel import Layout, initialized
 
 

@@ -1,4 +1,4 @@
-"""A fake rank: it obeys ``rank_protocol`` without an engine, and misbehaves in ``Export`` as its path says."""
+"""A fake rank: it follows ``rank_protocol`` without an engine, and misbehaves in ``Export`` as its path says."""
 
 import os
 import signal

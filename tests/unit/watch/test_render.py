@@ -73,7 +73,7 @@ def test_runners_are_shown_with_what_they_are_at_until_their_explorer_leaves() -
         ["e/0", "busy", "7", "1/a/\\x1b0 and 1 more", "4", "5 min", "0", "1", "1,234 MiB"],
         ["e/1", "starting", "8", "", "", "", "0", "0", "0 MiB"],
     ]
-    # One that said nothing for long is lost; another life's farewell is not its own.
+    # One that said nothing for long is lost; another incarnation's leaving is not its own.
     view.apply(ExplorerLeft(explorer="e", incarnation="y"), 11.0)
     assert len(view.fleet.runners()) == 2
     view.tick(30.0)

@@ -36,9 +36,11 @@ def batch(
     )
 
 
-def heartbeat(name: str = "explorer-0", *, life: str = "a", tokens: int = 0, version: int = 0) -> ExplorerHeartbeat:
+def heartbeat(
+    name: str = "explorer-0", *, incarnation: str = "a", tokens: int = 0, version: int = 0
+) -> ExplorerHeartbeat:
     return ExplorerHeartbeat(
-        explorer=name, incarnation=life, state="ready", slots=8, model_version=version, tokens_generated=tokens
+        explorer=name, incarnation=incarnation, state="ready", slots=8, model_version=version, tokens_generated=tokens
     )
 
 
@@ -105,7 +107,7 @@ def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
     for second in range(20):
         view.apply(heartbeat(tokens=second * second), float(second))
     assert view.explorers["explorer-0"].tokens_per_s == pytest.approx((19**2 - 14**2) / 5)
-    view.apply(heartbeat(life="b", tokens=3), 20.0)
+    view.apply(heartbeat(incarnation="b", tokens=3), 20.0)
     assert view.tokens_per_s == 0.0
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from schemas import ModelVersion
-from tests.support.transfers import announcement, settled, source
-from tests.support.waiting import wait_until
+from tests.support.faults.transfers import announcement, settled, source
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.transfers import announcement, settled, source
-from tests.support.waiting import wait_until
+from tests.support.faults.transfers import announcement, settled, source
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import Progress, WeightReceiver
-from trinity_bus.weights.server import WeightServer
 
 
 def model(value: float) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ class Reward(Protocol):
     """Judges one response."""
 
     def __call__(self, response: str, answer: str, *, ended: bool) -> float:
-        """The reward of a response text, given the reference answer and whether the model ended it itself."""
+        """Return the reward of a response text, given the reference answer and whether the model ended it itself."""
         ...
 
 

@@ -1,0 +1,79 @@
+"""A FAKE engine: draws fixed tokens at once, or hangs, or fails, as its test tells it. It says so in its name.
+
+``python -m tests.support.fakes.engine`` runs an explorer on one that hangs, to be killed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from schemas import Member, ModelVersion, Sampling
+from schemas.trainable import Bounds
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.runners.fork_server import ForkServer
+from workers.explorer.service import Explorer
+
+TOKENIZER = "tests.support.fakes.tokenizer:load"
+"""For the fork server of an explorer on a fake engine."""
+
+
+class FakeEngine:
+    """Answers every prompt with ``answer``."""
+
+    def __init__(self, *, version: int = 0, answer: str = "42") -> None:
+        self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)  # a token is a character
+        self.model_version = version
+        self.tokens_generated = 0
+        self.answer = answer
+        self.open = asyncio.Event()
+        self.open.set()
+        self.waiting = 0
+        self.most_waiting = 0
+        self.aborted = 0
+        self.on_sync: Callable[[ModelVersion], Any] = lambda _: None
+        self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[EngineCompletion]:
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.waiting -= 1
+        token_ids = [ord(character) for character in self.answer]
+        self.tokens_generated += n * len(token_ids)
+        completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", [(0, self.model_version)])
+        return [completion] * n
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        result = self.on_sync(announced)
+        if asyncio.iscoroutine(result):
+            await result
+        self.model_version = announced.version
+        return SyncOutcome(announced.checksum, 0.001, 0.002, 0.003)
+
+    async def wait_dead(self) -> EngineDeadError:
+        return await asyncio.shield(self.death)
+
+
+async def main() -> None:
+    """An explorer whose engine never answers."""
+    settings = Settings()
+    engine = FakeEngine()
+    engine.open.clear()
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
+        async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
+            await Explorer(settings, bus, engine, fork_server).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

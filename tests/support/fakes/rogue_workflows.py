@@ -1,0 +1,259 @@
+"""Workflows that do what none should, and some that only tests need. Loaded as a user's are: by a setting."""
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opentelemetry import trace
+
+from schemas.task import Task
+from trinity_bus.rollout import Rollout, RolloutContext, SingleRunWorkflow, register
+
+CHUNK = 8 << 20
+
+
+def one(reward: float = 1.0) -> Rollout:
+    return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-0.5], reward=reward)
+
+
+POISON: dict[str, dict[str, Any]] = {
+    "infinite reward": {"reward": float("inf")},
+    "reward beyond a float32": {"reward": 1e39},
+    "empty prompt": {"prompt_token_ids": []},
+    "token beyond the vocabulary": {"response_token_ids": [0x110000]},
+    "negative token": {"response_token_ids": [-1]},
+    "nan logprob": {"logprobs": [float("nan")]},
+    "infinite logprob": {"logprobs": [float("inf")]},
+    "positive logprob": {"logprobs": [0.5]},
+}
+
+
+@register("poison")
+class Poison:
+    """Gives one good sample, and one with the flaw that its prompt names."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return [one(), dataclasses.replace(one(), **POISON[str(task.prompt)])]
+
+
+@register("chatty")
+class Chatty:
+    """Measures so much that no record can tell it."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        metrics = {f"a_rather_long_name_of_a_metric_that_matters/{i}": float(i) for i in range(int(str(task.prompt)))}
+        return [dataclasses.replace(one(), metrics=metrics) for _ in range(ctx.repeat_times)]
+
+
+@register("block")
+class Block:
+    """Never gives the event loop back; says in a file that it has it."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        Path(str(task.prompt)).write_text("blocked")  # noqa: ASYNC240
+        while True:
+            time.sleep(0.01)  # noqa: ASYNC251
+
+
+@register("exit")
+class Exit:
+    """Ends its process, and leaves one of its own behind that has left its session."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
+        Path(str(task.prompt)).write_text(str(child.pid))  # noqa: ASYNC240
+        os._exit(3)
+
+
+@register("segfault")
+class Segfault:
+    """Reads where nothing is."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctypes.string_at(0)
+        return []
+
+
+@register("eat")
+class Eat:
+    """Takes memory without end."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        kept = []
+        while True:
+            kept.append(b"x" * CHUNK)
+            await asyncio.sleep(0.005)
+
+
+@register("ignore")
+class Ignore:
+    """Does not care that it is cancelled."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctx.set_state(turn=1)
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                continue
+
+
+@register("leave")
+class Leave:
+    """Asks the whole process to end."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        sys.exit("enough")
+
+
+@register("babble")
+class Babble:
+    """Writes into the socket to the explorer."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        for number in range(3, 64):
+            # Whatever is open, and is no socket, is spared.
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.write(number, b"\xff" * 64)
+        await asyncio.sleep(600)
+        return []
+
+
+@register("tell")
+class Tell:
+    """Says something of itself, then asks the engine."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctx.set_state(turn=7, note="halfway")
+        with trace.get_tracer(__name__).start_as_current_span("think"):
+            await ctx.generate([1, 2, 3])
+        return [one()] * ctx.repeat_times
+
+
+@register("some")
+class Some(SingleRunWorkflow):
+    """Every third run breaks off."""
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        if run_id % 3 == 2:
+            raise ValueError(f"run {run_id} broke off")
+        return one(float(run_id))
+
+
+@register("spy")
+class Spy:
+    """Looks for what the explorer keeps to itself, and tells all that it has found as its error.
+
+    The prompt is the explorer's process id, then the marker of its secret, backwards: the marker itself must not get
+    into the explorer's memory by this way.
+    """
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        pid, reverse = str(task.prompt).split()
+        marker = reverse[::-1].encode()
+        found: dict[str, object] = {
+            "user": os.getuid(),
+            "environment": sorted(name for name in os.environ if marker in os.environb[name.encode()]),
+            "variables": sorted(os.environ),
+            "descriptors": _descriptors(),
+        }
+        found["explorer"] = {
+            what: _attempt(what, int(pid), marker) for what in ("environ", "mem", "fd", "root", "ptrace")
+        }
+        # The fork server, and the guard between it and the explorer: they may be looked into, and hold nothing.
+        process = os.getppid()
+        while process != int(pid):
+            found[f"between: {process}"] = {what: _attempt(what, process, marker) for what in ("environ", "mem")}
+            process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])  # noqa: ASYNC240
+        raise RuntimeError(json.dumps(found))
+
+
+def _descriptors() -> list[str]:
+    """What this process has open."""
+    paths = [Path(f"/proc/self/fd/{number}") for number in range(256)]
+    return sorted(str(path.readlink()) for path in paths if path.is_symlink())
+
+
+def _attempt(what: str, process: int, marker: bytes) -> str:
+    """Whether the marker was found in one place; the error where the place could not be looked at."""
+    try:
+        match what:
+            case "environ":
+                found = marker in Path(f"/proc/{process}/environ").read_bytes()
+            case "mem":
+                found = _in_memory(process, marker)
+            case "fd":
+                found = any(marker in content for content in _open_files(process))
+            case "root":
+                found = bool(os.listdir(f"/proc/{process}/root/"))  # noqa: PTH208
+            case _:
+                found = _attach(process)
+    except OSError as error:
+        return str(error.strerror)
+    return "found" if found else "not there"
+
+
+def _attach(process: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    attach, detach = 16, 17
+    if libc.ptrace(attach, process, None, None) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.waitpid(process, 0)
+    libc.ptrace(detach, process, None, None)
+    return True
+
+
+def _open_files(process: int) -> Iterator[bytes]:
+    """What is in the files that another process has open; pipes would wait."""
+    for number in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208
+        path = Path(f"/proc/{process}/fd/{number}")
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                yield path.read_bytes()
+
+
+def _in_memory(process: int, marker: bytes) -> bool:
+    with Path(f"/proc/{process}/mem").open("rb") as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            area, access = line.split()[:2]
+            start, end = (int(part, 16) for part in area.split("-"))
+            if not access.startswith("rw"):
+                continue
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                memory.seek(start)
+                if marker in memory.read(end - start):
+                    return True
+    return False

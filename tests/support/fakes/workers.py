@@ -1,0 +1,302 @@
+"""Fake workers that speak the real topics: an explorer without an engine, a trainer without a model.
+
+They keep the rules that real ones keep (orders to another incarnation are void, a result follows its durable
+experiences, one answer to each order) and do no work. What they saw is public, for tests to look at.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from schemas import (
+    BatchRecord,
+    Cancel,
+    Dispatch,
+    ExperienceGroup,
+    ExplorerHeartbeat,
+    ModelVersion,
+    RolloutFinished,
+    StepTrained,
+    TrainerHeartbeat,
+    VersionRefused,
+    VersionWanted,
+    WeightsSynced,
+)
+from schemas.topics import (
+    BATCHES,
+    COORDINATOR_EVENTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    ROLLOUTS,
+    TRAINER_EVENTS,
+)
+from trinity_bus.bus import Bus, Producer, Received, lane_partition
+from trinity_bus.coordination import SyncPolicy
+
+WAIT_S = 150.0
+
+
+def experience(dispatch: Dispatch, version: int) -> ExperienceGroup:
+    """The smallest group there is: one sample, a prompt token and a response token."""
+    return ExperienceGroup(
+        task_id=dispatch.task.task_id,
+        attempt=dispatch.attempt,
+        batch_id=dispatch.batch_id,
+        batch_type=dispatch.batch_type,
+        workflow=dispatch.task.workflow,
+        model="policy",
+        explorer=dispatch.explorer,
+        incarnation=dispatch.incarnation,
+        tokens=np.array([1, 2], "<i4"),
+        lengths=np.array([2], "<i4"),
+        prompt_lengths=np.array([1], "<i4"),
+        logprobs=np.array([-0.5], "<f4"),
+        mask_bits=np.array([0x80], "u1"),
+        rewards=np.array([1.0], "<f4"),
+        run_ids=np.array([0], "<i4"),
+        versions=np.array([[0, 0, version]], "<i4"),
+    )
+
+
+class FakeExplorer:
+    """Answers every order at once, unless ``hold`` says that it keeps it for ever."""
+
+    def __init__(
+        self, bus: Bus, name: str = "explorer-0", *, slots: int = 8, hold: Callable[[Dispatch], bool] = lambda _: False
+    ) -> None:
+        self.name = name
+        self.version = -1
+        self.orders: list[Received[Any]] = []
+        self.cancelled: list[Cancel] = []
+        self._bus = bus
+        self._slots = slots
+        self._hold = hold
+
+    @contextlib.asynccontextmanager
+    async def alive(self, incarnation: str = "life-1") -> AsyncIterator["FakeExplorer"]:
+        """Joins the mesh, and vanishes from it at the end without a word."""
+        async with (
+            self._bus.producer() as producer,
+            self._bus.reader(ROLLOUTS, partitions=[lane_partition(self.name)]) as lane,
+            self._bus.reader(MODEL_VERSIONS) as versions,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [
+                group.create_task(self._beat(producer, incarnation)),
+                group.create_task(self._work(producer, lane, incarnation)),
+                group.create_task(self._sync(producer, versions, incarnation)),
+            ]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def _beat(self, producer: Producer, incarnation: str) -> None:
+        while True:
+            await self._say_alive(producer, incarnation)
+            await asyncio.sleep(0.2)
+
+    async def _say_alive(self, producer: Producer, incarnation: str) -> None:
+        beat = ExplorerHeartbeat(
+            explorer=self.name,
+            incarnation=incarnation,
+            state="ready",
+            slots=self._slots,
+            model_version=self.version,
+            workflows=["math"],
+        )
+        await producer.send(EXPLORER_EVENTS, self.name, beat)
+
+    async def _work(self, producer: Producer, lane: Any, incarnation: str) -> None:
+        while True:
+            for received in await lane.batch(10):
+                order = received.record
+                if (order.explorer, order.incarnation) != (self.name, incarnation):
+                    continue
+                if isinstance(order, Cancel):
+                    self.cancelled.append(order)
+                    continue
+                self.orders.append(received)
+                assert self.version >= order.min_version
+                if not self._hold(order):
+                    await self._answer(producer, received)
+
+    async def _answer(self, producer: Producer, received: Received[Any]) -> None:
+        order: Dispatch = received.record
+        position = None
+        if order.batch_type == "train":
+            sent = await producer.send(EXPERIENCES, order.task.task_id, experience(order, self.version))
+            position = await sent
+        finished = RolloutFinished(
+            explorer=self.name,
+            incarnation=order.incarnation,
+            task_id=order.task.task_id,
+            attempt=order.attempt,
+            batch_id=order.batch_id,
+            batch_type=order.batch_type,
+            status="completed",
+            completed_runs=1,
+            total_runs=1,
+            metrics=[{"reward": 1.0}],
+            experience=position,
+            samples=0 if position is None else 1,
+            version_min=self.version,
+            version_max=self.version,
+            seconds=0.001,
+        )
+        await producer.send(EXPLORER_EVENTS, self.name, finished, traceparent=received.traceparent)
+
+    async def _sync(self, producer: Producer, versions: Any, incarnation: str) -> None:
+        while True:
+            for received in await versions.batch(10):
+                version: ModelVersion = received.record
+                if (self.name, incarnation) not in {(m.explorer, m.incarnation) for m in version.members}:
+                    continue
+                self.version = version.version
+                synced = WeightsSynced(
+                    explorer=self.name,
+                    incarnation=incarnation,
+                    model=version.model,
+                    version=version.version,
+                    epoch=version.epoch,
+                    ok=True,
+                    checksum=version.checksum,
+                )
+                await producer.send(EXPLORER_EVENTS, self.name, synced)
+
+
+class FakeTrainer:
+    """Announces version 0, then "trains" each finalized train batch and announces what its policy publishes.
+
+    Args:
+        bus: Connected.
+        policy: When to publish; after each step unless told otherwise.
+        kept: Older versions that it can bring back.
+    """
+
+    def __init__(self, bus: Bus, policy: SyncPolicy | None = None, kept: Collection[int] = ()) -> None:
+        self.published: list[int] = []
+        self._policy = policy or SyncPolicy()
+        self._kept = kept
+        self._wanted = 0
+        self.trained: list[BatchRecord] = []
+        self.evaluated: list[BatchRecord] = []
+        self.read_to = 0
+        """Offset in ``batches`` after the last one that it trained."""
+        self.needs_from: int | None = None
+        """What it says that its oldest checkpoint needs."""
+        self.changed = asyncio.Condition()
+        self._bus = bus
+
+    @contextlib.asynccontextmanager
+    async def alive(self) -> AsyncIterator["FakeTrainer"]:
+        """Trains until the end of the block."""
+        async with (
+            self._bus.producer() as producer,
+            self._bus.reader(BATCHES, start="beginning") as batches,
+            self._bus.reader(COORDINATOR_EVENTS) as events,
+            asyncio.TaskGroup() as group,
+        ):
+            await self._tell(producer, 0, publish=True)
+            tasks = [
+                group.create_task(self._train(producer, batches)),
+                group.create_task(self._answer(producer, events)),
+                group.create_task(self._beat(producer)),
+            ]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def until_trained(self, count: int) -> None:
+        """Waits for so many train batches."""
+        async with asyncio.timeout(WAIT_S), self.changed:
+            await self.changed.wait_for(lambda: len(self.trained) >= count)
+
+    async def _train(self, producer: Producer, batches: Any) -> None:
+        while True:
+            for received in await batches.batch(10):
+                batch = received.record
+                if not isinstance(batch, BatchRecord) or batch.state != "finalized":
+                    continue
+                if batch.batch_type == "train":
+                    self.trained.append(batch)
+                    self.read_to = received.offset + 1
+                    if not await self._publish_if_due(producer):
+                        await self._tell(producer, batch.sequence, publish=False)
+                else:
+                    self.evaluated.append(batch)
+                async with self.changed:
+                    self.changed.notify_all()
+
+    async def _beat(self, producer: Producer) -> None:
+        while True:
+            beat = TrainerHeartbeat(
+                trainer="trainer-0",
+                incarnation="trainer-life",
+                state="ready",
+                model="policy",
+                step=len(self.trained),
+                version=self.published[-1],
+                master_address="127.0.0.1",
+                master_port=1,
+                needs_from=self.needs_from,
+            )
+            await producer.send(TRAINER_EVENTS, "trainer-0", beat)
+            await asyncio.sleep(0.2)
+
+    async def _answer(self, producer: Producer, events: Any) -> None:
+        while True:
+            for received in await events.batch(10):
+                wanted = received.record
+                if not isinstance(wanted, VersionWanted):
+                    continue
+                if wanted.version is None:
+                    self._wanted = max(self._wanted, wanted.at_least)
+                    await self._publish_if_due(producer)
+                elif wanted.version in self._kept:
+                    await self._tell(producer, wanted.version, publish=True, again=True)
+                else:
+                    refused = VersionRefused(
+                        trainer="trainer-0",
+                        incarnation="trainer-life",
+                        model="policy",
+                        version=wanted.version,
+                        reason="its checkpoint is gone",
+                        available=sorted(self._kept),
+                    )
+                    await producer.send(TRAINER_EVENTS, "trainer-0", refused)
+
+    async def _publish_if_due(self, producer: Producer) -> bool:
+        step = len(self.trained)
+        published = self.published[-1]
+        due = published < step and self._policy.publishes(step, published=published, wanted=self._wanted)
+        if due:
+            await self._tell(producer, step, publish=True)
+        return due
+
+    async def _tell(self, producer: Producer, version: int, *, publish: bool, again: bool = False) -> None:
+        if publish and not again:
+            self.published.append(version)
+        step = StepTrained(
+            trainer="trainer-0",
+            incarnation="trainer-life",
+            model="policy",
+            step=version,
+            version=version,
+            publish=publish,
+            again=again,
+            batch_id=None if version == 0 else f"train-{version:06d}",
+            metrics={"loss": 0.5, "reward_mean": 1.0},
+            checksum=f"checksum-{version}",
+            master_address="127.0.0.1",
+            master_port=1,
+            checkpoint=f"/checkpoints/step-{version:08d}",
+        )
+        await (await producer.send(TRAINER_EVENTS, "trainer-0", step))

@@ -1,0 +1,74 @@
+"""One end of a pull in a process of its own, to be killed: ``python -m tests.support.faults.pulls take|serve ...``.
+
+``take HOST PORT CHECKSUM``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
+prints ``amid``, and stays there.
+"""
+
+import sys
+
+import torch
+
+from tests.support.faults.transfers import SECRET, announcement, settled
+from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.memory import server
+from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import Source
+
+
+def say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def take(host: str, port: str, checksum: str) -> None:
+    original = MemoryTransport._fill
+
+    def fill_and_stay(self: MemoryTransport, view: memoryview) -> None:
+        original(self, view)
+        say("first")
+        sys.stdin.read()
+
+    MemoryTransport._fill = fill_and_stay  # type: ignore[method-assign]
+    receiver = WeightReceiver()
+    receiver.start(
+        Source(
+            method="memory",
+            host=host,
+            port=int(port),
+            prefix="trainer-life/1/victim",
+            version=0,
+            checksum=checksum,
+            secret=SECRET,
+            timeout_s=60,
+        )
+    )
+    settled(receiver, 60)
+
+
+def serve() -> None:
+    made = server.WeightServer(bucket_bytes=1 << 20)
+    checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
+    send = server._send
+    sent = []
+
+    def send_and_stay(channel: Channel, piece: memoryview) -> None:
+        send(channel, piece)
+        sent.append(piece)
+        if len(sent) == 6:
+            say("amid")
+            sys.stdin.read()
+
+    server._send = send_and_stay
+    announcement(made, 0, checksum, "a")
+    say(f"{made.address[1]} {checksum}")
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    if command == "take":
+        take(*arguments)
+    else:
+        serve()

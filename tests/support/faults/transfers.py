@@ -1,0 +1,104 @@
+"""Announcements and threads for tests of weight transfers."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from schemas import Member, ModelVersion
+from tests.support.mesh.waiting import wait_until
+from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.transport import Source
+from workers.trainer.publication import Publisher
+
+SECRET = "5e" * 32
+
+
+def announcement(
+    publisher: Publisher,
+    version: int,
+    checksum: str,
+    *explorers: str,
+    epoch: int = 1,
+    incarnation: str = "life",
+    checkpoint: Path | None = None,
+) -> ModelVersion:
+    """A version for these explorers, as the coordinator would announce it; the trainer has read it."""
+    host, port = publisher.address
+    announced = ModelVersion(
+        model="policy",
+        version=version,
+        step=version,
+        method=publisher.method,
+        epoch=epoch,
+        members=[
+            Member(explorer=name, incarnation=incarnation, rank=rank) for rank, name in enumerate(explorers, start=1)
+        ],
+        trainer="trainer-0",
+        trainer_incarnation="trainer-life",
+        master_address=host,
+        master_port=port,
+        checksum=checksum,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        secret=SECRET,
+    )
+    publisher.admit(announced)
+    return announced
+
+
+def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
+    """Where ``explorer`` finds an announced version."""
+    return Source(
+        method=announced.method,
+        host=announced.master_address,
+        port=announced.master_port,
+        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
+        version=announced.version,
+        checksum=announced.checksum,
+        secret=announced.secret or "",
+        folder=announced.checkpoint or "",
+        timeout_s=timeout_s,
+    )
+
+
+def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> Progress:
+    """The receiver's progress as soon as it is no longer receiving."""
+    wait_until(lambda: receiver.progress.state != "receiving", "end of the transfer", limit_s)
+    return receiver.progress
+
+
+def main() -> None:
+    """A member in a process of its own, to be killed: ``python -m tests.support.faults.transfers HOST PORT PREFIX
+    ...``.
+
+    Prints ``here`` when it can take versions, takes version 0, prints ``taken``, begins to take version 1 of many
+    buckets, and prints ``first`` after the first.
+    """
+    host, port, prefix, first, second = sys.argv[1:]
+    from trinity_bus.weights.link.link import Link
+
+    receiver = WeightReceiver()
+    import torch.distributed  # noqa: F401 - takes seconds, and the trainer's time is limited
+
+    sys.stdout.write("here\n")
+    sys.stdout.flush()
+    at = Source(host=host, port=int(port), prefix=prefix, version=0, checksum=first, secret=SECRET, timeout_s=20)
+    receiver.start(at)
+    assert settled(receiver).state == "ready", receiver.progress
+    list(receiver.take())
+    sys.stdout.write("taken\n")
+    sys.stdout.flush()
+    original = Link.wait
+
+    def wait_and_stay(self: Link, *arguments: object) -> None:
+        original(self, *arguments)  # type: ignore[arg-type]
+        sys.stdout.write("first\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+    Link.wait = wait_and_stay  # type: ignore[method-assign]
+    receiver.start(replace(at, version=1, checksum=second))
+    settled(receiver, 60)
+
+
+if __name__ == "__main__":
+    main()

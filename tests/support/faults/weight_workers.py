@@ -1,0 +1,340 @@
+"""Both ends of weight transfers as processes that SIGKILL themselves at a chosen point, once.
+
+The weights, their publisher, its announcements, the receiver and the follower are the real ones; the model is a few
+tensors full of the version's number, so that a mixture of two versions is seen at once. There is no engine and no
+training. A process dies at a point when a file ``<name>-<phase>`` is in the folder of kills, which it removes first.
+
+===============  =====================================================================================================
+phase            the explorer dies ...                           the trainer dies ...
+===============  =====================================================================================================
+``rendezvous``   when it has read the announcement               when it has read the announcement
+``bytes``        when a part of the buckets has arrived          when a part of the buckets is sent
+``answer``       when it serves the version and has not said so  when it has sent all, and nobody has answered
+===============  =====================================================================================================
+
+With method ``checkpoint`` the trainer sends nothing. It dies when an explorer has read so far: the explorer leaves a
+file ``reached-<phase>``, and waits for the death.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
+from schemas.event import ExplorerState
+from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
+from tests.support.faults.transfers import source
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySettings, TrainerSettings
+from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.weights.checkpoint.published import WEIGHTS
+from trinity_bus.weights.checkpoint.transport import CheckpointTransport
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.link.link import Link
+from trinity_bus.weights.link.transport import LinkTransport
+from trinity_bus.weights.memory import server
+from trinity_bus.weights.memory.transport import MemoryTransport
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm.plugin import die_with_parent
+from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.outcome import ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
+from workers.explorer.weights import WeightFollower
+from workers.trainer.publication import Publication, Publisher, make_publisher
+
+type Phase = Literal["rendezvous", "bytes", "answer"]
+PHASES: tuple[Phase, ...] = ("rendezvous", "bytes", "answer")
+type FaultMethod = Literal["nccl", "memory", "checkpoint"]
+METHODS: tuple[FaultMethod, ...] = ("nccl", "memory", "checkpoint")
+TRAINER = "trainer-0"
+TENSORS, TENSOR_VALUES, BUCKET_BYTES = 8, 1 << 18, 1 << 20
+"""8 MiB of float32 in eight buckets."""
+BUCKETS_BEFORE_DEATH = 3
+BEAT_S = 0.2
+POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a process works."""
+
+    name: str
+    kafka: KafkaSettings
+    folder: Path
+    sync_timeout_s: float
+    method: FaultMethod = "nccl"
+
+    def die_if_told(self, phase: Phase) -> None:
+        """The end, if somebody has asked for it."""
+        order = kill_order(self.folder, self.name, phase)
+        if order.exists():
+            order.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def trainer_may_die(self, phase: Phase) -> None:
+        """Called by an explorer that has come so far: a trainer that sends nothing dies now, if it was told to."""
+        order = kill_order(self.folder, TRAINER, phase)
+        if self.method != "checkpoint" or not order.exists():
+            return
+        (self.folder / f"reached-{phase}").touch()
+        while order.exists():
+            time.sleep(POLL_S)
+
+
+def kill_order(folder: Path, name: str, phase: Phase) -> Path:
+    """The file that asks for a death."""
+    return folder / f"{name}-{phase}"
+
+
+def after_some[**P](call: Callable[P, None], every: int, then: Callable[[], None]) -> Callable[P, None]:
+    """A call that does something more amid each version, which takes so many of it."""
+    done = [0]
+
+    def counted(*arguments: P.args, **named: P.kwargs) -> None:
+        call(*arguments, **named)
+        done[0] += 1
+        if done[0] % every == BUCKETS_BEFORE_DEATH:
+            then()
+
+    return counted
+
+
+def explorer_dies_amid_buckets(post: Post) -> None:
+    """Let a part of the buckets arrive, and look then."""
+
+    def look() -> None:
+        post.die_if_told("bytes")
+        post.trainer_may_die("bytes")
+
+    for transport in (LinkTransport, MemoryTransport, CheckpointTransport):
+        fill = transport.fill
+
+        def counting(self: Any, buffers: Any, arrived: Any, fill: Any = fill) -> None:
+            fill(self, buffers, after_some(arrived, TENSORS, look))
+
+        transport.fill = counting  # type: ignore[method-assign]
+
+
+def trainer_dies_amid_buckets(post: Post) -> None:
+    """Send a part of the buckets, and look then."""
+
+    def look() -> None:
+        post.die_if_told("bytes")
+
+    Link.wait = after_some(Link.wait, TENSORS, look)  # type: ignore[method-assign]
+    server._send = after_some(server._send, TENSORS, look)
+    answer = server.WeightServer._answer
+
+    def answering(self: Any, *arguments: Any) -> None:
+        answer(self, *arguments)
+        post.die_if_told("answer")
+
+    server.WeightServer._answer = answering  # type: ignore[method-assign]
+
+
+class TornError(Exception):
+    """Tensors of two versions arrived together."""
+
+
+class Engine:
+    """Takes weights and serves nobody."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._receiver = WeightReceiver()
+        self.model_version = -1
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        self._post.die_if_told("rendezvous")
+        self._receiver.cancel()
+        self._receiver.start(source(announced, member.explorer, self._post.sync_timeout_s))
+        try:
+            while (progress := self._receiver.progress).state == "receiving":  # noqa: ASYNC110 - as the real one does
+                await asyncio.sleep(POLL_S)
+        except asyncio.CancelledError:
+            self._receiver.cancel()
+            raise
+        if progress.state != "ready":
+            self._receiver.cancel()
+            raise WeightTransferError(progress.error)
+        values = {value for _, tensor in self._receiver.take() for value in tensor.unique().tolist()}
+        if values != {float(announced.version)}:
+            (self._post.folder / "torn").write_text(f"version {announced.version} has values {values}")
+            raise TornError(values)
+        self.model_version = announced.version
+        self._post.die_if_told("answer")
+        await asyncio.to_thread(self._post.trainer_may_die, "answer")
+        return SyncOutcome(progress.checksum, 0.0, progress.received_at - progress.posted_at, 0.0)
+
+
+def explorer(post: Post) -> None:
+    """An incarnation of an explorer."""
+    die_with_parent()
+    explorer_dies_amid_buckets(post)
+    asyncio.run(_explorer(post))
+
+
+async def _explorer(post: Post) -> None:
+    who = ExplorerIdentity(explorer=post.name, incarnation=uuid.uuid4().hex, model="policy")
+    served, engine = ServedVersion(), Engine(post)
+
+    def beat(state: ExplorerState) -> ExplorerHeartbeat:
+        return ExplorerHeartbeat(
+            explorer=who.explorer,
+            incarnation=who.incarnation,
+            state=state,
+            slots=1,
+            model_version=served.version,
+            workflows=["math"],
+        )
+
+    async with (
+        Bus(post.kafka, client_id=post.name) as bus,
+        bus.producer() as producer,
+        bus.reader(MODEL_VERSIONS, start="beginning") as announcements,
+        asyncio.TaskGroup() as loops,
+    ):
+        heartbeats = Heartbeats(producer, interval_s=BEAT_S, make=beat)
+        follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]  # all that it uses
+        loops.create_task(heartbeats.run())
+        loops.create_task(follower.run(announcements))
+
+
+class Server:
+    """The publisher, with the points at which a trainer may die."""
+
+    def __init__(self, post: Post, publisher: Publisher) -> None:
+        self._post = post
+        self._publisher = publisher
+
+    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+        if announced.members:
+            self._post.die_if_told("rendezvous")
+        outcome = self._publisher.serve(announced, traceparent)
+        if self._post.method == "nccl" and None in outcome.values():
+            self._post.die_if_told("answer")
+        return outcome
+
+    def keep(self, version: int) -> None:
+        self._publisher.keep(version)
+
+
+def trainer(post: Post) -> None:
+    """A trainer's incarnation: publishes the version in ``step``, and each that is written there later."""
+    die_with_parent()
+    trainer_dies_amid_buckets(post)
+    # So that its spans are written when it is told to end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_dir = TelemetrySettings(run_dir=post.folder)
+    telemetry = setup_telemetry("trainer", run_dir, namespace=post.kafka.namespace, instance=post.name)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_trainer(post))
+    finally:
+        telemetry.shutdown()
+
+
+def tensors(version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model of this version."""
+    for number in range(TENSORS):
+        yield f"layer.{number}", torch.full((TENSOR_VALUES,), float(version))
+
+
+async def _trainer(post: Post) -> None:
+    incarnation = uuid.uuid4().hex
+    directory = post.folder / "checkpoints"
+    directory.mkdir(exist_ok=True)
+    publisher = make_publisher(
+        TrainerSettings(bucket_mib=BUCKET_BYTES >> 20),
+        SynchronizerSettings(sync_method=post.method, sync_timeout_s=post.sync_timeout_s),
+        directory,
+        "cpu",
+    )
+    if post.method == "checkpoint":
+        threading.Thread(target=_die_when_reached, args=(post,), daemon=True).start()
+    publication = Publication(Server(post, publisher), model="policy", incarnation=incarnation)
+    step = post.folder / "step"
+    published = -1
+    async with (
+        Bus(post.kafka, client_id=post.name) as bus,
+        bus.producer() as producer,
+        bus.reader(MODEL_VERSIONS) as announcements,
+        asyncio.TaskGroup() as loops,
+    ):
+        loops.create_task(publication.serve(announcements))
+        loops.create_task(_beat(producer, publisher, post.name, incarnation))
+        while True:
+            version = int(step.read_text())
+            if version != published:
+                published = version
+                folder = await asyncio.to_thread(_save, directory, version) if post.method == "checkpoint" else None
+                checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
+                publication.published(version, checksum)
+                host, port = publisher.address
+                told = StepTrained(
+                    trainer=post.name,
+                    incarnation=incarnation,
+                    model="policy",
+                    step=version,
+                    version=version,
+                    publish=True,
+                    method=publisher.method,
+                    checksum=checksum,
+                    master_address=host,
+                    master_port=port,
+                    checkpoint=None if folder is None else str(folder),
+                )
+                await (await producer.send(TRAINER_EVENTS, post.name, told))
+            await asyncio.sleep(POLL_S)
+
+
+def _save(directory: Path, version: int) -> Path:
+    """The checkpoint of a version; that of a former incarnation will do."""
+    folder = checkpoint.of_step(directory, version)
+    if folder is not None:
+        return folder
+    save_file(dict(tensors(version)), checkpoint.begin(directory, version) / WEIGHTS)
+    progress = TrainingProgress(step=version, version=version)
+    return checkpoint.commit(directory, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+
+
+def _die_when_reached(post: Post) -> None:
+    """Die when an explorer has come to the phase at which the trainer is to die."""
+    while True:
+        for phase in PHASES:
+            reached = post.folder / f"reached-{phase}"
+            if reached.exists():
+                reached.unlink()
+                post.die_if_told(phase)
+        time.sleep(POLL_S)
+
+
+async def _beat(producer: Producer, publisher: Publisher, name: str, incarnation: str) -> None:
+    host, port = publisher.address
+    while True:
+        beat = TrainerHeartbeat(
+            trainer=name,
+            incarnation=incarnation,
+            state="ready",
+            model="policy",
+            step=0,
+            version=0,
+            master_address=host,
+            master_port=port,
+        )
+        await producer.send(TRAINER_EVENTS, name, beat)
+        await asyncio.sleep(BEAT_S)

@@ -1,0 +1,159 @@
+"""Kills of either end of a weight transfer, at every phase of it, and how soon the mesh serves the new version.
+
+A real broker, a real coordinator, one trainer and explorers of ``weight_fault_workers``, in processes of their own that
+are forked from one that has imported torch. Each fault: a version is published, the victim SIGKILLs itself at its point
+of the transfer, and is started again. Nobody may serve a mixture of versions, and all must serve the new version.
+"""
+
+import asyncio
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.support.faults.weight_workers import PHASES, TRAINER, FaultMethod, Phase, Post, explorer, kill_order, trainer
+from tests.support.mesh.mesh import Mesh
+from trinity_bus.bus import Bus
+from trinity_bus.client import Synchronizer
+from trinity_bus.config import KafkaSettings, Settings
+
+type Victim = Literal["explorer", "trainer"]
+VICTIMS: tuple[Victim, ...] = ("explorer", "trainer")
+_POLL_S = 0.005
+_STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What became of one kill. Seconds."""
+
+    phase: Phase
+    victim: Victim
+    others_s: float
+    """From the kill of an explorer until every other one served the new version; 0 for a trainer."""
+    whole_s: float
+    """From the start of the victim's next incarnation until all explorers, it included, served the new version."""
+
+
+class FaultyMesh:
+    """Started by ``running``.
+
+    Args:
+        kafka: A broker.
+        folder: Empty; for logs, traces and orders to die.
+        explorers: How many.
+        sync_timeout_s: Limit of a transfer.
+        method: How weights travel.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        folder: Path,
+        *,
+        explorers: int,
+        sync_timeout_s: float,
+        method: FaultMethod = "nccl",
+    ) -> None:
+        self.mesh = Mesh(kafka, folder)
+        self.folder = folder
+        self.sync_timeout_s = sync_timeout_s
+        self.method: FaultMethod = method
+        self.names = [f"explorer-{number}" for number in range(explorers)]
+        self.version = 0
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tests.support.faults.weight_workers"])
+        self._processes: dict[str, multiprocessing.process.BaseProcess] = {}
+
+    @contextmanager
+    def running(self) -> Iterator["FaultyMesh"]:
+        """All processes, until the end of the block."""
+        (self.folder / "step").write_text("0")
+        with self.mesh.coordinator({"sync_timeout_s": self.sync_timeout_s}, explorer_timeout_s=2.0) as coordinator:
+            try:
+                for name in (TRAINER, *self.names):
+                    self.start(name)
+                yield self
+            finally:
+                for process in self._processes.values():
+                    process.terminate()
+                    process.join(_STOP_S)
+                    process.kill()
+                    process.join()
+                # In order, so that its last spans are written: they are held back for a second or so.
+                coordinator.stop(_STOP_S)
+
+    def start(self, name: str) -> None:
+        """An incarnation of this one."""
+        post = Post(name, self.mesh.kafka, self.folder, self.sync_timeout_s, self.method)
+        role = trainer if name == TRAINER else explorer
+        process = self._context.Process(target=role, args=(post,), name=name, daemon=True)
+        process.start()
+        self._processes[name] = process
+
+    def publish(self) -> int:
+        """The trainer's next version."""
+        self.version += 1
+        partial = self.folder / "step.partial"
+        partial.write_text(str(self.version))
+        partial.rename(self.folder / "step")
+        return self.version
+
+    async def fault(self, synchronizer: Synchronizer, phase: Phase, victim: Victim, limit_s: float) -> Recovery:
+        """One kill.
+
+        Args:
+            synchronizer: Prepared.
+            phase: When.
+            victim: Who; of the explorers, the first.
+            limit_s: How long to wait for anything, so that what hangs is seen.
+
+        Raises:
+            TimeoutError: Something hangs.
+        """
+        name = TRAINER if victim == "trainer" else self.names[0]
+        kill_order(self.folder, name, phase).touch()
+        version = self.publish()
+        process = self._processes[name]
+        async with asyncio.timeout(limit_s):
+            while process.exitcode is None:  # noqa: ASYNC110 - what is waited for happens in another process
+                await asyncio.sleep(_POLL_S)
+        killed_at = time.monotonic()
+        assert process.exitcode == -signal.SIGKILL, f"{name} ended with {process.exitcode}"
+        others_s = 0.0
+        if victim == "explorer":
+            async with asyncio.timeout(limit_s):
+                while not set(self.names[1:]) <= set(self._serving(synchronizer, version)):  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(_POLL_S)
+            others_s = time.monotonic() - killed_at
+        started_at = time.monotonic()
+        self.start(name)
+        async with asyncio.timeout(limit_s):
+            while set(self._serving(synchronizer, version)) != set(self.names):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(_POLL_S)
+        torn = self.folder / "torn"
+        assert not torn.exists(), torn.read_text()
+        return Recovery(phase, victim, others_s, time.monotonic() - started_at)
+
+    @staticmethod
+    def _serving(synchronizer: Synchronizer, version: int) -> list[str]:
+        return synchronizer.serving(version)
+
+
+async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s: float = 60.0) -> list[Recovery]:
+    """Kills, one after another, in a mesh that runs."""
+    async with (
+        Bus(mesh.mesh.kafka, client_id="faults") as bus,
+        Synchronizer(Settings(kafka=mesh.mesh.kafka), bus=bus) as synchronizer,
+    ):
+        await synchronizer.wait_served(0, timeout_s=limit_s, explorers=mesh.names)
+        return [await mesh.fault(synchronizer, phase, victim, limit_s) for phase, victim in kills]
+
+
+def every_kill(rounds: int) -> list[tuple[Phase, Victim]]:
+    """Each phase and each victim, so many times."""
+    return [(phase, victim) for _ in range(rounds) for phase in PHASES for victim in VICTIMS]

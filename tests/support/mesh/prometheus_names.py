@@ -1,0 +1,130 @@
+"""The names that the mesh's metrics have in Prometheus, and those that a query asks for.
+
+The rules are those of OpenTelemetry's compatibility specification (metric name, then unit, then ``_total``), which the
+collector's Prometheus exporter follows: https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+COMPOSE = Path(__file__).parents[3] / "deploy" / "docker-compose"
+OF_OTHERS = re.compile(r"otelcol_\w+|prometheus_\w+|alertmanager_\w+|up")
+"""Metrics of the collector, Prometheus and Alertmanager themselves, and of Prometheus about what it reads."""
+_UNITS = {"s": "seconds", "By": "bytes"}
+_FUNCTIONS = {"rate", "increase", "min_over_time", "changes", "histogram_quantile"}
+_FUNCTIONS |= {"vector", "scalar", "clamp_min", "time"}
+_WORDS = {"sum", "max", "min", "avg", "count", "by", "on", "without", "unless", "and", "or", "ignoring", "offset", "le"}
+
+_LIST = """
+import importlib, json
+from opentelemetry import metrics
+
+found = []
+
+class Recorder(metrics.NoOpMeter):
+    pass
+
+def recording(kind):
+    original = getattr(metrics.NoOpMeter, "create_" + kind)
+    def create(self, name, *args, unit="", **more):
+        found.append((kind, name, unit))
+        return original(self, name, *args, unit=unit, **more)
+    return create
+
+for kind in ("counter", "up_down_counter", "histogram", "gauge"):
+    setattr(Recorder, "create_" + kind, recording(kind))
+for kind in ("observable_counter", "observable_up_down_counter", "observable_gauge"):
+    setattr(Recorder, "create_" + kind, recording(kind))
+
+class Provider(metrics.MeterProvider):
+    def get_meter(self, name, *_args, **_more):
+        return Recorder(name)
+
+metrics.set_meter_provider(Provider())
+from trinity_bus.telemetry.setup import tell_start
+tell_start()
+for module in ("trinity_bus.bus", "workers.coordinator.service", "workers.explorer.service", "workers.taskset.service",
+               "workers.trainer.service"):
+    importlib.import_module(module)
+from workers.coordinator import gauges
+gauges.watch(lambda: None)
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One expression of a dashboard or an alert."""
+
+    where: str
+    expression: str
+
+    @property
+    def metrics(self) -> set[str]:
+        """The names of metrics in it."""
+        bare = re.sub(r'"(?:[^"\\\\]|\\\\.)*"', '""', self.expression)
+        # Neither the labels of a selector nor those of a grouping, nor durations.
+        bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", bare)
+        bare = re.sub(r"\b(?:by|on|without|ignoring|group_left)\s*\([^)]*\)", " ", bare)
+        return set(re.findall(r"(?<![\w.])[a-zA-Z_]\w*", bare)) - _FUNCTIONS - _WORDS
+
+
+@cache
+def instruments() -> frozenset[tuple[str, str, str]]:
+    """(kind, name, unit) of every instrument that the services make."""
+    done = subprocess.run([sys.executable, "-c", _LIST], capture_output=True, text=True, check=True)
+    return frozenset(tuple(entry) for entry in json.loads(done.stdout.splitlines()[-1]))
+
+
+def series(kind: str, name: str, unit: str) -> set[str]:
+    """The series that an instrument makes."""
+    full = name.replace(".", "_")
+    if unit == "1":
+        unit = "ratio" if "gauge" in kind else ""
+    elif unit.startswith("{"):
+        unit = ""
+    unit = _UNITS.get(unit, unit)
+    if unit and not full.endswith(f"_{unit}"):
+        full = f"{full}_{unit}"
+    if "histogram" in kind:
+        return {f"{full}_{part}" for part in ("bucket", "sum", "count")}
+    return {f"{full}_total"} if kind.endswith("counter") and "up_down" not in kind else {full}
+
+
+def known_series() -> set[str]:
+    """All series of the mesh."""
+    return {name for instrument in instruments() for name in series(*instrument)}
+
+
+def dashboards() -> list[dict[str, Any]]:
+    """As Grafana reads them."""
+    return [json.loads(path.read_text()) for path in sorted((COMPOSE / "grafana" / "dashboards").glob("*.json"))]
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    """As Prometheus reads them."""
+    groups = yaml.safe_load((COMPOSE / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panel_queries() -> Iterator[Query]:
+    """Of every panel of every dashboard."""
+    for board in dashboards():
+        for panel in board["panels"]:
+            for target in panel["targets"]:
+                yield Query(f"{board['title']} / {panel['title']} / {target['refId']}", target["expr"])
+
+
+def alert_queries() -> Iterator[Query]:
+    """Of every alert."""
+    for rule in alert_rules():
+        yield Query(f"alert {rule['alert']}", rule["expr"])

@@ -1,0 +1,61 @@
+"""The embedded broker with listeners of other kinds beside its own: what it never has outside of tests."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.waiting import wait_until
+from trinity_bus.broker import EmbeddedBroker, layout, node
+from trinity_bus.config import BrokerSettings, Settings
+from trinity_bus.runtime.ports import is_free
+
+
+@contextlib.contextmanager
+def secure_broker(
+    folder: Path,
+    listeners: Mapping[str, str],
+    properties: Mapping[str, object],
+    format_options: Sequence[str] = (),
+) -> Iterator[dict[str, str]]:
+    """A broker for the length of the block. Its own listener goes on to serve without any check.
+
+    Args:
+        folder: For its data.
+        listeners: Name to security protocol.
+        properties: More of the broker's settings.
+        format_options: For Kafka's tool that prepares the data folder.
+
+    Yields:
+        Name of a listener to its address.
+    """
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)}
+    plain_properties, plain_command = layout.server_properties, node.java.command
+
+    def with_listeners(*args: Any, **kwargs: Any) -> dict[str, object]:
+        own = plain_properties(*args, **kwargs)
+        more = [f"{name}://{address}" for name, address in addresses.items()]
+        for setting in ("listeners", "advertised.listeners"):
+            own[setting] = ",".join([str(own[setting]), *more])
+        protocols = [f"{name}:{protocol}" for name, protocol in listeners.items()]
+        setting = "listener.security.protocol.map"
+        own[setting] = ",".join([str(own[setting]), *protocols])
+        return own | dict(properties)
+
+    def with_options(main: str, arguments: list[str], *args: Any, **kwargs: Any) -> list[str]:
+        more = format_options if arguments[0] == "format" else ()
+        return plain_command(main, [*arguments, *more], *args, **kwargs)
+
+    settings = BrokerSettings(port=0, data_dir=folder, cache_dir=Settings().broker.cache_dir, heap_mib=256)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "server_properties", with_listeners)
+        patch.setattr(node.java, "command", with_options)
+        with EmbeddedBroker(settings):
+            # The broker opens its listeners one after the other, and is ready for others at the first.
+            for name, address in addresses.items():
+                port = int(address.rpartition(":")[2])
+                wait_until(lambda port=port: not is_free(port), f"listener {name}")
+            yield addresses

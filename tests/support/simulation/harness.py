@@ -1,0 +1,215 @@
+"""A coordinator's machine with a clock and short names for what happens, for tests of one scenario each."""
+
+from typing import Any, Literal
+
+from schemas import (
+    AbortBatch,
+    BatchRecord,
+    Cancel,
+    CancelTasks,
+    CommandReply,
+    Dispatch,
+    ExplorerHeartbeat,
+    FinalizeBatch,
+    ModelVersion,
+    Position,
+    RolloutFinished,
+    SkipBatch,
+    StepTrained,
+    SubmitBatch,
+    Task,
+    TaskResult,
+    WeightsSynced,
+)
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
+from trinity_bus.coordination import (
+    AnnounceVersion,
+    CommandArrived,
+    CoordinatorMachine,
+    Effect,
+    EventArrived,
+    Fact,
+    Observe,
+    Origin,
+    PublishBatch,
+    PublishResult,
+    RejectTask,
+    Request,
+    SendOrder,
+    SendReply,
+    TaskArrived,
+    Tick,
+)
+from trinity_bus.coordination.inputs import Event
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Harness:
+    """A machine, a clock, and short names for what happens; ``store`` is the changelog."""
+
+    def __init__(self, **settings: Any) -> None:
+        defaults = {"batch_size": 2, "explorer_timeout_s": 10, "max_attempts": 2}
+        self.synchronizer = SynchronizerSettings(sync_timeout_s=settings.pop("sync_timeout_s", 20))
+        self.settings = CoordinatorSettings(**{**defaults, **settings})
+        self.machine = CoordinatorMachine(self.settings, self.synchronizer)
+        self.store: dict[str, bytes | None] = {}
+        self.now = 0.0
+        self.sent = 0
+
+    def _handle(self, given: Any) -> list[Effect]:
+        effects = self.machine.handle(given, self.now)
+        self.store.update(self.machine.changes())
+        return effects
+
+    def task(self, task_id: str, **fields: Any) -> list[Effect]:
+        return self._handle(self.arrived(task_id, **fields))
+
+    def arrived(self, task_id: str, **fields: Any) -> TaskArrived:
+        self.sent += 1
+        task = Task(**{"task_id": task_id, "workflow": "math", "prompt": "1", **fields})
+        return TaskArrived(task, Origin(0, self.sent), TRACE)
+
+    def event(self, event: Event, traceparent: str | None = None) -> list[Effect]:
+        return self._handle(EventArrived(event, traceparent))
+
+    def beat(self, name: str = "e0", incarnation: str = "1", **fields: Any) -> list[Effect]:
+        values = {"state": "ready", "slots": 4, "model_version": 0, "workflows": ["math"], **fields}
+        return self.event(ExplorerHeartbeat(explorer=name, incarnation=incarnation, **values))
+
+    def finished(
+        self, task_id: str, *, name: str = "e0", incarnation: str = "1", attempt: int = 1, **fields: Any
+    ) -> Any:
+        values = {
+            "batch_id": "train-000001",
+            "batch_type": "train",
+            "status": "completed",
+            "completed_runs": 2,
+            "total_runs": 2,
+            "samples": 2,
+            "experience": Position(partition=0, offset=self.sent),
+            "version_min": 0,
+            "version_max": 0,
+            "metrics": [{"reward": 0.0}, {"reward": 1.0}],
+            "seconds": 3.0,
+            **fields,
+        }
+        return self.event(
+            RolloutFinished(explorer=name, incarnation=incarnation, task_id=task_id, attempt=attempt, **values), TRACE
+        )
+
+    def trained(self, version: int, incarnation: str = "t1", **fields: Any) -> list[Effect]:
+        values = {"publish": True, "checksum": f"sum-{version}", **fields}
+        return self.event(
+            StepTrained(
+                trainer="trainer",
+                incarnation=incarnation,
+                model="policy",
+                step=version,
+                version=version,
+                master_address="127.0.0.1",
+                master_port=1,
+                **values,
+            ),
+        )
+
+    def synced(self, version: int, epoch: int, name: str = "e0", *, ok: bool = True, **fields: Any) -> list[Effect]:
+        values = {"checksum": f"sum-{version}" if ok else "", **fields}
+        return self.event(
+            WeightsSynced(explorer=name, incarnation="1", model="policy", version=version, epoch=epoch, ok=ok, **values)
+        )
+
+    def command(self, command: Request, *, operator: bool = True) -> list[Effect]:
+        return self._handle(CommandArrived(command, TRACE, operator))
+
+    def submit(self, batch_id: str, expected: int | None = 2, **fields: Any) -> list[Effect]:
+        return self.command(
+            SubmitBatch(batch_id=batch_id, expected_task_count=expected, **self._asker(fields, "submit", batch_id))
+        )
+
+    def finalize(self, batch_id: str, timeout_s: float | None = None, **fields: Any) -> list[Effect]:
+        return self.command(
+            FinalizeBatch(batch_id=batch_id, timeout_s=timeout_s, **self._asker(fields, "finalize", batch_id))
+        )
+
+    def abort(self, batch_id: str, **fields: Any) -> list[Effect]:
+        values = {"reason": "not needed", **fields}
+        return self.command(AbortBatch(batch_id=batch_id, **self._asker(values, "abort", batch_id)))
+
+    def cancel(self, batch_id: str, **fields: Any) -> list[Effect]:
+        values = {"reason": "too slow", **fields}
+        return self.command(CancelTasks(batch_id=batch_id, **self._asker(values, "cancel", batch_id)))
+
+    def skip(self, batch_id: str, **fields: Any) -> list[Effect]:
+        values = {"reason": "poison", **fields}
+        return self.command(SkipBatch(batch_id=batch_id, **self._asker(values, "skip", batch_id)))
+
+    @staticmethod
+    def request(kind: Literal["abort", "cancel"], batch_id: str, *, number: int = 1, **fields: Any) -> Request:
+        """A command that is not sent yet."""
+        make = {"abort": AbortBatch, "cancel": CancelTasks}[kind]
+        values = {"client": "client-1", "command_id": f"{kind}-{batch_id}-{number}", "reason": "not needed", **fields}
+        return make(batch_id=batch_id, **values)
+
+    @staticmethod
+    def _asker(fields: dict[str, Any], what: str, batch_id: str) -> dict[str, Any]:
+        return {"client": "client-1", "command_id": f"{what}-{batch_id}", **fields}
+
+    def wait(self, seconds: float) -> list[Effect]:
+        """Time passes in steps of a second, and the clock ticks; nobody says anything."""
+        effects = []
+        for _ in range(int(seconds)):
+            self.now += 1
+            effects += self._handle(Tick())
+        return effects
+
+    def restart(self) -> None:
+        self.machine = CoordinatorMachine(self.settings, self.synchronizer)
+        self.machine.restore(self.store.items())
+
+
+def dispatches(effects: list[Effect]) -> list[Dispatch]:
+    return [c.record for c in effects if isinstance(c, SendOrder) and isinstance(c.record, Dispatch)]
+
+
+def cancels(effects: list[Effect]) -> list[Cancel]:
+    return [c.record for c in effects if isinstance(c, SendOrder) and isinstance(c.record, Cancel)]
+
+
+def batches(effects: list[Effect]) -> list[BatchRecord]:
+    return [c.record for c in effects if isinstance(c, PublishBatch)]
+
+
+def announced(effects: list[Effect]) -> list[ModelVersion]:
+    return [c.record for c in effects if isinstance(c, AnnounceVersion)]
+
+
+def groups(effects: list[Effect]) -> list[tuple[int, int, list[str]]]:
+    """Version, epoch and members of each announcement."""
+    return [(v.version, v.epoch, [m.explorer for m in v.members]) for v in announced(effects)]
+
+
+def refusals(effects: list[Effect]) -> list[str]:
+    return [c.refusal.value for c in effects if isinstance(c, RejectTask)]
+
+
+def facts(effects: list[Effect]) -> list[Fact]:
+    return [c.fact for c in effects if isinstance(c, Observe)]
+
+
+def answers(effects: list[Effect]) -> list[TaskResult]:
+    return [c.record for c in effects if isinstance(c, PublishResult)]
+
+
+def statuses(effects: list[Effect]) -> list[tuple[str, str]]:
+    """Task and status of each result."""
+    return [(result.task_id, result.status) for result in answers(effects)]
+
+
+def replies(effects: list[Effect]) -> list[CommandReply]:
+    return [c.record for c in effects if isinstance(c, SendReply)]
+
+
+def errors(effects: list[Effect]) -> list[str | None]:
+    """The error of each reply; None for one that is good."""
+    return [reply.error for reply in replies(effects)]

@@ -1,0 +1,331 @@
+"""Groups that are split over explorers, partial results, over-rollout, limits of time, and speculative attempts."""
+
+from typing import Any
+
+import pytest
+
+from schemas import Dispatch
+from tests.support.simulation.harness import Harness, answers, batches, cancels, dispatches, facts, refusals, statuses
+from trinity_bus.config import CoordinatorSettings, Settings
+from trinity_bus.coordination import Effect, Fact
+from trinity_bus.errors import ConfigError
+
+
+def split_harness(**settings: Any) -> Harness:
+    """Groups of six runs in parts of two; tasks are batches of one."""
+    return Harness(**{"batch_size": 1, "group_size": 6, "max_repeat_times_per_runner": 2, **settings})
+
+
+def runs(effects: list[Effect]) -> list[tuple[str, int, int, int]]:
+    """Explorer, attempt, first run and number of runs of each dispatch."""
+    return [(d.explorer, d.attempt, d.run_id_base, d.repeat_times) for d in dispatches(effects)]
+
+
+def failed(harness: Harness, task_id: str, **fields: Any) -> Any:
+    values = {"status": "failed", "completed_runs": 0, "samples": 0, "experience": None, "error": "ValueError: no"}
+    return harness.finished(task_id, **{**values, **fields})
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_split_and_joined_again() -> None:
+    harness = split_harness()
+    harness.beat("e0", slots=2)
+    harness.beat("e1", slots=2)
+    assert runs(harness.task("a", repeat_times=5)) == [("e0", 1, 0, 2), ("e0", 2, 2, 2), ("e1", 3, 4, 1)]
+    assert statuses(harness.finished("a", name="e1", attempt=3, version_min=0, version_max=2, seconds=5.0)) == []
+    assert statuses(harness.finished("a", attempt=1)) == []
+    harness.restart()
+    effects = harness.finished("a", attempt=2, metrics=[{"reward": 0.5}, {"reward": 0.5}])
+    (result,) = answers(effects)
+    assert (result.status, result.completed_runs, result.total_runs, result.attempts) == ("completed", 5, 5, 3)
+    assert [part.attempt for part in result.parts] == [1, 2, 3], "in the order of their runs"
+    assert (result.version_min, result.version_max, result.seconds) == (0, 2, 11.0)
+    assert result.metrics == {"reward": 0.5, "time/task_execution": 11.0 / 3}
+    (entry,) = batches(effects)[-1].manifest
+    assert (entry.parts, entry.status) == (result.parts, "completed")
+
+
+def test_parts_of_a_task_go_together_where_that_costs_no_freshness() -> None:
+    harness = split_harness(max_staleness=5, max_inflight_batches=5)
+    harness.beat("e0", slots=4)
+    harness.beat("e1", slots=8)
+    harness.task("other", repeat_times=1)
+    assert [explorer for explorer, *_ in runs(harness.task("a"))] == ["e1", "e1", "e1"]
+    harness.beat("e2", slots=2, model_version=1)
+    assert [explorer for explorer, *_ in runs(harness.task("b"))] == ["e2", "e2", "e0"]
+
+
+def test_a_part_is_tried_again_elsewhere_and_the_others_keep_what_they_have() -> None:
+    harness = split_harness(max_attempts=2)
+    harness.beat("e0", slots=8)
+    harness.beat("e1", slots=8)
+    first = dispatches(harness.task("a"))
+    home = first[0].explorer
+    other = {"e0": "e1", "e1": "e0"}[home]
+    harness.finished("a", name=home, attempt=1)
+    retried = failed(harness, "a", name=home, attempt=2)
+    assert runs(retried) == [(other, 4, 2, 2)]
+    harness.restart()
+    harness.finished("a", name=home, attempt=3)
+    (result,) = answers(harness.finished("a", name=other, attempt=4))
+    assert [part.attempt for part in result.parts] == [1, 4, 3]
+    assert (result.status, result.error, result.attempts) == ("completed", None, 4)
+
+
+def test_a_task_fails_with_its_first_part_and_its_other_parts_are_cancelled() -> None:
+    harness = split_harness(max_attempts=1)
+    harness.beat(slots=2)
+    harness.task("a")
+    harness.finished("a", attempt=1)
+    effects = failed(harness, "a", attempt=2)
+    assert statuses(effects) == [("a", "failed")]
+    assert [c.attempt for c in cancels(effects)] == [3]
+    (result,) = answers(effects)
+    assert (result.error, result.parts, result.completed_runs) == ("ValueError: no", [], 0)
+    assert facts(harness.finished("a", attempt=3)) == [Fact.LATE_RESULT]
+    assert harness.machine.fleet.explorers["e0"].free == 2
+
+
+def test_parts_that_wait_are_not_handed_out_any_more_when_their_task_has_failed() -> None:
+    harness = split_harness(max_attempts=1, max_staleness=5)
+    harness.beat(slots=1)
+    harness.task("a")
+    harness.task("b")
+    effects = failed(harness, "a")
+    assert statuses(effects) == [("a", "failed")]
+    assert [d.task.task_id for d in dispatches(effects)] == ["b"]
+    harness.restart()
+    assert [d.run_id_base for d in dispatches(harness.finished("b"))] == [2]
+
+
+def test_with_partial_results_a_task_goes_on_without_the_part_that_failed() -> None:
+    harness = split_harness(max_attempts=1, return_partial_tasks=True, max_staleness=5)
+    harness.beat(slots=3)
+    harness.task("a")
+    assert statuses(failed(harness, "a", attempt=2)) == []
+    assert statuses(harness.finished("a", attempt=1)) == []
+    harness.restart()
+    effects = harness.finished("a", attempt=3, status="partial", completed_runs=1, samples=1, error="broke off")
+    (result,) = answers(effects)
+    assert (result.status, result.completed_runs, result.total_runs) == ("partial", 3, 6)
+    assert ([part.attempt for part in result.parts], result.error) == ([1, 3], "ValueError: no")
+    harness.task("b")
+    for attempt in (1, 2, 3):
+        effects = failed(harness, "b", attempt=attempt, error=f"error {attempt}")
+    assert [(r.status, r.error) for r in answers(effects)] == [("failed", "error 1")]
+
+
+def test_without_partial_results_an_attempt_that_broke_off_is_tried_again() -> None:
+    harness = Harness(batch_size=1)
+    harness.beat()
+    harness.task("a")
+    effects = harness.finished("a", status="partial", completed_runs=1, error="broke off")
+    assert [d.attempt for d in dispatches(effects)] == [2]
+    assert statuses(harness.finished("a", attempt=2)) == [("a", "completed")]
+
+
+def test_an_explorer_that_dies_loses_its_parts_alone() -> None:
+    harness = split_harness(max_attempts=3)
+    harness.beat("e0", slots=2)
+    harness.beat("e1", slots=4)
+    first = runs(harness.task("a"))
+    assert [explorer for explorer, *_ in first] == ["e0", "e0", "e1"]
+    assert runs(harness.beat("e0", incarnation="2", slots=0 + 1, state="draining")) == [
+        ("e1", 4, 0, 2),
+        ("e1", 5, 2, 2),
+    ]
+    harness.restart()
+    for attempt in (3, 4):
+        harness.finished("a", name="e1", attempt=attempt)
+    assert statuses(harness.finished("a", name="e1", attempt=5)) == [("a", "completed")]
+
+
+def test_groups_that_would_make_too_large_a_manifest_are_refused() -> None:
+    harness = Harness(group_size=8, max_repeat_times_per_runner=1)
+    harness.beat()
+    assert refusals(harness.task("a", batch_id="b", batch_size=8192, repeat_times=4)) == []
+    assert refusals(harness.task("b", batch_id="b", batch_size=8192, repeat_times=5)) == ["batch_too_large"]
+    assert refusals(harness.task("c", batch_id="c", batch_size=16_384, repeat_times=2)) == []
+    assert refusals(harness.task("d", batch_id="d", batch_size=1, repeat_times=1024)) == []
+
+
+def test_settings_that_would_refuse_their_own_tasks_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__BATCH_SIZE", "16384")
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__MAX_REPEAT_TIMES_PER_RUNNER", "2")
+    with pytest.raises(ConfigError, match="are 65536 parts of 2, and a batch has 32768 at most: raise TRINITY_BUS_"):
+        Settings()
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__MAX_REPEAT_TIMES_PER_RUNNER", "4")
+    assert Settings().coordinator == CoordinatorSettings(batch_size=16_384, max_repeat_times_per_runner=4)
+
+
+# -- over-rollout ----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_with_enough_finished_tasks_waits_a_while_and_ends_without_the_others() -> None:
+    harness = Harness(batch_size=4, over_rollout_ratio=0.5, wait_after_min_s=5, explorer_timeout_s=1000, max_attempts=1)
+    harness.beat()
+    started = [harness.task(name) for name in "abcd"][-1]
+    assert [b.min_wait_num for b in batches(started)] == [2]
+    harness.finished("b")
+    assert batches(harness.wait(10)) == []
+    failed(harness, "d")
+    assert batches(harness.wait(4)) == []
+    effects = harness.wait(2)
+    assert statuses(effects) == [("a", "aborted"), ("c", "aborted")]
+    assert [c.task_id for c in cancels(effects)] == ["a", "c"]
+    ended = batches(effects)[-1]
+    assert (ended.state, ended.completed_task_count, ended.failed_task_count, ended.aborted_task_count) == (
+        "finalized",
+        2,
+        1,
+        2,
+    )
+    assert [entry.status for entry in ended.manifest] == ["aborted", "completed", "aborted", "failed"]
+    assert ended.manifest[0].error == "batch train-000001 ended with 2 of 4 tasks finished"
+    assert ended.metrics["rollout/finished_task_count"] == 2.0
+    assert facts(harness.finished("a")) == [Fact.LATE_RESULT]
+
+
+def test_a_batch_does_not_wait_longer_than_its_last_task() -> None:
+    harness = Harness(over_rollout_ratio=0.5, explorer_timeout_s=1000)
+    harness.beat()
+    harness.task("a")
+    harness.task("b")
+    harness.finished("a")
+    harness.restart()
+    assert batches(harness.finished("b"))[-1].state == "finalized"
+    assert facts(harness.wait(40)) == []
+
+
+def test_after_a_restart_a_batch_with_enough_waits_its_whole_time_again() -> None:
+    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=5, explorer_timeout_s=1000)
+    harness.beat()
+    harness.task("a")
+    harness.task("b")
+    harness.finished("a")
+    harness.wait(4)
+    harness.restart()
+    assert statuses(harness.wait(4)) == []
+    assert statuses(harness.wait(2)) == [("b", "aborted")]
+
+
+def test_runs_that_are_done_when_a_batch_ends_count_with_partial_results() -> None:
+    harness = split_harness(
+        batch_size=2, over_rollout_ratio=0.5, wait_after_min_s=5, explorer_timeout_s=1000, return_partial_tasks=True
+    )
+    harness.beat(slots=8)
+    harness.task("a", repeat_times=1)
+    harness.task("b", repeat_times=4)
+    harness.finished("a")
+    harness.finished("b", attempt=1)
+    (result,) = answers(harness.wait(6))
+    assert (result.task_id, result.status, result.completed_runs, result.total_runs) == ("b", "partial", 2, 4)
+
+
+def test_evaluation_waits_for_all_unless_told() -> None:
+    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=1, explorer_timeout_s=1000)
+    harness.beat()
+    for batch_id, fields in (("all", {}), ("one", {"min_wait_num": 1})):
+        harness.submit(batch_id, 2, batch_type="eval", **fields)
+        for number in range(2):
+            harness.task(f"{batch_id}-{number}", batch_id=batch_id, batch_type="eval")
+        harness.finished(f"{batch_id}-0", batch_type="eval", experience=None)
+    assert statuses(harness.wait(10)) == [("one-1", "aborted")]
+
+
+def test_more_cannot_be_waited_for_than_there_is() -> None:
+    harness = Harness()
+    assert [b.min_wait_num for b in batches(harness.submit("b", 2, min_wait_num=5))] == [2]
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> None:
+    harness = Harness(
+        batch_size=1,
+        dynamic_timeout_ratio=3.0,
+        dynamic_timeout_warmup_steps=2,
+        explorer_timeout_s=1000,
+        max_staleness=9,
+    )
+    harness.beat()
+    limits = []
+    for number in range(4):
+        (order,) = dispatches(harness.task(f"t{number}", timeout_s=50.0 if number == 3 else None))
+        limits.append(order.timeout_s)
+        harness.wait(4)
+        if number == 1:
+            harness.restart()  # Nobody has timed the attempt under way.
+        harness.finished(f"t{number}")
+    assert limits == [300.0, 300.0, 12.0, 12.0]
+    assert harness.machine.figures().dynamic_timeout_s == 12.0
+    harness.restart()
+    assert harness.machine.figures().dynamic_timeout_s == 12.0
+
+
+def test_attempts_out_of_time_count_for_the_average_and_those_of_evaluation_do_not() -> None:
+    harness = Harness(
+        batch_size=1, dynamic_timeout_ratio=2.0, dynamic_timeout_warmup_steps=1, task_timeout_s=8, max_attempts=1,
+        explorer_timeout_s=1000, max_staleness=9,
+    )  # fmt: skip
+    harness.beat()
+    harness.task("e", batch_type="eval")
+    harness.wait(2)
+    harness.finished("e", batch_type="eval", experience=None)
+    harness.task("a")
+    harness.wait(9)
+    assert harness.machine.ledger.counters.timed_attempts == 1
+    (order,) = dispatches(harness.task("b"))
+    assert order.timeout_s == 8.0, "never above the task's own"
+
+
+# -- speculative attempts --------------------------------------------------------------------------------------------
+
+
+def straggling(**settings: Any) -> tuple[Harness, Dispatch]:
+    """A batch of four of which three took a second, and the fourth goes on; e1 is idle."""
+    harness = Harness(batch_size=4, straggler_factor=3.0, explorer_timeout_s=1000, **settings)
+    harness.beat("e0", slots=4)
+    orders = [order for name in "abcd" for order in dispatches(harness.task(name))]
+    harness.wait(1)
+    for order in orders[:3]:
+        harness.finished(order.task.task_id)
+    harness.beat("e1")
+    return harness, orders[3]
+
+
+def test_a_slow_task_gets_a_second_attempt_and_the_first_to_end_counts() -> None:
+    harness, slow = straggling()
+    assert dispatches(harness.wait(2)) == []
+    (second,) = dispatches(harness.wait(2))
+    assert (second.task.task_id, second.attempt, second.explorer) == ("d", 2, "e1")
+    assert dispatches(harness.wait(20)) == [], "two at most"
+    harness.restart()
+    effects = harness.finished("d", name="e1", attempt=2)
+    assert [(c.explorer, c.attempt) for c in cancels(effects)] == [(slow.explorer, 1)]
+    (entry,) = [e for e in batches(effects)[-1].manifest if e.task_id == "d"]
+    assert [part.attempt for part in entry.parts] == [2]
+    assert facts(harness.finished("d")) == [Fact.LATE_RESULT]
+    assert [e.free for e in harness.machine.fleet.live()] == [4, 4]
+
+
+def test_a_second_attempt_that_fails_leaves_the_first_alone() -> None:
+    harness, _ = straggling(max_attempts=3)
+    harness.wait(4)
+    assert dispatches(failed(harness, "d", name="e1", attempt=2)) == []
+    assert [d.attempt for d in dispatches(harness.wait(1))] == [3], "there is one more try"
+    harness.finished("d", attempt=1)
+    assert harness.machine.ledger.counters.finalized == 1
+
+
+def test_there_is_no_second_attempt_without_tries_left_or_without_another_explorer() -> None:
+    harness, _ = straggling(max_attempts=1)
+    assert dispatches(harness.wait(20)) == []
+    harness, _ = straggling()
+    harness.beat("e1", state="draining")
+    assert dispatches(harness.wait(20)) == []
+    assert dispatches(harness.beat("e2")) == []
+    assert [d.explorer for d in dispatches(harness.wait(1))] == ["e2"]

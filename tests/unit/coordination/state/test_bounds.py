@@ -1,0 +1,254 @@
+"""What is kept page by page, what is remembered, how groups are split, and that the largest records can be sent."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import BatchLifecycleState, CommandReply, ManifestEntry, Position, ResultPart
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
+from schemas.codec import encode
+from schemas.command import BatchResult
+from schemas.numbers import MAX_VERSION
+from schemas.record import MAX_ID_LENGTH
+from schemas.task import MAX_REPEAT_TIMES
+from tests.support.simulation.harness import Harness, batches, dispatches, statuses
+from trinity_bus.coordination.batches import admission, results
+from trinity_bus.coordination.batches.batch import Batch, enough
+from trinity_bus.coordination.batches.parts import StoredPart, split
+from trinity_bus.coordination.batches.tasks import Result
+from trinity_bus.coordination.limits import (
+    MAX_ERROR_BYTES,
+    MAX_METRIC_NAME,
+    MAX_METRICS,
+    MAX_SLOTS,
+    parts_allowed,
+)
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.memory import Memory
+from trinity_bus.coordination.state.pages import PAGE_BYTES, PAGE_ITEMS, ResultPages, TaskPages
+
+LARGE = (1 << 53) - 1
+
+
+@given(st.integers(1, MAX_REPEAT_TIMES), st.none() | st.integers(1, MAX_REPEAT_TIMES))
+def test_the_parts_of_a_group_are_its_runs_in_order(runs: int, per_part: int | None) -> None:
+    parts = split(runs, per_part)
+    assert [run for part in parts for run in range(part.run_id_base, part.run_id_base + part.runs)] == list(range(runs))
+    assert all(part.runs == (per_part or runs) for part in parts[:-1])
+    assert [part.index for part in parts] == list(range(len(parts)))
+
+
+@given(st.integers(1, MAX_BATCH_TASKS))
+def test_every_task_may_have_two_parts_and_all_together_fit_a_batch(expected: int) -> None:
+    assert 2 <= parts_allowed(expected) <= MAX_BATCH_PARTS // expected
+
+
+@given(st.integers(1, 1000), st.floats(0, 0.999))
+def test_enough_tasks_are_some_and_never_more_than_all(expected: int, ratio: float) -> None:
+    assert enough("eval", expected, ratio) is None
+    wanted = enough("train", expected, ratio)
+    assert wanted is None if ratio == 0 else wanted is not None and 1 <= wanted <= expected
+
+
+@given(st.lists(st.integers(0, PAGE_BYTES), max_size=100))
+def test_pages_hold_everything_in_order_and_none_is_too_large(sizes: list[int]) -> None:
+    dirty = DirtyKeys()
+    pages = ResultPages(dirty)
+    for size in sizes:
+        pages.add("b", bytes(size))
+    assert list(dirty.keys()) == [f"results/{number}/b" for number in range(len(list(dirty.keys())))]
+    kept = [dirty.body(key) for key in dirty.keys()]  # noqa: SIM118 - no mapping
+    assert [len(item) for page in kept for item in page] == sizes
+    for page in kept:
+        assert len(page) <= PAGE_ITEMS
+        assert len(page) == 1 or sum(map(len, page)) <= PAGE_BYTES
+    other = DirtyKeys()
+    again = ResultPages(other)
+    other.kinds["results"].load({f"{number}/b": page for number, page in reversed([*enumerate(kept)])})
+    assert list(again.rebuild()) == (["b"] if sizes else [])
+    assert list(again.of("b")) == list(pages.of("b"))
+    for some in (pages, again):
+        some.add("b", b"x")
+    assert sorted(other.keys()) == sorted(dirty.keys())
+    pages.remove("b")
+    assert list(dirty.keys()) == []
+
+
+@given(st.lists(st.sampled_from(["add", "turn", "remove"]), max_size=150), st.randoms(use_true_random=False))
+def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], rng: Any) -> None:
+    dirty = DirtyKeys()
+    pages = TaskPages(dirty)
+    open_tasks: dict[str, str] = {}
+    store: dict[str, Any] = {}
+    for order, step in enumerate(steps):
+        if step == "add":
+            open_tasks[f"t{order}"] = pages.add(order, f"t{order}", f"t{order}".encode())
+        elif step == "turn":
+            pages.turn()
+        elif open_tasks:
+            task_id = rng.choice(list(open_tasks))
+            pages.remove(open_tasks.pop(task_id), task_id)
+        for key in dirty.take():
+            value = dirty.body(key)
+            store[key] = list(value) if isinstance(value, list) else value
+    alive = {key: value for key, value in store.items() if value is not None}
+    assert alive.keys() == set(dirty.keys())
+    found = {
+        item.decode(): key.partition("/")[2]
+        for key, items in alive.items()
+        if key.startswith("tasks/")
+        for place, item in enumerate(items)
+        if not alive.get(key.replace("tasks", "ended"), 0) >> place & 1
+    }
+    assert found == open_tasks
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=100))
+def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[int, int]]) -> None:
+    dirty = DirtyKeys()
+    memory = Memory("outcomes", 10, 100, dirty)
+    entries: dict[str, Any] = {}
+    for name, size in added:
+        known = memory.get(f"n{name}")
+        memory.add(f"n{name}", bytes(size))
+        assert memory.get(f"n{name}") == (bytes(size) if known is None else known)
+        entries |= {key: dirty.body(key) for key in dirty.take()}
+        kept = [dirty.body(key) for key in dirty.keys()]  # noqa: SIM118 - no mapping
+        assert len(memory) == len(kept) <= 10
+        assert len(kept) == 1 or sum(len(entry[1]) for entry in kept if entry) <= 100
+    other = DirtyKeys()
+    again = Memory("outcomes", 10, 100, other)
+    other.kinds["outcomes"].load({k.partition("/")[2]: entry for k, entry in entries.items() if entry is not None})
+    again.rebuild()
+    assert list(other.keys()) == list(dirty.keys())
+    assert len(again) == len(memory)
+
+
+def entry(number: int, parts: int) -> ManifestEntry:
+    """The largest that there can be."""
+    part = ResultPart(attempt=LARGE, samples=LARGE, position=Position(partition=2**31, offset=LARGE))
+    return ManifestEntry(
+        task_id=f"{number:0{MAX_ID_LENGTH}}",
+        status="completed",
+        parts=[part] * parts,
+        error="e" * MAX_ERROR_BYTES,
+        version_min=MAX_VERSION,
+        version_max=MAX_VERSION,
+    )
+
+
+@pytest.mark.parametrize("tasks", [1, 5000, MAX_BATCH_TASKS])
+def test_the_largest_batch_can_be_sent(tasks: int) -> None:
+    batch = Batch("b" * MAX_ID_LENGTH, "train", tasks, 1, min_wait_num=tasks, state=BatchLifecycleState.FINALIZED)
+    metrics = {f"{'\N{SNOWMAN}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
+    for number in range(tasks):
+        manifest = entry(number, min(parts_allowed(tasks), MAX_REPEAT_TIMES))
+        result = Result(
+            order=number,
+            task_id=manifest.task_id,
+            status=manifest.status,
+            parts=[StoredPart(LARGE, LARGE, (2**31, LARGE))] * len(manifest.parts),
+            error=manifest.error,
+            version_min=manifest.version_min,
+            version_max=manifest.version_max,
+            metrics=metrics if number == 0 else {},
+            traceparent="t" * 128,
+            elapsed=[],
+        )
+        batch.results[manifest.task_id] = result
+        batch.count(result)
+    record = batch.record(reason="r" * MAX_ERROR_BYTES, with_results=True)
+    assert len(encode(record)) <= record.MAX_BYTES
+    assert len(record.manifest) == tasks
+    result_of = BatchResult(
+        batch_id=record.batch_id,
+        batch_type="train",
+        state=record.state,
+        finished_task_count=tasks,
+        metrics=record.metrics,
+    )
+    encode(CommandReply(client="c" * 200, command_id="c" * 200, batch_id=record.batch_id, result=result_of))
+
+
+def test_the_largest_result_of_a_task_can_be_sent() -> None:
+    harness = Harness(batch_size=1, group_size=MAX_REPEAT_TIMES, max_repeat_times_per_runner=1)
+    harness.beat(slots=10 * MAX_SLOTS)
+    assert harness.machine.fleet.explorers["e0"].slots == MAX_SLOTS
+    commands = harness.task("x" * MAX_ID_LENGTH)
+    assert len(dispatches(commands)) == MAX_REPEAT_TIMES
+    metrics = {f"{'m' * (MAX_METRIC_NAME - 5)}{number:05}": 0.1 for number in range(MAX_METRICS)}
+    for attempt in range(1, MAX_REPEAT_TIMES + 1):
+        fields = {"completed_runs": 1, "total_runs": 1, "samples": 1, "metrics": [metrics] if attempt < 3 else []}
+        commands = harness.finished("x" * MAX_ID_LENGTH, attempt=attempt, **fields)
+    assert [status for _, status in statuses(commands)] == ["completed"]
+    assert [b.state for b in batches(commands)] == ["finalizing", "finalized"]
+    for command in commands:
+        if hasattr(command, "record"):
+            encode(command.record)
+    assert results.short_error("x" * 10_000).endswith("...")
+
+
+def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:
+    harness = Harness(batch_size=5000)
+    harness.beat(slots=1)
+    for number in range(5000):
+        harness.machine.handle(harness.arrived(f"t{number}"), 0.0)
+    commands = harness.abort("train-000001")
+    assert len(statuses(commands)) == 5000
+    assert not harness.machine.ledger.tasks
+    assert not harness.machine.ledger.queue
+    assert harness.machine.entries().keys() <= {
+        "level",
+        "books",
+        "explorer/e0",
+        "closed/0",
+        "outcomes/0",
+        "replies/0",
+    } | {key for key in harness.machine.entries() if key.startswith("done/")}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_queued_memory_is_bounded_and_every_full_batch_ends(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of named, unnamed, open, huge and never-filled batches, as interleaved as can be."""
+    monkeypatch.setattr(admission, "MAX_UNFILLED_TASKS", 30)
+    monkeypatch.setattr(admission, "MAX_UNFILLED_BATCHES", 8)
+    rng = random.Random(seed)  # noqa: S311 - stories, not secrets
+    harness = Harness(batch_size=5, max_open_tasks=10, max_staleness=10**6, explorer_timeout_s=10**6)
+    harness.beat(slots=3)
+    harness.submit("open", None)
+    log = [
+        {"batch_id": "open"} if kind < 0.1 else {"batch_id": f"never-{number}", "batch_size": 7} if kind < 0.3
+        else {"batch_id": f"{rng.randint(0, 40)}/three", "batch_size": 3, "batch_type": "eval"} if kind < 0.6
+        else {"batch_id": "huge", "batch_size": 20} if kind < 0.65
+        else {}
+        for number, kind in enumerate(rng.random() for _ in range(400))
+    ]  # fmt: skip
+    running: list[Any] = []
+    full: set[str] = set()
+    ended: set[str] = set()
+    for turn in range(4000):
+        commands = []
+        if harness.machine.wants_tasks() and log:
+            commands += harness.task(f"t{turn}", **log.pop(0))
+        elif running:
+            order = running.pop(rng.randrange(len(running)))
+            fields = {"batch_id": order.batch_id, "batch_type": order.batch_type}
+            commands += harness.finished(order.task.task_id, attempt=order.attempt, **fields)
+        running += dispatches(commands)
+        for record in batches(commands):
+            if record.accepted_task_count == record.expected_task_count:
+                full.add(record.batch_id)
+            if record.state == "finalized":
+                ended.add(record.batch_id)
+        assert len(harness.machine.ledger.tasks) <= 10 + 1 + 20 + 30 + 5
+        assert len(harness.machine.ledger.batches) <= 10 + 8 + 3
+        if not log and not running:
+            break
+    assert not log, "reading has stopped for ever"
+    assert full == ended
+    assert len(ended) > 20

@@ -1,0 +1,206 @@
+"""Random histories of a whole mesh, and the invariants that hold in each of them.
+
+The coordinator's machine is the real one; clients, explorers, the trainer, the log and the clock are simulated
+(``tests.support.simulation``). The coordinator is killed before and after its commits and restored from its changelog,
+while the process before it wakes up and is fenced; explorers join, leave, stall, die and come back as new incarnations;
+attempts fail, break off and run out of time; events and commands come late, interleaved, and twice; the trainer falls
+back to its checkpoint; the clock jumps both ways; several clients submit, finalize, abort and cancel, each other's
+batches too.
+
+======================  ===============================================================================================
+check (``Law``)         invariant
+======================  ===============================================================================================
+``ONE_RESULT``          every accepted task ends in exactly one TaskResult
+``REAL``                a result names only experiences that were really produced, by attempts that were wanted
+``WHOLE``               a completed task has each of its runs exactly once; a partial one some, a failed one none
+``ONCE``                over all manifests, each task and each experience is named at most once
+``MANIFEST``            a manifest has each task of its batch once, as its result was, and counts them right
+``TRANSITIONS``         batches make only the steps of the lifecycle
+``SEQUENCE``            sequences of FINALIZED train batches are 1, 2, 3 ...
+``STALENESS``           no sample of a FINALIZED train batch is staler than ``max_staleness``
+``INFLIGHT``            at most ``max_inflight_batches`` train batches are handed out and not ended
+``SLOTS``               no explorer is handed more than it has slots for
+``DISPATCH``            orders go to live explorers that can carry them out, for tasks that are open
+``ATTEMPTS``            attempts are numbered without gaps, within their limits
+``EPOCHS``              an epoch of the weights names one membership and never comes back
+``REPLIES``             a command gets at most one reply for each time it is sent, always the same
+``REPLY_IS_TRUE``       a reply agrees with what has become of its batch
+``SAME_RESULT``         all who finalize a batch get the same result, that of its record
+``RESTORE``             a restored machine is the one that was killed, and decides like it
+``LIVENESS``            once faults stop, all tasks, batches and commands end in a bounded number of rounds
+``MEMORY``              what a machine holds is bounded by its settings, and is next to nothing when all has ended
+======================  ===============================================================================================
+
+``INVARIANTS_SEED`` in the environment is where the seeds of the random histories begin, ``INVARIANTS_EXAMPLES`` how
+many histories Hypothesis makes up: a search of an hour finds what a minute's does not.
+"""
+
+import os
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.support.simulation import World, draw_settings, random_history
+from trinity_bus.coordination import Fact
+
+HISTORIES = 20
+EVENTS_EACH = 5000
+EVENTS = 100_000
+"""That the random histories come to, at least, before they are left to end without faults."""
+EXAMPLES = int(os.environ.get("INVARIANTS_EXAMPLES", "60"))
+FIRST_SEED = int(os.environ.get("INVARIANTS_SEED", "0"))
+
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Coverage:
+    """What the random histories of this run have seen, all together."""
+
+    def __init__(self) -> None:
+        self.histories = 0
+        self.events = 0
+        self.facts: Counter[Fact] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.replies: Counter[str | None] = Counter()
+
+    def add(self, world: World) -> None:
+        """One more history."""
+        self.histories += 1
+        self.facts += world.invariants.facts
+        self.refused += world.invariants.refused
+        self.statuses += Counter(result.status for result in world.invariants.results.values())
+        self.replies += Counter(reply.error for replies in world.invariants.replies.values() for reply in replies)
+
+
+@pytest.fixture(scope="module")
+def coverage() -> Coverage:
+    return Coverage()
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + HISTORIES))
+def test_laws_hold_in_long_random_histories(seed: int, coverage: Coverage) -> None:
+    world = random_history(seed, EVENTS_EACH)
+    coverage.events += world.inputs
+    world.heal()
+    coverage.add(world)
+
+
+def test_the_histories_came_to_enough_and_have_seen_everything(coverage: Coverage) -> None:
+    if coverage.histories < HISTORIES:
+        pytest.skip("not all histories were run")
+    assert coverage.events >= EVENTS
+    for fact in (
+        Fact.ATTEMPT_FAILED,
+        Fact.ATTEMPT_TIMED_OUT,
+        Fact.EXPLORER_LEFT,
+        Fact.EXPLORER_LOST,
+        Fact.LATE_RESULT,
+        Fact.LATE_SYNC,
+        Fact.LATE_VERSION,
+        Fact.SPECULATIVE_ATTEMPT,
+        Fact.SYNC_FAILED,
+        Fact.ZOMBIE_EXPLORER,
+        Fact.ZOMBIE_TRAINER,
+    ):
+        assert coverage.facts[fact], f"no history has seen {fact}"
+    assert coverage.statuses.keys() == {"completed", "partial", "failed", "aborted"}
+    assert coverage.refused.keys() >= {"batch_closed", "batch_full", "batch_mismatch", "duplicate_task"}
+    seen = {None, "already_active", "batch_closed", "open_batch", "timeout", "unknown_batch", "wrong_type"}
+    assert coverage.replies.keys() >= seen
+
+
+class Histories(RuleBasedStateMachine):
+    """The same happenings, chosen and shrunk by Hypothesis."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        rng = random.Random(seed)  # noqa: S311 - histories, not secrets
+        self.world = World(rng, draw_settings(rng))
+        self.world.explorer_starts()
+        self.world.trainer_starts()
+
+    @rule(n=st.integers(1, 8))
+    def tasks(self, n: int) -> None:
+        for _ in range(n):
+            self.world.new_task()
+
+    @rule(kind=st.sampled_from(["submit", "finalize", "abort", "cancel", "resend"]))
+    def command(self, kind: str) -> None:
+        self.world.command(kind)  # type: ignore[arg-type]
+
+    @rule(n=st.integers(1, 8), most=st.integers(1, 5), dies=st.sampled_from([None, None, "before", "after"]))
+    def transactions(self, n: int, most: int, dies: str | None) -> None:
+        for _ in range(n):
+            self.world.transaction(most=most)
+        self.world.transaction(dies=dies)  # type: ignore[arg-type]
+
+    @rule()
+    def sent_again(self) -> None:
+        self.world.send_again()
+
+    @rule(n=st.integers(1, 8))
+    def orders_are_read(self, n: int) -> None:
+        for _ in range(n):
+            self.world.order_is_read()
+
+    @rule(n=st.integers(1, 6), status=st.sampled_from([None, "completed", "partial", "failed"]))
+    def rollouts_end(self, n: int, status: str | None) -> None:
+        for _ in range(n):
+            self.world.rollout_ends(status)  # type: ignore[arg-type]
+
+    @rule(ok=st.sampled_from([None, True, False]))
+    def weights_arrive(self, ok: bool | None) -> None:
+        self.world.weights_arrive(ok=ok)
+
+    @rule()
+    def train(self) -> None:
+        self.world.train()
+
+    @rule()
+    def explorer_starts(self) -> None:
+        self.world.explorer_starts()
+
+    @rule(politely=st.booleans())
+    def explorer_dies(self, politely: bool) -> None:
+        self.world.explorer_dies(politely=politely)
+
+    @rule()
+    def explorer_changes_state(self) -> None:
+        self.world.explorer_changes_state()
+
+    @rule()
+    def trainer_starts(self) -> None:
+        self.world.trainer_starts()
+
+    @rule()
+    def beats(self) -> None:
+        self.world.beats()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 1e5, -1e5]), dies=st.sampled_from([None, None, "before", "after"]))
+    def time_passes(self, seconds: float, dies: str | None) -> None:
+        self.world.time_passes(seconds, dies=dies)  # type: ignore[arg-type]
+
+    @rule()
+    def coordinator_restarts(self) -> None:
+        self.world.restart()
+
+    @invariant()
+    def size_is_bounded(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check_size()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.heal()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,199 @@
+"""Held versions, the history of versions, and going back to one: one scenario each."""
+
+from typing import Any
+
+from schemas import CommandReply, PublishedVersion, PublishVersion, VersionRefused
+from tests.support.simulation import harness as machine_harness
+from tests.support.simulation.harness import announced as announced_in
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import (
+    CoordinatorMachine,
+    Effect,
+    Fact,
+    Observe,
+    RecordVersion,
+    RequestVersion,
+    SendOrder,
+    SendReply,
+)
+
+
+class Story(machine_harness.Harness):
+    """One in which explorers stay, and versions are chosen."""
+
+    def __init__(self, **settings: Any) -> None:
+        patient = {"batch_size": 2, "explorer_timeout_s": 1000, "sync_timeout_s": 40, "max_attempts": 3}
+        super().__init__(**{**patient, **settings})
+
+    def again(self, version: int, incarnation: str = "t1") -> list[Effect]:
+        return self.trained(version, incarnation, again=True)
+
+    def choose(self, version: int | None, command_id: str = "c1", **fields: Any) -> list[Effect]:
+        values = {"client": "me", "command_id": command_id, "model": "policy", "version": version, **fields}
+        return self.command(PublishVersion(**values))
+
+    def refused(self, version: int) -> list[Effect]:
+        return self.event(
+            VersionRefused(
+                trainer="trainer",
+                incarnation="t1",
+                model="policy",
+                version=version,
+                reason="its checkpoint is gone",
+                available=[4, 5],
+            )
+        )
+
+    def begin(self, versions: int) -> None:
+        """Serve so many versions, one after another."""
+        self.beat(model_version=-1)
+        for version in range(versions + 1):
+            announced = announced_in(self.trained(version))[-1]
+            self.synced(version, announced.epoch)
+            self.beat(model_version=version)
+
+
+def replies(effects: list[Effect]) -> list[CommandReply]:
+    return [command.record for command in effects if isinstance(command, SendReply)]
+
+
+def asked(effects: list[Effect]) -> list[int | None]:
+    return [command.record.version for command in effects if isinstance(command, RequestVersion)]
+
+
+def dispatched(effects: list[Effect]) -> list[str]:
+    return [command.record.batch_id for command in effects if isinstance(command, SendOrder)]
+
+
+def test_each_version_is_remembered_once_with_what_made_it() -> None:
+    harness = Story()
+    effects = harness.trained(3, batch_id="train-000003", metrics={"loss": 0.5})
+    (remembered,) = [c.record for c in effects if isinstance(c, RecordVersion)]
+    assert (remembered.version, remembered.batch_id, remembered.metrics) == (3, "train-000003", {"loss": 0.5})
+    assert isinstance(remembered, PublishedVersion)
+    # A restarted trainer publishes what the former incarnation has made, and knows nothing of the step.
+    assert not [c for c in harness.trained(3, incarnation="t2") if isinstance(c, RecordVersion)]
+
+
+def test_a_version_goes_back_and_forth() -> None:
+    harness = Story()
+    harness.begin(5)
+    assert asked(harness.choose(3)) == [3]
+    effects = harness.again(3)
+    (announced,) = announced_in(effects)
+    assert (announced.version, announced.pinned, [m.explorer for m in announced.members]) == (3, True, ["e0"])
+    assert [reply.error for reply in replies(effects)] == [None]
+    harness.synced(3, announced.epoch)
+    assert not announced_in(harness.trained(6)), "what is newer is held"
+    assert harness.machine.sync.version == 3
+    effects = harness.choose(None, "c2")
+    (announced,) = announced_in(effects)
+    assert (announced.version, announced.pinned) == (6, False)
+    assert [reply.error for reply in replies(effects)] == [None]
+
+
+def test_the_choice_of_the_version_that_is_served_pins_it() -> None:
+    harness = Story()
+    harness.begin(2)
+    effects = harness.choose(2)
+    assert not asked(effects)
+    assert [reply.error for reply in replies(effects)] == [None]
+    assert not announced_in(harness.trained(3))
+
+
+def test_a_version_that_is_gone_is_refused_with_those_that_there_are() -> None:
+    harness = Story()
+    harness.begin(5)
+    harness.choose(1)
+    (reply,) = replies(harness.refused(1))
+    assert reply.error == "unknown_version"
+    assert reply.detail == "version 1 cannot be had: its checkpoint is gone; there are 4, 5"
+    assert announced_in(harness.trained(6)), "nothing has changed"
+
+
+def test_choices_that_cannot_be_carried_out_say_why() -> None:
+    harness = Story()
+    assert [reply.error for reply in replies(harness.choose(1))] == ["unknown_version"]
+    assert [reply.error for reply in replies(harness.choose(1, "c2", model="other"))] == ["unknown_model"]
+
+
+def test_a_trainer_that_does_not_answer_costs_its_time_and_nothing_else() -> None:
+    harness = Story()
+    harness.begin(2)
+    harness.choose(1)
+    harness.restart()
+    (reply,) = replies(harness.wait(45))
+    assert reply.error == "timeout"
+    assert [c.fact for c in harness.again(1) if isinstance(c, Observe)] == [Fact.LATE_VERSION]
+
+
+def test_a_second_choice_takes_the_place_of_the_first() -> None:
+    harness = Story()
+    harness.begin(5)
+    harness.choose(3)
+    assert not harness.choose(3), "the same once more is no news"
+    effects = harness.choose(4, "c2")
+    assert [(reply.command_id, reply.error) for reply in replies(effects)] == [("c1", "invalid")]
+    assert asked(effects) == [4]
+    assert not announced_in(harness.again(3))
+    assert announced_in(harness.again(4))
+
+
+def test_attempts_that_need_newer_weights_end_first_and_no_more_of_them_begin() -> None:
+    harness = Story(batch_size=2, max_inflight_batches=4)
+    harness.begin(0)
+    harness.task("t1")
+    harness.task("t2")
+    harness.finished("t1")
+    harness.finished("t2")
+    harness.synced(1, announced_in(harness.trained(1))[-1].epoch)
+    harness.beat(model_version=1, slots=1)
+    harness.task("t3")
+    assert dispatched(harness.task("t4")) == ["train-000002"]
+    harness.choose(0)
+    assert not announced_in(harness.again(0)), "t3 needs version 1 and runs"
+    effects = harness.finished("t3", batch_id="train-000002", version_min=1, version_max=1)
+    assert not dispatched(effects), "t4 would need version 1"
+    (announced,) = announced_in(effects)
+    assert announced.version == 0
+    (reply,) = replies(effects)
+    assert reply.detail == "1 batches wait until the newest version is served again: train-000002"
+    assert [c.subject for c in effects if isinstance(c, Observe) and c.fact is Fact.STARVED] == ["train-000002"]
+    harness.synced(0, announced.epoch)
+    harness.beat(model_version=0, slots=1)
+    (announced,) = announced_in(harness.choose(None, "c2"))
+    assert dispatched(harness.synced(1, announced.epoch)) == ["train-000002"], "it goes on"
+
+
+def test_an_evaluation_is_of_the_pinned_version() -> None:
+    harness = Story()
+    harness.begin(5)
+    harness.choose(3)
+    harness.synced(3, announced_in(harness.again(3))[-1].epoch)
+    harness.beat(model_version=3)
+    assert dispatched(harness.task("e1", batch_type="eval", batch_id="0/held-out", batch_size=1)) == ["0/held-out"]
+
+
+def test_a_trainer_that_starts_anew_is_asked_for_the_pinned_version() -> None:
+    harness = Story()
+    harness.begin(5)
+    harness.choose(3)
+    harness.synced(3, announced_in(harness.again(3))[-1].epoch)
+    harness.beat(model_version=3)
+    assert asked(harness.trained(5, incarnation="t2")) == [3]
+    assert not announced_in(harness.beat("e1", model_version=-1)), "nobody could serve it"
+    (announced,) = announced_in(harness.again(3, incarnation="t2"))
+    assert [(m.explorer, announced.trainer_incarnation) for m in announced.members] == [("e1", "t2")]
+
+
+def test_a_pin_and_a_choice_outlive_the_coordinator() -> None:
+    harness = Story()
+    harness.begin(5)
+    harness.choose(3)
+    harness.restart()
+    harness.beat(model_version=5)
+    harness.synced(3, announced_in(harness.again(3))[-1].epoch)
+    harness.restart()
+    assert not announced_in(harness.trained(6))
+    assert harness.machine.sync.state.pinned
+    assert CoordinatorMachine(CoordinatorSettings()).sync.state.choice is None

@@ -1,0 +1,125 @@
+"""Supervision: readiness, deaths, restarts, order of stopping, and that nothing is ever left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mesh.processes import assert_all_gone, family_of
+from trinity_bus.runtime.process import ProcessError
+from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor
+
+SLEEP = ("sleep", "600")
+
+STARTING = """
+import sys
+from pathlib import Path
+from workers.demo.supervisor import ServiceSpec, Supervisor
+
+first, there = Path(sys.argv[1], "first"), Path(sys.argv[1], "there")
+
+def never() -> bool:
+    if there.exists():
+        print("waiting", flush=True)
+    return False
+
+with Supervisor(Path(sys.argv[1])) as supervisor:
+    # Shells that say by themselves that their child is there: what they would start for it would be one more process.
+    supervisor.start(ServiceSpec(name="first", command=["sh", "-c", f"sleep 600 & : >{first}; wait"],
+                                 ready=first.exists))
+    supervisor.start(ServiceSpec(name="second", command=["sh", "-c", f"trap '' TERM; sleep 600 & : >{there}; wait"],
+                                 grace_s=0.2, ready=never))
+"""
+"""A supervisor that is still starting: its second service never gets ready, and does not end when asked."""
+
+
+def test_start_waits_for_readiness(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    command = ["sh", "-c", f"touch {flag}; exec sleep 600"]
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ServiceSpec(name="a", command=command, ready=flag.exists))
+        assert flag.exists()
+        supervisor.check()
+
+
+def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
+    command = ["sh", "-c", "for i in $(seq 100); do echo line $i; done; exit 7"]
+    with Supervisor(tmp_path) as supervisor, pytest.raises(ServiceDiedError) as caught:
+        supervisor.start(ServiceSpec(name="trainer", command=command, ready=lambda: False))
+    assert f"trainer ended with status 7. Its log: {tmp_path}/logs/trainer.log" in str(caught.value)
+    assert "line 81\n" in str(caught.value)
+    assert "line 80\n" not in str(caught.value)
+
+
+def test_death_of_another_service_ends_the_wait(tmp_path: Path) -> None:
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="brief", command=["true"]))
+        with pytest.raises(ServiceDiedError, match="brief ended with status 0"):
+            supervisor.start(ServiceSpec(name="slow", command=SLEEP, ready=lambda: False))
+
+
+def test_readiness_has_a_limit(tmp_path: Path) -> None:
+    spec = ServiceSpec(name="slow", command=SLEEP, ready=lambda: False, ready_timeout_s=0.1)
+    with Supervisor(tmp_path) as supervisor, pytest.raises(ServiceDiedError, match=r"slow is not ready after 0\.1 s"):
+        supervisor.start(spec)
+
+
+def test_restarts_as_often_as_allowed(tmp_path: Path) -> None:
+    async def until_it_stays_dead(supervisor: Supervisor) -> None:
+        async with asyncio.timeout(10):
+            await supervisor.watch()
+
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="flaky", command=["sh", "-c", "echo run"], restarts=2))
+        with pytest.raises(ServiceDiedError, match="flaky ended with status 0"):
+            asyncio.run(until_it_stays_dead(supervisor))
+    assert (tmp_path / "logs/flaky.log").read_text() == "run\n" * 3
+
+
+def test_stages_stop_in_reverse_order(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+
+    def spec(name: str, stage: int) -> ServiceSpec:
+        ready = tmp_path / name
+        script = f"trap 'echo {name} >>{order}; exit' TERM; touch {ready}; while :; do sleep 0.01; done"
+        return ServiceSpec(name=name, command=["sh", "-c", script], ready=ready.exists, stage=stage)
+
+    with Supervisor(tmp_path) as supervisor:
+        for name, stage in (("broker", 0), ("coordinator", 1), ("explorer", 2)):
+            supervisor.start(spec(name, stage))
+    assert order.read_text().split() == ["explorer", "coordinator", "broker"]
+
+
+def test_the_environment_is_extended(tmp_path: Path) -> None:
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="env", command=["sh", "-c", "echo $COLOUR $PATH"], env={"COLOUR": "blue"}))
+        with pytest.raises(ServiceDiedError):
+            asyncio.run(supervisor.watch())
+    assert (tmp_path / "logs/env.log").read_text() == f"blue {os.environ['PATH']}\n"
+
+
+def test_names_are_unique(tmp_path: Path) -> None:
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="a", command=SLEEP))
+        with pytest.raises(ProcessError, match="there is a service a already"):
+            supervisor.launch(ServiceSpec(name="a", command=SLEEP))
+        assert supervisor.stop_one("a") == -signal.SIGTERM
+        supervisor.launch(ServiceSpec(name="a", command=SLEEP))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_behind_when_stopped_during_start_up(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", STARTING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == "waiting\n"
+        family = family_of(supervisor.pid)
+        # The supervisor, two guards, two shells, two sleeps.
+        assert len(family) == 7
+        supervisor.send_signal(number)
+        assert supervisor.wait(60) != 0
+    assert_all_gone(family)

@@ -1,0 +1,121 @@
+"""The rules of talking with a runner, driven by a runner that says whatever it likes."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from trinity_bus.runners.conversation import (
+    MAX_REQUESTS,
+    Conversation,
+    DropRequest,
+    JobEnded,
+    RefuseRequest,
+    RunnerAnswered,
+    ServeRequest,
+)
+from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed, pack_rollouts
+
+NOTHING = pack_rollouts([])
+ENDS = {
+    "done": lambda job: RunDone(job, NOTHING, None),
+    "failed": lambda job: RunFailed(job, "E", ""),
+    "cancelled": RunCancelled,
+}
+
+
+def generate(job: int, request: int) -> Generate:
+    return Generate(job, request, memoryview(b""), b"{}", 1, None)
+
+
+class AnyTalk(RuleBasedStateMachine):
+    """The model: which jobs are open or cancelled, and which requests the engine works on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = Conversation()
+        self.jobs: dict[int, bool] = {}
+        self.in_engine: set[tuple[int, int]] = set()
+
+    def drop(self, requests: tuple[tuple[int, int], ...]) -> None:
+        for request in requests:
+            # Nothing is dropped that is not served, and nothing twice.
+            self.in_engine.remove(request)
+
+    @rule(job=st.integers(0, 5))
+    def give(self, job: int) -> None:
+        if job not in self.jobs:
+            self.talk.run(job)
+            self.jobs[job] = False
+
+    @rule(job=st.integers(0, 6))
+    def cancel(self, job: int) -> None:
+        self.drop(self.talk.cancel(job))
+        if job in self.jobs:
+            self.jobs[job] = True
+        assert not any(of == job for of, _ in self.in_engine)
+
+    @rule(job=st.integers(0, 6), request=st.integers(0, 3))
+    def ask(self, job: int, request: int) -> None:
+        asked = generate(job, request)
+        if job not in self.jobs or (not self.jobs[job] and (job, request) in self.in_engine):
+            with pytest.raises(ProtocolError):
+                self.talk.hear(asked)
+        elif self.jobs[job]:
+            assert self.talk.hear(asked) is None
+        else:
+            assert self.talk.hear(asked) == ServeRequest(asked)
+            self.in_engine.add((job, request))
+
+    @rule(job=st.integers(0, 6), request=st.integers(0, 3))
+    def abandon(self, job: int, request: int) -> None:
+        served = (job, request) in self.in_engine
+        assert self.talk.hear(AbandonRequest(job, request)) == (DropRequest((job, request)) if served else None)
+        self.in_engine.discard((job, request))
+
+    @rule(job=st.integers(0, 6), request=st.integers(0, 3))
+    def answer(self, job: int, request: int) -> None:
+        assert self.talk.answer((job, request)) == ((job, request) in self.in_engine)
+        self.in_engine.discard((job, request))
+
+    @rule(job=st.integers(0, 6), how=st.sampled_from(sorted(ENDS)))
+    def end(self, job: int, how: str) -> None:
+        message = ENDS[how](job)
+        if job not in self.jobs or (how == "cancelled" and not self.jobs[job]):
+            with pytest.raises(ProtocolError):
+                self.talk.hear(message)
+            return
+        heard = self.talk.hear(message)
+        assert isinstance(heard, JobEnded)
+        assert heard.how is message
+        self.drop(heard.drop)
+        del self.jobs[job]
+        assert not any(of == job for of, _ in self.in_engine)
+
+    @rule()
+    def pong(self) -> None:
+        assert self.talk.hear(Pong({})) == RunnerAnswered(Pong({}))
+
+    @precondition(lambda self: len(self.jobs) > 2)
+    @rule()
+    def die(self) -> None:
+        self.drop(self.talk.close())
+        self.jobs.clear()
+        assert not self.in_engine
+
+    @invariant()
+    def it_knows_what_the_runner_has(self) -> None:
+        assert set(self.talk.jobs) == set(self.jobs)
+
+
+TestAnyTalk = AnyTalk.TestCase
+
+
+def test_a_workflow_gone_wild_is_refused_and_not_stopped() -> None:
+    talk = Conversation()
+    talk.run(1)
+    for request in range(MAX_REQUESTS):
+        assert isinstance(talk.hear(generate(1, request)), ServeRequest)
+    refused = talk.hear(generate(1, MAX_REQUESTS))
+    assert isinstance(refused, RefuseRequest)
+    assert "wait for some before asking more" in refused.why

@@ -1,0 +1,311 @@
+"""Which attempt goes to which runner, and who is to blame for a death."""
+
+import signal
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from trinity_bus.runners.pool import (
+    MAX_FAILED_STARTS,
+    QUARANTINE,
+    CancelJob,
+    CloseRunner,
+    FailJob,
+    GiveUp,
+    KillRunner,
+    PingRunner,
+    Pool,
+    PoolEffect,
+    PoolLimits,
+    StartJob,
+    StartRunner,
+)
+
+
+def limits(**changes: float | None) -> PoolLimits:
+    given: dict[str, int | float | None] = {
+        "runners": 2,
+        "slots": 6,
+        "stuck_pings": 3,
+        "cancel_grace_s": 5.0,
+        "max_attempts": None,
+        "max_rss_mib": None,
+    }
+    return PoolLimits(**(given | changes))  # type: ignore[arg-type]
+
+
+def started(effects: list[PoolEffect]) -> dict[int, int]:
+    """Job to runner."""
+    return {effect.job: effect.serial for effect in effects if isinstance(effect, StartJob)}
+
+
+def begun(jobs: int = 0, **changes: float | None) -> tuple[Pool, dict[int, int]]:
+    """A pool whose runners are there, and where its jobs run."""
+    pool = Pool(limits(**changes))
+    for effect in pool.begin():
+        assert isinstance(effect, StartRunner)
+        pool.heard(effect.serial)
+    where: dict[int, int] = {}
+    for job in range(jobs):
+        where |= started(pool.submit(job))
+    return pool, where
+
+
+def test_jobs_are_spread_evenly_and_the_rest_waits() -> None:
+    pool, where = begun(7)
+    assert Counter(where.values()) == {0: 3, 1: 3}
+    assert started(pool.ended(0, 0.0)) == {6: where[0]}
+
+
+def test_slots_that_do_not_divide_are_all_used_and_no_runner_is_without() -> None:
+    _, where = begun(9, runners=3, slots=5)
+    assert sorted(Counter(where.values()).values()) == [1, 2, 2]
+    pool, _ = begun(runners=8, slots=2)
+    assert len(pool.views()) == 2
+
+
+def test_of_those_in_a_dead_runner_only_the_one_that_kills_again_fails() -> None:
+    pool, where = begun(6)
+    effects = pool.died(0, "was killed by signal 11")
+    again = started(effects)
+    assert set(again) == {job for job, serial in where.items() if serial == 0}
+    # Each alone, in a new process; the place is taken by another one.
+    assert len(set(again.values())) == len(again)
+    assert sum(isinstance(effect, StartRunner) for effect in effects) == 1 + len(again)
+    culprit, *innocent = again
+    for serial in again.values():
+        pool.heard(serial)
+    assert pool.died(again[culprit], "was killed by signal 11")[0] == FailJob(culprit, "was killed by signal 11")
+    for job in innocent:
+        assert CloseRunner(again[job]) in pool.ended(job, 0.0)
+
+
+def test_suspects_are_many_and_their_processes_few() -> None:
+    pool, _ = begun(40, runners=1, slots=40)
+    effects = pool.died(0, "exited with status 1")
+    assert len(started(effects)) == QUARANTINE
+    serial = next(iter(started(effects).values()))
+    pool.heard(serial)
+    (job,) = [job for job, at in started(effects).items() if at == serial]
+    pool.ended(job, 0.0)
+    assert len(started(pool.died(serial, "exited with status 0"))) == 1
+
+
+def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
+    pool, where = begun(1)
+    serial = where[0]
+    for _ in range(3):
+        assert PingRunner(serial) in pool.tick(0.0, {})
+        pool.heard(1 - serial)
+    (kill,) = [effect for effect in pool.tick(0.0, {}) if isinstance(effect, KillRunner)]
+    assert (kill.serial, kill.number) == (serial, signal.SIGABRT)
+    assert not [effect for effect in pool.tick(0.5, {}) if isinstance(effect, KillRunner)]
+    assert KillRunner(serial, signal.SIGKILL, "it did not end") in pool.tick(1.5, {})
+    assert 0 in started(pool.died(serial, "was killed by signal 9"))
+
+
+def test_one_sign_of_life_is_enough() -> None:
+    pool, _ = begun(1)
+    for _ in range(50):
+        effects = pool.tick(0.0, {})
+        assert all(isinstance(effect, PingRunner) for effect in effects)
+        pool.heard(0)
+        pool.heard(1)
+
+
+def test_a_cancelled_job_has_time_to_let_go_and_then_costs_the_others_only_a_new_start() -> None:
+    pool, where = begun(6)
+    serial = where[0]
+    others = [job for job, at in where.items() if at == serial and job != 0]
+    assert pool.cancel(0, 10.0) == [CancelJob(serial, 0)]
+    assert not [effect for effect in pool.tick(14.9, {}) if isinstance(effect, KillRunner)]
+    (kill,) = [effect for effect in pool.tick(15.0, {}) if isinstance(effect, KillRunner)]
+    assert (kill.serial, kill.number) == (serial, signal.SIGKILL)
+    effects = pool.died(serial, "was killed by signal 9")
+    # Not alone: who held on is known.
+    (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+    assert started(effects) == dict.fromkeys(others, fork.serial)
+
+
+def test_a_job_that_lets_go_in_time_leaves_its_runner_alone() -> None:
+    pool, _ = begun(1)
+    pool.cancel(0, 10.0)
+    pool.ended(0, 12.0)
+    assert not [effect for effect in pool.tick(99.0, {}) if isinstance(effect, KillRunner)]
+
+
+def test_a_job_that_is_to_be_stopped_at_once_is() -> None:
+    pool, where = begun(1)
+    effects = pool.cancel(0, 10.0, at_once=True)
+    assert [type(effect) for effect in effects] == [CancelJob, KillRunner]
+    assert not started(pool.died(where[0], "was killed by signal 9"))
+
+
+def test_a_waiting_job_is_cancelled_without_a_word() -> None:
+    pool, _ = begun(7)
+    assert pool.cancel(6, 0.0) == []
+    assert not started(pool.ended(0, 0.0))
+
+
+def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> None:
+    pool, where = begun(3, runners=1, slots=3, max_attempts=3)
+    effects = pool.ended(0, 0.0)
+    (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+    assert started(pool.submit(3)) == {3: fork.serial}
+    assert CloseRunner(where[1]) not in pool.ended(1, 0.0)
+    assert CloseRunner(where[1]) in pool.ended(2, 0.0)
+    assert pool.died(where[1], "exited with status 0") == []
+
+
+def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
+    pool, where = begun(2, max_rss_mib=100)
+    effects = pool.tick(0.0, {0: 99.0, 1: 101.0})
+    (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+    (job,) = [job for job, serial in where.items() if serial == 1]
+    assert CloseRunner(1) in pool.ended(job, 0.0)
+    assert {view.serial for view in pool.views() if view.place is not None} == {0, fork.serial}
+    (kill,) = [effect for effect in pool.tick(0.0, {0: 201.0}) if isinstance(effect, KillRunner)]
+    assert (kill.serial, kill.number) == (0, signal.SIGKILL)
+
+
+def test_an_idle_runner_is_not_replaced_by_another_that_is_as_large() -> None:
+    pool, _ = begun(max_rss_mib=100)
+    assert all(isinstance(effect, PingRunner) for effect in pool.tick(0.0, {0: 150.0, 1: 150.0}))
+
+
+def test_runners_that_never_come_up_are_given_up_and_blame_no_job() -> None:
+    pool = Pool(limits(runners=1))
+    (fork,) = pool.begin()
+    pool.submit(0)
+    assert isinstance(fork, StartRunner)
+    serial = fork.serial
+    for _ in range(MAX_FAILED_STARTS - 1):
+        effects = pool.died(serial, "exited with status 1")
+        (fork,) = [effect for effect in effects if isinstance(effect, StartRunner)]
+        assert started(effects) == {0: fork.serial}
+        serial = fork.serial
+    (gives_up,) = pool.died(serial, "exited with status 1")
+    assert isinstance(gives_up, GiveUp)
+    assert gives_up.why == "3 runners in a row died as they started; the last one exited with status 1"
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Runners die, hang, grow and answer as they like. The model knows where each job is, and what it has survived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(limits(max_attempts=4, max_rss_mib=100))
+        self.alive: set[int] = set()
+        self.where: dict[int, int] = {}
+        self.cancelled: set[int] = set()
+        self.waiting: set[int] = set()
+        self.deaths: Counter[int] = Counter()
+        self.gone: set[int] = set()
+        self.next_job = 0
+        self.now = 0.0
+        self.do(self.pool.begin())
+
+    def do(self, effects: list[PoolEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartRunner(serial):
+                    assert serial not in self.alive
+                    self.alive.add(serial)
+                    # That none comes up is another test's.
+                    self.pool.heard(serial)
+                case StartJob(serial, job):
+                    assert serial in self.alive
+                    self.waiting.remove(job)
+                    self.where[job] = serial
+                case FailJob(job, _):
+                    assert self.deaths[job] >= 2
+                    self.waiting.remove(job)
+                    self.gone.add(job)
+                case CloseRunner(serial):
+                    assert serial in self.alive
+                    assert serial not in self.where.values()
+                case CancelJob(serial, job):
+                    assert self.where[job] == serial
+                case GiveUp():
+                    raise AssertionError(effect)
+
+    @rule()
+    def submit(self) -> None:
+        job = self.next_job
+        self.next_job += 1
+        self.waiting.add(job)
+        self.do(self.pool.submit(job))
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.where:
+            job = data.draw(st.sampled_from(sorted(self.where)))
+            self.pool.heard(self.where.pop(job))
+            self.cancelled.discard(job)
+            self.gone.add(job)
+            self.do(self.pool.ended(job, self.now))
+
+    @rule(data=st.data(), at_once=st.booleans())
+    def cancel(self, data: st.DataObject, at_once: bool) -> None:
+        known = sorted(self.waiting | self.where.keys())
+        if known:
+            job = data.draw(st.sampled_from(known))
+            if job in self.waiting:
+                self.waiting.remove(job)
+                self.gone.add(job)
+            else:
+                self.cancelled.add(job)
+            self.do(self.pool.cancel(job, self.now, at_once=at_once))
+
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        serial = data.draw(st.sampled_from(sorted(self.alive)))
+        self.alive.remove(serial)
+        for job in [job for job, at in self.where.items() if at == serial]:
+            del self.where[job]
+            self.deaths[job] += 1
+            if job in self.cancelled:
+                self.cancelled.remove(job)
+                self.gone.add(job)
+            else:
+                self.waiting.add(job)
+        self.do(self.pool.died(serial, "died"))
+
+    @rule(passed=st.floats(0, 3), heard=st.booleans(), rss=st.sampled_from([50.0, 150.0, 250.0]), data=st.data())
+    def tick(self, passed: float, heard: bool, rss: float, data: st.DataObject) -> None:
+        self.now += passed
+        serial = data.draw(st.sampled_from(sorted(self.alive)))
+        if heard:
+            self.pool.heard(serial)
+        self.do(self.pool.tick(self.now, {serial: rss}))
+
+    @invariant()
+    def places_are_taken_and_slots_are_kept(self) -> None:
+        views = self.pool.views()
+        assert [view.place for view in views if view.place is not None] == [0, 1]
+        assert {view.serial for view in views} == self.alive
+        assert {job: view.serial for view in views for job in view.jobs} == self.where
+        assert len(self.where) <= 6
+        assert not self.gone & (self.where.keys() | self.waiting)
+
+    def teardown(self) -> None:
+        """Whatever happened: when the runners behave from now on, every job that is left has its end."""
+        for _ in range(200):
+            for serial in sorted(self.alive):
+                view = next(view for view in self.pool.views() if view.serial == serial)
+                if view.state == "stopping" and not view.jobs:
+                    self.alive.remove(serial)
+                    self.do(self.pool.died(serial, "ended"))
+            if not self.where:
+                break
+            job = min(self.where)
+            del self.where[job]
+            self.do(self.pool.ended(job, self.now))
+        assert not self.where
+        assert not self.waiting
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=200, stateful_step_count=40)

@@ -1,0 +1,76 @@
+"""The AsyncAPI document is whole, and the one that is committed is the one that the types make."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.codec import RECORDS
+from schemas.topics import TOPICS
+from tools import render_asyncapi
+
+DOCUMENT = render_asyncapi.document()
+
+
+def test_the_committed_document_is_current() -> None:
+    assert render_asyncapi.PATH.read_text(encoding="utf-8") == render_asyncapi.render(), (
+        "run `python -m tools.render_asyncapi`"
+    )
+
+
+def test_check_says_so_when_it_is_not(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render_asyncapi, "PATH", tmp_path / "asyncapi.yaml")
+    monkeypatch.setattr(sys, "argv", ["asyncapi", "--check"])
+    assert render_asyncapi.main() == 1
+    assert "is not current: run" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["asyncapi"])
+    assert render_asyncapi.main() == 0
+    monkeypatch.setattr(sys, "argv", ["asyncapi", "--check"])
+    assert render_asyncapi.main() == 0
+
+
+def test_it_is_the_same_in_another_process() -> None:
+    script = "import sys; from tools.render_asyncapi import render; sys.stdout.buffer.write(render().encode())"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout
+    assert other.decode() == render_asyncapi.render()
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for child in node.values():
+            yield from references(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from references(child)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = yaml.safe_load(render_asyncapi.render())
+    for reference in set(references(document)):
+        node = document
+        for part in reference.removeprefix("#/").split("/"):
+            assert part in node, reference
+            node = node[part]
+
+
+def test_every_topic_and_record_is_in_it() -> None:
+    assert {channel["address"] for channel in DOCUMENT["channels"].values()} == {
+        f"{{namespace}}.{topic.name}" for topic in TOPICS
+    }
+    assert {cls.SCHEMA for cls in RECORDS} <= {
+        message["name"] for message in DOCUMENT["components"]["messages"].values()
+    }
+
+
+def test_fields_carry_their_docstrings() -> None:
+    task = DOCUMENT["components"]["schemas"]["Task"]
+    assert task["properties"]["workflow"]["description"].startswith("The name of a workflow")
+    assert task["required"][:2] == ["schema", "schema_version"]
+    assert "schema" not in DOCUMENT["components"]["schemas"]["TaskJson"]["required"]

@@ -1,0 +1,256 @@
+"""Taking versions from checkpoint folders."""
+
+import fcntl
+import json
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from schemas import ModelVersion
+from tests.support.faults.transfers import announcement, settled, source
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.errors import CheckpointError
+from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
+from trinity_bus.weights.checkpoint.tensor_file import TensorFile
+from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.link.publisher import WeightPublisher
+from trinity_bus.weights.receiver import Progress, WeightReceiver
+
+BUCKET = 1 << 12
+
+
+def model(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(3000, generator=generator).bfloat16(),
+        "a": torch.randn(7, 3, generator=generator),
+        "none": torch.zeros(0, 4),
+        "scalar": torch.tensor(float(seed)),
+        "ids": torch.arange(5),
+    }
+
+
+class Trainer:
+    """Writes checkpoints and publishes them, as the trainer's service does."""
+
+    def __init__(self, directory: Path, *, keep: int = 2, dtype: str | None = None, deltas: bool = False) -> None:
+        self.directory = directory
+        self.keep = keep
+        self.publisher = CheckpointPublisher(directory, bucket_bytes=BUCKET, keep=keep, dtype=dtype, deltas=deltas)
+
+    def save(self, step: int, weights: dict[str, torch.Tensor]) -> Path:
+        partial = checkpoint.begin(self.directory, step)
+        save_file(weights, partial / "model.safetensors")
+        progress = TrainingProgress(step=step, version=step)
+        return checkpoint.commit(self.directory, progress, world_size=1, tensor_parallel=1, dtype="x", keep=self.keep)
+
+    def publish(self, step: int, weights: dict[str, torch.Tensor]) -> ModelVersion:
+        folder = self.save(step, weights)
+        return announcement(self.publisher, step, self.publisher.stage(step, weights.items()), "a", checkpoint=folder)
+
+
+def read(receiver: WeightReceiver, announced: ModelVersion) -> Progress:
+    receiver.start(source(announced, "a", 5))
+    return settled(receiver)
+
+
+def assert_takes(receiver: WeightReceiver, wanted: dict[str, torch.Tensor]) -> None:
+    got = {name: tensor.clone() for name, tensor in receiver.take()}
+    assert list(got) == list(wanted)
+    assert all(torch.equal(got[name], wanted[name]) and got[name].dtype == wanted[name].dtype for name in wanted)
+
+
+def test_versions_are_read_in_the_agreed_order_with_the_checksum_of_every_other_way(tmp_path: Path) -> None:
+    trainer, receiver = Trainer(tmp_path), WeightReceiver()
+    sender = WeightPublisher(bucket_bytes=BUCKET)
+    for step in range(3):
+        announced = trainer.publish(step, model(step))
+        assert announced.checksum == sender.stage(step, model(step).items())
+        progress = read(receiver, announced)
+        assert progress.state == "ready", progress.error
+        assert progress.checksum == announced.checksum
+        assert_takes(receiver, model(step))
+    sender.close()
+
+
+def test_what_is_read_is_converted_as_what_is_sent(tmp_path: Path) -> None:
+    receiver = WeightReceiver()
+    progress = read(receiver, Trainer(tmp_path, dtype="bfloat16").publish(0, model(0)))
+    assert progress.state == "ready", progress.error
+    wanted = {name: t.bfloat16() if t.is_floating_point() else t for name, t in model(0).items()}
+    assert_takes(receiver, wanted)
+
+
+def test_only_what_changed_is_read_by_whoever_holds_the_version_before(tmp_path: Path) -> None:
+    trainer, receiver, late = Trainer(tmp_path, deltas=True), WeightReceiver(), WeightReceiver()
+    weights = model(0)
+    first = read(receiver, trainer.publish(0, weights))
+    assert first.received_nbytes == first.nbytes
+    assert_takes(receiver, weights)
+    weights["w"][:50] += 1
+    announced = trainer.publish(1, weights)
+    progress = read(receiver, announced)
+    assert progress.state == "ready", progress.error
+    assert progress.received_nbytes == 50 * 3
+    assert_takes(receiver, weights)
+    # Who holds nothing reads all of it.
+    assert read(late, announced).received_nbytes == first.nbytes
+    assert_takes(late, weights)
+    # A delta that leads elsewhere is no base of anybody.
+    weights = model(2)
+    assert read(receiver, trainer.publish(2, weights)).received_nbytes == first.nbytes
+    assert_takes(receiver, weights)
+
+
+def test_a_checkpoint_that_is_being_read_is_kept_until_the_next_one(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, keep=1)
+    first = trainer.save(0, model(0))
+    with checkpoint.held(first), checkpoint.held(first):
+        second = trainer.save(1, model(1))
+        assert first.exists()
+        assert checkpoint.latest(tmp_path) == second
+    trainer.save(2, model(2))
+    assert not first.exists()
+    assert not second.exists()
+
+
+def test_a_reader_that_dies_holds_nothing(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, keep=1)
+    first = trainer.save(0, model(0))
+    holding = (first / checkpoint.PROGRESS).open()
+    fcntl.flock(holding, fcntl.LOCK_SH)
+    # What the system does with the files of a process that ends.
+    holding.close()
+    trainer.save(1, model(1))
+    assert not first.exists()
+
+
+def test_a_checkpoint_that_is_gone_or_going_is_refused_and_the_newest_can_be_had(tmp_path: Path) -> None:
+    trainer, receiver = Trainer(tmp_path, keep=1), WeightReceiver()
+    gone = trainer.publish(0, model(0))
+    newest = trainer.publish(1, model(1))
+    failed = read(receiver, gone)
+    assert failed.error.startswith("VersionGoneError")
+    receiver.cancel()
+    with (Path(str(newest.checkpoint)) / checkpoint.PROGRESS).open() as removing:
+        fcntl.flock(removing, fcntl.LOCK_EX)
+        assert "being removed" in read(receiver, newest).error
+        receiver.cancel()
+    assert read(receiver, newest).state == "ready"
+    assert_takes(receiver, model(1))
+
+
+def test_a_folder_that_vanishes_as_it_is_opened_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Trainer(tmp_path).save(0, model(0))
+    original = fcntl.flock
+
+    def remove_first(lock: int, how: int) -> None:
+        folder.rename(tmp_path / "elsewhere")
+        original(lock, how)
+
+    monkeypatch.setattr("trinity_bus.training.checkpoint.fcntl.flock", remove_first)
+    with pytest.raises(CheckpointError, match="is gone"), checkpoint.held(folder):
+        pass
+
+
+def test_other_bytes_than_were_published_are_caught(tmp_path: Path) -> None:
+    trainer, receiver = Trainer(tmp_path), WeightReceiver()
+    announced = trainer.publish(0, model(0))
+    path = Path(str(announced.checkpoint)) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert "have digest" in read(receiver, announced).error
+    receiver.cancel()
+    # A file that ends too early is an error, not a fault of memory.
+    path.write_bytes(data[:-1000])
+    assert read(receiver, announced).error.startswith("TensorFileError")
+    receiver.cancel()
+    path.write_bytes(b"")
+    assert "not a safetensors file" in read(receiver, announced).error
+
+
+@pytest.mark.parametrize("folder", ["", "relative/step-00000001"])
+def test_an_announcement_without_a_folder_is_refused(tmp_path: Path, folder: str) -> None:
+    announced = Trainer(tmp_path).publish(0, model(0)).model_copy(update={"checkpoint": folder})
+    assert "names no checkpoint folder" in read(WeightReceiver(), announced).error
+
+
+def test_a_reader_stops_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced = Trainer(tmp_path).publish(0, model(0))
+    reading, cancelled = threading.Event(), threading.Event()
+    original = TensorFile.read_into
+
+    def wait_first(self: TensorFile, name: str, place: memoryview) -> None:
+        reading.set()
+        cancelled.wait(10)
+        original(self, name, place)
+
+    monkeypatch.setattr(TensorFile, "read_into", wait_first)
+    receiver = WeightReceiver()
+    receiver.start(source(announced, "a", 5))
+    transfer = receiver._transfer
+    assert transfer is not None
+    assert reading.wait(10)
+    receiver.cancel()
+    cancelled.set()
+    while not transfer.over:
+        pass
+    assert "cancelled" in transfer.progress.error
+    # It holds nothing any more.
+    with (Path(str(announced.checkpoint)) / checkpoint.PROGRESS).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_published_versions_go_with_their_checkpoints(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, keep=2, deltas=True)
+    weights = model(0)
+    for step in range(5):
+        weights["w"][step] += 1
+        trainer.publish(step, weights)
+    assert sorted(path.name for path in (tmp_path / "published").iterdir()) == [
+        "00000003.delta",
+        "00000003.json",
+        "00000004.delta",
+        "00000004.json",
+    ]
+    # Published again, by another incarnation that has no base.
+    Trainer(tmp_path, keep=2).publisher.stage(4, weights.items())
+    assert not (tmp_path / "published" / "00000004.delta").exists()
+
+
+def test_what_is_to_be_kept_or_was_published_again_is_not_pruned(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, keep=1)
+    for step in range(3):
+        trainer.publish(step, model(step))
+    trainer.publisher.keep(2)
+    trainer.publish(3, model(3))
+    assert (tmp_path / "published" / "00000002.json").exists()
+    trainer.publisher.stage(1, model(1).items())
+    trainer.publisher.keep(1)
+    trainer.publish(4, model(4))
+    assert sorted(path.stem for path in (tmp_path / "published").iterdir()) == ["00000001", "00000004"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        {"w": {"dtype": "F32", "shape": [2]}},
+        {"w": {"dtype": "object", "shape": [2], "data_offsets": [0, 8]}},
+        {"w": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}},
+        {"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}},
+        {"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
+    ],
+)
+def test_a_table_that_is_wrong_is_refused(tmp_path: Path, table: object) -> None:
+    path = tmp_path / "model.safetensors"
+    text = json.dumps(table).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(TensorFileError), TensorFile(path) as file:
+        file.meta("w")

@@ -1,0 +1,45 @@
+"""What can be said of NCCL links without a GPU: the meeting before one, and what torch's watchdog is told."""
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from trinity_bus.weights.link import nccl
+
+_NAME = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+def test_two_ranks_meet_in_the_store_whoever_comes_first() -> None:
+    store = HashStore()
+    met = threading.Event()
+
+    def first() -> None:
+        nccl.meet(store, 1, timedelta(seconds=5))
+        met.set()
+
+    threading.Thread(target=first, daemon=True).start()
+    nccl.meet(store, 0, timedelta(seconds=5))
+    assert met.wait(5)
+
+
+def test_one_that_never_comes_is_waited_for_as_long_as_the_limit() -> None:
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        nccl.meet(HashStore(), 0, timedelta(seconds=0.2))
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_the_watchdog_of_a_link_aborts_it_and_other_groups_keep_theirs(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(_NAME, raising=False)
+    if before is not None:
+        monkeypatch.setenv(_NAME, before)
+    with nccl.aborting_only():
+        assert os.environ[_NAME] == "2"
+    assert os.environ.get(_NAME) == before

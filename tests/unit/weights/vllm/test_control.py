@@ -1,0 +1,172 @@
+"""The control server of a worker and its front end: a real socket, a real receiver, a real server of weights."""
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.faults.transfers import announcement, source
+from trinity_bus.inference.control_client import ControlClient
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm.control_server import ControlServer
+
+
+class FakeEngine:
+    """Has workers that open their control sockets."""
+
+    def __init__(self, workers: int) -> None:
+        self.receivers = [WeightReceiver() for _ in range(workers)]
+        self.folder = Path()
+
+    async def collective_rpc(self, method: str, args: tuple[str]) -> list[str]:
+        assert method == "trinity_open_control"
+        self.folder = Path(args[0])
+        assert self.folder.stat().st_mode & 0o077 == 0
+        paths = [self.folder / f"{i}.sock" for i in range(len(self.receivers))]
+        self.control = [ControlServer(receiver, path) for receiver, path in zip(self.receivers, paths, strict=True)]
+        return list(map(str, paths))
+
+
+@pytest.fixture
+def server() -> Iterator[WeightServer]:
+    made = WeightServer(timeout_s=5)
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def opened(engine: FakeEngine) -> AsyncIterator[ControlClient]:
+    control = await ControlClient.open(engine)  # type: ignore[arg-type]
+    assert not engine.folder.exists()
+    assert engine.folder.parent == Path(tempfile.gettempdir())
+    try:
+        yield control
+    finally:
+        await control.close()
+        for receiver in engine.receivers:
+            receiver.close()
+
+
+def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float = 5) -> dict[str, Any]:
+    return asdict(source(announcement(server, version, checksum, "a"), "a", timeout_s))
+
+
+def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
+    async def main() -> None:
+        engine = FakeEngine(2)
+        async with opened(engine) as control:
+            for version in range(2):
+                checksum = server.stage(version, [("w", torch.full((1000,), float(version)))])
+                progress = await control.receive(wanted(server, version, checksum))
+                assert (progress["state"], progress["checksum"]) == ("ready", checksum)
+                for receiver in engine.receivers:
+                    assert dict(receiver.take())["w"][0] == version
+
+    asyncio.run(main())
+
+
+def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:
+    async def main() -> None:
+        engine = FakeEngine(1)
+        async with opened(engine) as control:
+            with pytest.raises(WeightTransferError, match="not staged"):
+                await control.receive(wanted(server, 7, "0" * 64))
+            with pytest.raises(WeightTransferError, match="cancel it first"):
+                await control.receive(wanted(server, 7, "0" * 64))
+            engine.receivers[0].cancel()
+            checksum = server.stage(8, [("w", torch.ones(10))])
+            assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
+
+    asyncio.run(main())
+
+
+def test_one_that_hangs_is_asked_until_it_counts_as_failed(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
+    monkeypatch.setattr("trinity_bus.inference.control_client._LOOK_S", 0.02)
+    monkeypatch.setattr(WeightReceiver, "start", hanging(WeightReceiver.start))
+
+    async def main() -> None:
+        async with opened(FakeEngine(1)) as control:
+            with pytest.raises(WeightTransferError, match="nothing has moved"):
+                await control.receive(wanted(server, 0, "0" * 64, timeout_s=0.05))
+
+    asyncio.run(main())
+
+
+def hanging(start: Any) -> Any:
+    """A start whose thread never comes to run."""
+
+    def begin(self: WeightReceiver, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("trinity_bus.weights.receiver._Transfer.run", lambda _: None)
+            start(self, *arguments)
+
+    return begin
+
+
+def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control server's thread may come to read the order long after it was written."""
+    let_it_read, start = threading.Event(), WeightReceiver.start
+
+    def late(self: WeightReceiver, *arguments: Any) -> None:
+        assert let_it_read.wait(20)
+        start(self, *arguments)
+
+    monkeypatch.setattr(WeightReceiver, "start", late)
+
+    async def main() -> None:
+        engine = FakeEngine(1)
+        async with opened(engine) as control:
+            receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
+            await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            asyncio.get_running_loop().call_later(0.05, let_it_read.set)
+            await control.drained(20)
+            engine.receivers[0].cancel()
+            checksum = server.stage(8, [("w", torch.ones(10))])
+            assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_does_not_answer_is_a_dead_engine(server: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(WeightReceiver, "start", lambda *_: released.wait(20))
+
+    async def main() -> None:
+        async with opened(FakeEngine(1)) as control:
+            receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
+            await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            with pytest.raises(EngineDeadError, match=r"no answer within 0\.05 s"):
+                await control.drained(0.05)
+            released.set()
+
+    asyncio.run(main())
+
+
+def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
+    async def main() -> None:
+        engine = FakeEngine(1)
+        async with opened(engine) as control:
+            control._connections[0][1].write(b"no command\n")
+            with pytest.raises(EngineDeadError):
+                await control.receive(wanted(server, 0, "0" * 64))
+
+    asyncio.run(main())

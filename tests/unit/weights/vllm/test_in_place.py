@@ -1,0 +1,281 @@
+"""Loading in place, as on a GPU: the engine's side of a transfer into the model that it computes with, half ways too.
+
+Real: vLLM's reload of layers, our transfer engine, its control server, the receiver, a server of weights. FAKE: the
+model (two linear layers on the CPU), and of vLLM the worker's session and the front end, which calls the worker in this
+process. A model that is not computed eagerly is loaded in place on a CPU, too.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from schemas import ModelVersion
+from tests.support.faults.transfers import announcement
+from trinity_bus.inference.control_client import ControlClient
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
+from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
+from trinity_bus.weights.memory.server import WeightServer
+
+# vLLM and what it imports warn of their own use of each other.
+# The first test waits until it is imported: half a minute, minutes on a machine at its limit.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+EXPLORER = "explorer-0"
+SIZE = 8
+type Tensors = dict[str, torch.Tensor]
+
+
+class Model(torch.nn.Module):
+    """Loads as vLLM's models do: by each parameter's own loader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(SIZE, SIZE, bias=False)
+        self.second = torch.nn.Linear(SIZE, SIZE, bias=False)
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+        parameters, loaded = dict(self.named_parameters()), set()
+        for name, tensor in tensors:
+            parameter = parameters[name]
+            getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
+            loaded.add(name)
+        return loaded
+
+    def holds(self, tensors: Tensors) -> list[bool]:
+        """Whether each parameter has these values."""
+        return [torch.equal(parameter, tensors[name]) for name, parameter in self.named_parameters()]
+
+
+def version(value: float, **changed: torch.Tensor) -> Tensors:
+    """Weights of one version; a tensor of it may be another."""
+    layers = {"first": torch.full((SIZE, SIZE), value), "second": torch.full((SIZE, SIZE), value + 1)}
+    return {f"{name}.weight": tensor for name, tensor in (layers | changed).items()}
+
+
+def make_worker(model: Model) -> Any:
+    """A worker with our extension, whose session is vLLM's, and whose model is loaded in place."""
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+    from trinity_bus.weights.vllm.engine import OverlappedWeightTransferEngine, WorkerExtension
+
+    class Worker(WorkerExtension):
+        rank = 0
+
+        def __init__(self) -> None:
+            model_config = SimpleNamespace(enforce_eager=False, dtype=torch.float32)
+            config = SimpleNamespace(parallel_config=None, model_config=model_config)
+            self.weight_transfer_engine = OverlappedWeightTransferEngine(None, config, torch.device("cpu"), model)
+            self._weight_update_active = False
+
+        def start_weight_update(self) -> None:
+            assert not self._weight_update_active
+            self.weight_transfer_engine.start_weight_update()
+            self._weight_update_active = True
+
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            self.weight_transfer_engine.receive_weights(self.weight_transfer_engine.parse_update_info(update_info))
+
+        def finish_weight_update(self) -> None:
+            try:
+                self.weight_transfer_engine.finish_weight_update()
+            finally:
+                self._weight_update_active = False
+
+    record_metadata_for_reloading(model)
+    return Worker()
+
+
+class FrontEnd:
+    """Calls one worker, as ``AsyncLLM`` does; notes what generation is told."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self.engine_core = self
+        self.told: list[str] = []
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return [getattr(self._worker, method)(*args)]
+        except Exception as error:  # noqa: BLE001 - what vLLM makes of an error in its worker
+            raise Exception(str(error)) from None  # noqa: TRY002
+
+    async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
+        assert (mode, clear_cache) == ("keep", True)
+        self.told.append("pause")
+
+    async def resume_scheduler_async(self) -> None:
+        self.told.append("resume")
+
+    async def resume_generation(self) -> None:
+        self.told.append("resume")
+
+    async def set_weight_version_async(self, version: str) -> None:
+        self.told.append(f"version {version}")
+
+
+class Rig:
+    """A model in a worker, its front end, and a server of versions."""
+
+    def __init__(self, server: WeightServer) -> None:
+        self.server = server
+        self.model = Model()
+        self.worker = make_worker(self.model)
+        self.front_end = FrontEnd(self.worker)
+        self.addresses = [parameter.data_ptr() for parameter in self.model.parameters()]
+        self.version = -1
+
+    def announce(self, tensors: Tensors) -> ModelVersion:
+        self.version += 1
+        checksum = self.server.stage(self.version, tensors.items())
+        return announcement(self.server, self.version, checksum, EXPLORER, epoch=self.version)
+
+    def run[R](self, work: Callable[[ControlClient], Coroutine[Any, Any, R]]) -> R:
+        async def main() -> R:
+            control = await ControlClient.open(self.front_end)  # type: ignore[arg-type]
+            try:
+                return await work(control)
+            finally:
+                await control.close()
+
+        return asyncio.run(main())
+
+    async def sync(self, control: ControlClient, tensors: Tensors) -> SyncOutcome:
+        announced = self.announce(tensors)
+        self.front_end.told.clear()
+        return await sync_weights(
+            self.front_end,  # type: ignore[arg-type]
+            control,
+            announced,
+            announced.members[0],
+            timeout_s=5,
+        )
+
+
+@pytest.fixture
+def way_made(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """What was told to give way; this process does not."""
+    made: list[torch.device] = []
+    monkeypatch.setattr("trinity_bus.weights.vllm.engine._make_way", made.append)
+    return made
+
+
+@pytest.fixture
+def rig(way_made: list[torch.device]) -> Iterator[Rig]:
+    del way_made
+    server = WeightServer(timeout_s=5)
+    made = Rig(server)
+    yield made
+    made.worker.weight_transfer_engine.shutdown()
+    server.close()
+
+
+def test_versions_are_loaded_where_the_model_is(rig: Rig, way_made: list[torch.device]) -> None:
+    async def work(control: ControlClient) -> None:
+        for value in (1.0, 3.0):
+            outcome = await rig.sync(control, version(value))
+            assert rig.front_end.told == ["pause", f"version {rig.version}", "resume"]
+            assert outcome.nbytes == outcome.received_nbytes == 2 * 4 * SIZE * SIZE
+            assert rig.model.holds(version(value)) == [True, True]
+
+    rig.run(work)
+    # Captured graphs know them.
+    assert [parameter.data_ptr() for parameter in rig.model.parameters()] == rig.addresses
+    assert way_made == [torch.device("cpu")]
+
+
+def test_nothing_is_loaded_of_tensors_with_other_names(rig: Rig) -> None:
+    async def work(control: ControlClient) -> None:
+        await rig.sync(control, version(1.0))
+        with pytest.raises(WeightTransferError, match="not those of the last version"):
+            await rig.sync(control, version(2.0) | {"third.weight": torch.ones(1)})
+        # Generation goes on with what it had, and the next version is taken.
+        assert rig.front_end.told == ["pause", "resume"]
+        assert rig.model.holds(version(1.0)) == [True, True]
+        await rig.sync(control, version(3.0))
+        assert rig.model.holds(version(3.0)) == [True, True]
+
+    rig.run(work)
+
+
+def misshapen() -> Tensors:
+    """The right names, and a shape that the second layer has not; by then, the first one has been loaded."""
+    return version(2.0, second=torch.ones(2 * SIZE, SIZE))
+
+
+def missing() -> Tensors:
+    """Nothing for the second layer."""
+    return {name: tensor for name, tensor in version(2.0).items() if name.startswith("first")}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "served"),
+    [
+        pytest.param(misshapen, 1, id="another shape"),
+        # The first version says which names there are, so this one must be the first.
+        pytest.param(missing, 0, id="a layer gets nothing"),
+    ],
+)
+def test_an_engine_that_was_loaded_half_way_is_dead(rig: Rig, tensors: Callable[[], Tensors], served: int) -> None:
+    async def work(control: ControlClient) -> None:
+        for value in range(served):
+            await rig.sync(control, version(float(value)))
+        with pytest.raises(EngineDeadError, match="loaded half way"):
+            await rig.sync(control, tensors())
+        # No token is drawn from the mix.
+        assert rig.front_end.told == ["pause"]
+        assert dict(rig.model.named_parameters())["first.weight"][0, 0] == 2.0
+        assert rig.worker.weight_transfer_engine.torn
+        # A good version does not make it whole: what loading has left behind is not known.
+        with pytest.raises(EngineDeadError, match="restart the engine"):
+            await rig.sync(control, version(5.0))
+        assert rig.front_end.told == ["pause"]
+
+    rig.run(work)
+
+
+@pytest.mark.parametrize(("device", "changes"), [("cpu", 1), ("cuda", 0)])
+def test_the_thread_that_computes_gives_way_where_it_needs_the_cores(
+    device: str, changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trinity_bus.weights.vllm.engine import _make_way
+
+    lowered: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("os.setpriority", lambda *how: lowered.append(how))
+    # Of a process that was started with less than others, and may not take more.
+    monkeypatch.setattr("os.getpriority", lambda *_: 10)
+    before = sys.getswitchinterval()
+    try:
+        _make_way(torch.device(device))
+        assert sys.getswitchinterval() < before
+    finally:
+        sys.setswitchinterval(before)
+    assert [(who, nice > 10) for _, who, nice in lowered] == [(threading.get_native_id(), True)] * changes
+
+
+def test_a_torn_engine_refuses_by_a_type_of_its_own(rig: Rig) -> None:
+    engine = rig.worker.weight_transfer_engine
+    engine.torn = True
+    with pytest.raises(TornWeightsError, match="restart the engine"):
+        engine.finish_weight_update()
+
+
+def test_an_engine_that_cannot_say_whether_it_is_torn_is_dead(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> bool:
+        raise RuntimeError("no answer")
+
+    async def work(control: ControlClient) -> None:
+        monkeypatch.setattr(type(rig.worker), "trinity_transfer_cancel", refuse)
+        await rig.sync(control, version(1.0))
+        with pytest.raises(EngineDeadError, match="cannot say what it has loaded"):
+            await rig.sync(control, misshapen())
+
+    rig.run(work)

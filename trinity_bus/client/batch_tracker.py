@@ -1,0 +1,205 @@
+"""What is known of one batch of a ``Scheduler``, and what follows from it. Pure: no clock, no client.
+
+A task's lifecycle here::
+
+    SCHEDULED --its result, or its refusal, is read--> READY --taken--> gone
+        '-----the batch is cleaned up without it-----------------------^
+
+A wait is over, with a reason:
+
+==========  ===========================================================================================================
+COMPLETE    no task is without a result
+ENOUGH      ``min_num`` results are there to be taken, and have been for ``wait_after_min_s``
+TIMEOUT     its time is up
+==========  ===========================================================================================================
+
+Everything is counted over what has not been taken yet. So a wait after some results were taken waits for the others,
+and one where nothing is left ends at once, where the reference would count what was taken as missing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from schemas import Position, Task, TaskResult
+from trinity_bus.client.ids import BatchId, given_task_id
+from trinity_bus.client.results import Status, refused, status_of
+
+
+@dataclass(slots=True)
+class TaskWrapper:
+    """A task that was scheduled, and what became of it."""
+
+    task: Task
+    """As it stands on the log."""
+    order: int
+    """Of its scheduling."""
+    status: Status | None = None
+    """When it is READY."""
+    positions: list[Position] = field(default_factory=list)
+    """Where its experiences lie."""
+
+    @property
+    def task_id(self) -> str:
+        """As it was given."""
+        return given_task_id(self.task.task_id)
+
+
+class BatchTracker:
+    """The tasks of one batch.
+
+    Args:
+        batch_id: As the caller calls it.
+        default_runs: Runs of a task that names no number, to be told of one that was refused.
+    """
+
+    def __init__(self, batch_id: BatchId, default_runs: int = 1) -> None:
+        self.batch_id = batch_id
+        self.finished = 0
+        """Results so far, taken ones too."""
+        self._default_runs = default_runs
+        self._scheduled = 0
+        self._outstanding: dict[str, TaskWrapper] = {}
+        self._ready: dict[str, TaskWrapper] = {}
+
+    @property
+    def outstanding(self) -> Iterable[str]:
+        """Ids on the log of the tasks that have no result yet."""
+        return self._outstanding.keys()
+
+    @property
+    def unfinished(self) -> int:
+        """How many tasks have no result yet."""
+        return len(self._outstanding)
+
+    @property
+    def ready(self) -> int:
+        """How many results are there to be taken."""
+        return len(self._ready)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left of it."""
+        return not self._outstanding and not self._ready
+
+    def schedule(self, tasks: Iterable[Task]) -> None:
+        """More tasks, as they stand on the log, with ids that were not used before."""
+        for task in tasks:
+            self._outstanding[task.task_id] = TaskWrapper(task, self._scheduled)
+            self._scheduled += 1
+
+    def accept(self, result: TaskResult) -> bool:
+        """Take note of a result. Whether it was waited for; a second one for the same task is not."""
+        return self._settle(
+            result.task_id,
+            status_of(result),
+            [part.position for part in result.parts if part.position is not None],
+        )
+
+    def refuse(self, task_name: str, why: str) -> bool:
+        """Take note that the coordinator will not run a task. Whether it was waited for."""
+        wrapper = self._outstanding.get(task_name)
+        runs = self._default_runs if wrapper is None else wrapper.task.repeat_times or self._default_runs
+        return self._settle(task_name, refused(runs, why), [])
+
+    def give_up(self, task_names: Iterable[str]) -> None:
+        """No results of these tasks are waited for any more. Those that have one are left alone."""
+        for name in task_names:
+            self._outstanding.pop(name, None)
+
+    def completed(self) -> list[TaskWrapper]:
+        """Return what is READY, in the order of scheduling. Nothing is taken."""
+        return sorted(self._ready.values(), key=lambda wrapper: wrapper.order)
+
+    def take(self, wrappers: Sequence[TaskWrapper]) -> None:
+        """Note that these have been handed to the caller."""
+        for wrapper in wrappers:
+            self._ready.pop(wrapper.task.task_id, None)
+
+    def _settle(self, task_name: str, status: Status, positions: list[Position]) -> bool:
+        wrapper = self._outstanding.pop(task_name, None)
+        if wrapper is None:
+            return False
+        wrapper.status, wrapper.positions = status, positions
+        self._ready[task_name] = wrapper
+        self.finished += 1
+        return True
+
+
+class WaitOutcome(StrEnum):
+    """Why a wait is over."""
+
+    COMPLETE = "complete"
+    ENOUGH = "enough"
+    TIMEOUT = "timeout"
+
+
+@dataclass(slots=True)
+class Wait:
+    """One caller's wait for a batch.
+
+    Args:
+        tracker: Of the batch.
+        started_at: Seconds on any clock that never runs backward.
+        timeout_s: Its limit.
+        wait_after_min_s: How long it goes on when ``min_num`` results are there.
+        min_num: Results that are enough; all where absent, or where there are fewer tasks.
+    """
+
+    tracker: BatchTracker
+    started_at: float
+    timeout_s: float
+    wait_after_min_s: float
+    min_num: int | None = None
+    enough_since: float | None = None
+
+    def over(self, now: float) -> WaitOutcome | None:
+        """Why it is over; None while it is not."""
+        if self.tracker.unfinished == 0:
+            return WaitOutcome.COMPLETE
+        if self.min_num is not None and self.tracker.ready >= self.min_num:
+            self.enough_since = now if self.enough_since is None else self.enough_since
+            if now >= self.enough_since + self.wait_after_min_s:
+                return WaitOutcome.ENOUGH
+        else:
+            # Another caller may have taken some meanwhile.
+            self.enough_since = None
+        return WaitOutcome.TIMEOUT if now >= self.started_at + self.timeout_s else None
+
+    def pause(self, now: float) -> float:
+        """Seconds until it is over if nothing happens."""
+        until = self.started_at + self.timeout_s
+        if self.enough_since is not None:
+            until = min(until, self.enough_since + self.wait_after_min_s)
+        return max(0.0, until - now)
+
+
+class WaitAll:
+    """A wait for every task of every batch, whose limit begins anew with each result.
+
+    Args:
+        trackers: Of every batch.
+        now: Seconds on any clock that never runs backward.
+        timeout_s: Longest time without a result.
+    """
+
+    def __init__(self, trackers: Iterable[BatchTracker], now: float, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._since = now
+        self._finished = sum(tracker.finished for tracker in trackers)
+
+    def over(self, trackers: Iterable[BatchTracker], now: float) -> WaitOutcome | None:
+        """Why it is over; None while it is not."""
+        trackers = list(trackers)
+        finished = sum(tracker.finished for tracker in trackers)
+        if finished > self._finished:
+            self._since = now
+        # Fewer, where a batch of which every result was taken is forgotten.
+        self._finished = finished
+        if all(tracker.unfinished == 0 for tracker in trackers):
+            return WaitOutcome.COMPLETE
+        return WaitOutcome.TIMEOUT if now >= self._since + self.timeout_s else None
+
+    def pause(self, now: float) -> float:
+        """Seconds until it is over if nothing happens."""
+        return max(0.0, self._since + self.timeout_s - now)

@@ -1,0 +1,1 @@
+"""Batches: their tasks from acceptance to result, their ends, and the order of training."""

@@ -1,0 +1,222 @@
+"""Batches on the way from their first task to their manifest.
+
+A task that names a batch joins it; one that names none joins the batch of its type that is being filled. Tasks of a
+batch are not handed out before it is full: see :mod:`trinity_bus.coordination.batches.lifecycle`. An *open* batch,
+without a number of tasks, is never full and never waits; of its tasks that have ended only the numbers are kept.
+
+Over-rollout: a batch need not wait for its last tasks.
+
+A batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with what it then
+has; the others are cut off. More tasks are handed out than are waited for, hence the name: the slowest few decide
+nothing.
+"""
+
+import heapq
+import math
+from bisect import insort
+from collections.abc import Collection
+from typing import Final
+
+from msgspec import UNSET, UnsetType, field
+
+from schemas import BatchLifecycleState as State
+from schemas import BatchRecord
+from schemas.record import BatchType, Metrics
+from trinity_bus.coordination.batches.lifecycle import Transition
+from trinity_bus.coordination.batches.parts import Part
+from trinity_bus.coordination.batches.tasks import OpenTask, Result
+from trinity_bus.coordination.limits import bounded
+from trinity_bus.coordination.state.tables import Row
+from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metrics
+
+MAX_TRACE_LINKS = 128
+"""Links of one batch; what OpenTelemetry keeps of a span's links unless told otherwise."""
+
+NOBODY: Final = ""
+"""The owner of batches whose tasks name a batch, but no producer."""
+EVERYBODY: Final = "*"
+"""The owner of batches that are filled with tasks that name neither. No producer can have this name, or the other."""
+
+type Queued = tuple[int, int, str]
+"""A part to be handed out: order of its task, its index, id of its task."""
+
+
+def enough(batch_type: BatchType, expected: int | None, over_rollout_ratio: float) -> int | None:
+    """How many finished tasks are enough for a batch that does not say so itself; None: all.
+
+    ``ceil(expected * (1 - over_rollout_ratio))`` for train batches, as in the reference; evaluation waits for all.
+    """
+    if batch_type == "eval" or not expected or not over_rollout_ratio:
+        return None
+    return math.ceil(expected * (1 - over_rollout_ratio))
+
+
+class Batch(Row):
+    """A batch that has not ended."""
+
+    batch_id: str
+    batch_type: BatchType = field(name="type")
+    expected: int | None
+    """None: it is open."""
+    number: int
+    """Of its creation, over all batches."""
+    unnamed: bool = False
+    """Whether it is filled with tasks that name no batch."""
+    born: int = 0
+    """Number of the last task that was accepted before it was registered."""
+    min_wait_num: int | None = None
+    state: State = State.PENDING
+    filled: int = 0
+    """Number in the order of getting full; 0 before."""
+    sequence: int = 0
+    """Place in the order of training; 0 for eval batches, and before RUNNING."""
+    min_version: int = 0
+    counts: tuple[int, int, int] | UnsetType = UNSET
+    """``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results."""
+    owner: str = NOBODY
+    """Who is served when its tasks are handed out, and may end it: see
+    :mod:`trinity_bus.coordination.requests.batch_commands`. A version that knew no owners wrote none."""
+
+    def __post_init__(self) -> None:
+        if self.unnamed and self.owner == NOBODY:
+            self.owner = EVERYBODY
+        if self.is_open and self.counts is UNSET:
+            self.counts = (0, 0, 0)
+        self.finished, self.failed, self.aborted = (0, 0, 0) if self.counts is UNSET else self.counts
+        """Tasks that ended by themselves; the failed ones among them; tasks that were cut off."""
+        self.open_tasks: dict[str, OpenTask] = {}
+        """Tasks without a result."""
+        self.size = 0
+        """Bytes of them."""
+        self.results: dict[str, Result] = {}
+        """Of the others; none are kept of an open batch."""
+        self.queued: dict[str, list[Queued]] = {}
+        """Of each workflow, a heap of what is to be handed out."""
+        self.durations: list[float] = []
+        """Seconds that answered parts took, sorted."""
+        self.cut_at: float | None = None
+        """When its unfinished tasks are cut off, on the machine's own clock; set anew by a restart."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no number of tasks."""
+        return self.expected is None
+
+    @property
+    def accepted(self) -> int:
+        """Tasks, with and without a result."""
+        return self.finished + self.aborted + len(self.open_tasks)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all its tasks have come and have a result."""
+        return not self.open_tasks and self.accepted == self.expected
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether so many tasks are finished that the others need not be waited for."""
+        return self.min_wait_num is not None and self.finished >= self.min_wait_num
+
+    def move(self, target: State) -> None:
+        """Goes to another state.
+
+        Raises:
+            IllegalTransitionError: The lifecycle has no such transition.
+        """
+        self.state = Transition(self.state, target).target
+
+    def admit_task(self, task: OpenTask) -> None:
+        """Note that a task is one of the batch from now on."""
+        self.open_tasks[task.task.task_id] = task
+        self.size += task.size
+
+    def release_task(self, task: OpenTask) -> None:
+        """Note that an open task is about to have its result."""
+        del self.open_tasks[task.task.task_id]
+        self.size -= task.size
+
+    def count(self, result: Result) -> None:
+        """Note that a task has ended."""
+        if result.status == "aborted":
+            self.aborted += 1
+        else:
+            self.finished += 1
+            if result.status == "failed":
+                self.failed += 1
+        if self.is_open:
+            self.counts = (self.finished, self.failed, self.aborted)
+
+    def keep(self, result: Result) -> None:
+        """Keep a result."""
+        self.results[result.task_id] = result
+        for seconds in result.elapsed:
+            insort(self.durations, seconds)
+
+    def enqueue(self, task: OpenTask, part: Part) -> None:
+        """Note that the part is to be handed out, for the first time or again."""
+        heapq.heappush(self.queued.setdefault(task.task.workflow, []), (task.order, part.index, task.task.task_id))
+
+    def next_in_line(self, workflows: Collection[str]) -> Queued | None:
+        """Return what is to be handed out next, of those whose workflow is one of these."""
+        heads = [heap[0] for workflow, heap in self.queued.items() if workflow in workflows]
+        return min(heads) if heads else None
+
+    def take(self, workflow: str) -> None:
+        """Note that the first in line of this workflow is handed out."""
+        heap = self.queued[workflow]
+        heapq.heappop(heap)
+        if not heap:
+            del self.queued[workflow]
+
+    def drop(self, task: OpenTask) -> None:
+        """No part of the task is to be handed out any more."""
+        workflow = task.task.workflow
+        queue = self.queued.get(workflow)
+        if queue is None:
+            return
+        heap = [item for item in queue if item[0] != task.order]
+        if heap:
+            heapq.heapify(heap)
+            self.queued[workflow] = heap
+        else:
+            del self.queued[workflow]
+
+    def record(self, *, reason: str | None = None, with_results: bool = False) -> BatchRecord:
+        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for."""
+        results = sorted(self.results.values(), key=lambda r: r.order) if with_results else []
+        return BatchRecord(
+            batch_id=self.batch_id,
+            batch_type=self.batch_type,
+            state=self.state,
+            sequence=self.sequence,
+            expected_task_count=self.expected,
+            accepted_task_count=self.accepted,
+            completed_task_count=self.finished,
+            failed_task_count=self.failed,
+            aborted_task_count=self.aborted,
+            min_wait_num=self.min_wait_num,
+            min_version=self.min_version,
+            manifest=[r.entry for r in results],
+            metrics=self._metrics(results) if with_results else {},
+            reason=reason,
+            trace_links=_trace_links(results),
+        )
+
+    def _metrics(self, results: list[Result]) -> Metrics:
+        """As the reference names them: ``rollout/...`` for train batches, ``eval/<name>/...`` for eval batches."""
+        of_tasks = [r.metrics for r in results]
+        if self.batch_type == "train":
+            prefix = "rollout"
+            metrics = bounded(aggregate_metrics(of_tasks, prefix))
+        else:
+            prefix = f"eval/{self.batch_id.partition('/')[2] or self.batch_id}"
+            metrics = bounded(aggregate_eval_metrics(of_tasks, prefix))
+        metrics[f"{prefix}/finished_task_count"] = float(self.finished)
+        if results:
+            metrics[f"{prefix}/failed_task_count"] = float(self.failed)
+        return metrics
+
+
+def _trace_links(results: list[Result]) -> list[str]:
+    links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and r.parts)
+    return list(links)[:MAX_TRACE_LINKS]

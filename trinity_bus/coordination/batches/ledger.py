@@ -1,0 +1,475 @@
+"""The books: every task that was accepted and has not ended, every batch that has not ended, and what has lately ended.
+
+::
+
+    accept --> OpenTask, in a PENDING batch --> batch full --admit--> RUNNING: its tasks can be handed out
+                  |                                                      |
+                  +--settle: exactly one Result of each task ------------+--> all settled: FINALIZING
+                                                                                |
+                        in the order of sequence: FINALIZED, and off the books <+
+
+A task id is on the books from acceptance to result, and remembered for ``dedup_window`` further tasks; the id of a
+batch likewise, and for a shorter time what became of it. Nothing else is kept of what has ended: the log has it.
+
+Entries of the changelog. A task that is accepted, handed out once and answered shares all of its entries with others:
+
+====================================  ==================================================================================
+``level``                             what the state may hold; see ``coordination.state_codec``
+``books``, ``sync``                   the counters, and which weights are served
+``explorer/<name>``                   an explorer that is, or was lately, in the mesh
+``batch/<id>``                        a batch that has not ended
+``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.pages``
+``assigned/<explorer>``               its running attempts
+``progress/<task id>``                what attempts that have ended left behind, from the first one on
+``answer/<part>/<task id>``           the answer of a part, of a task with several
+``results/<n>/<batch id>``            results, until the batch ends
+``finalizers/<batch id>``             who waits for its end
+``done/<n>``, ``closed/<n>``          ids of ended tasks and batches that are remembered
+``outcomes/<n>``, ``replies/<n>``     what became of batches, and what commands were answered
+====================================  ==================================================================================
+"""
+
+from collections.abc import Iterable
+
+from schemas import BatchLifecycleState as State
+from schemas import BatchRecord, SubmitBatch, Task
+from schemas.batch import MAX_BATCH_TASKS
+from schemas.record import BatchType
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination.batches.admission import Admission
+from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, PartAnswer
+from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
+from trinity_bus.coordination.batches.usage import Usage
+from trinity_bus.coordination.dispatch.dispatch_queue import DispatchQueue
+from trinity_bus.coordination.effects import RejectionReason
+from trinity_bus.coordination.inputs import Origin, TaskArrived
+from trinity_bus.coordination.limits import BATCH_SHARE, MAX_KEPT_RESULTS, parts_allowed
+from trinity_bus.coordination.state.counters import Counters
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.pages import ResultPages, TaskPages
+from trinity_bus.coordination.state.tables import Single, Table
+from trinity_bus.coordination.state.window import Window
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+
+CLOSED_WINDOW = 10_000
+"""Ids of ended batches that are remembered."""
+
+
+class Ledger:
+    """Tasks and batches.
+
+    Args:
+        settings: Sizes and limits.
+        policy: Which versions batches need.
+        dirty: Told of every change.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, dirty: DirtyKeys) -> None:
+        self.tasks: dict[str, OpenTask] = {}
+        self.running: dict[AttemptKey, Attempt] = {}
+        self.batches: Table[Batch] = Table("batch", Batch, dirty, named="batch_id")
+        self.handed_out: dict[int, Batch] = {}
+        """RUNNING batches that are not open, by number."""
+        self.complete: dict[int, Batch] = {}
+        """FINALIZING batches, by number."""
+        self.counters = Counters()
+        Single("books", self.counters, dirty)
+        self.queue = DispatchQueue()
+        self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
+        caps = (settings.max_repeat_times, settings.max_task_timeout_s)
+        quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
+        self._has_caps = any(cap is not None for cap in caps + quotas)
+        self.shares = Shares(self.counters, "turns")
+        """Attempts that run, of each producer."""
+        self.usage = Usage()
+        """Open tasks, of each producer."""
+        self.admission = Admission(
+            settings.max_inflight_batches,
+            policy,
+            self.counters,
+            max_unfilled_bytes=settings.max_open_bytes,
+        )
+        self.pages = TaskPages(dirty)
+        self._results = ResultPages(dirty)
+        self._progress: Table[Progress] = Table("progress", Progress, dirty)
+        self._answers: Table[PartAnswer] = Table("answer", PartAnswer, dirty)
+        """Of tasks with several parts, by :func:`_answer_name`."""
+        self.done = Window("done", settings.dedup_window, dirty)
+        self.closed = Window("closed", CLOSED_WINDOW, dirty)
+        self._settings = settings
+        self._codec = dirty.codec
+        self._active = 0
+        """Open tasks of batches that need no more of them to go on."""
+        self._active_bytes = 0
+        """Of them."""
+        self._kept_results = 0
+        self._kept_bytes = 0
+
+    def wants_tasks(self) -> bool:
+        """Whether more tasks should be read.
+
+        Not while ``max_open_tasks``, or ``max_open_bytes`` of them, are open in batches that can go on: those end, be
+        it by running out of time. Tasks of batches that are not full do not count, because only more tasks help them;
+        ``overflow`` and the bytes that one batch may have bound them.
+        """
+        settings = self._settings
+        return (
+            self._active < settings.max_open_tasks
+            and self._active_bytes < settings.max_open_bytes
+            and self._kept_results < MAX_KEPT_RESULTS
+            and self._kept_bytes < settings.max_open_bytes
+        )
+
+    def refusal(self, task: Task) -> tuple[RejectionReason, str] | None:
+        """Why the books cannot take this task; None if they can."""
+        if task.task_id in self.tasks or task.task_id in self.done:
+            return RejectionReason.DUPLICATE_TASK, f"a task with the id {task.task_id!r} was accepted before"
+        if task.batch_size is not None and task.batch_size > MAX_BATCH_TASKS:
+            return (
+                RejectionReason.BATCH_TOO_LARGE,
+                f"a batch has {MAX_BATCH_TASKS} tasks at most, not {task.batch_size}",
+            )
+        batch = None if task.batch_id is None else self.batches.get(task.batch_id)
+        if batch is None and task.batch_id is not None and task.batch_id in self.closed:
+            return RejectionReason.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
+        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch)
+
+    def accept(self, arrived: TaskArrived) -> Batch | None:
+        """Take a task for which there is no ``refusal``. Return its batch if that is new."""
+        task = arrived.task
+        batch, is_new = self._batch_of(task)
+        self.counters.tasks += 1
+        order = self.counters.tasks
+        accepted = AcceptedTask(
+            batch_id=batch.batch_id,
+            order=order,
+            partition=arrived.origin.partition,
+            offset=arrived.origin.offset,
+            traceparent=arrived.traceparent,
+            runs=self._runs_of(task),
+            per_part=self._settings.max_repeat_times_per_runner,
+            task=task,
+        )
+        packed = self._codec.encode(accepted)
+        opened = accepted.opened(self.pages.add(order, task.task_id, packed), arrived.origin, len(packed))
+        self.tasks[task.task_id] = opened
+        self._join(opened, batch)
+        for part in opened.parts:
+            self.queue.enqueue(batch, opened, part)
+        if batch.is_open:
+            self._active += 1
+            self._active_bytes += opened.size
+        else:
+            if batch.unnamed and batch.size >= self._max_batch_bytes:
+                # Nobody could give it up: it is full now, with fewer tasks.
+                batch.expected = batch.accepted
+                batch.min_wait_num = enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio)
+            if self.admission.grew(batch):
+                self._filled(batch)
+        return batch if is_new else None
+
+    def register(self, wanted: SubmitBatch) -> Batch:
+        """Take a batch that a client has submitted and whose id is free."""
+        owner = wanted.producer or wanted.client
+        batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count, owner)
+        if wanted.min_wait_num is not None and batch.expected:
+            batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
+        return batch
+
+    def start_open(self, batch: Batch) -> None:
+        """Note that an open batch starts at once."""
+        batch.move(State.RUNNING)
+
+    def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
+        """Start full batches for which there is room; see :meth:`Admission.admit`."""
+        admitted = self.admission.admit(announced=announced, newest=newest)
+        records = []
+        for batch in admitted:
+            batch.move(State.RUNNING)
+            self.handed_out[batch.number] = batch
+            self.queue.join(batch)
+            records.append(batch.record())
+            if batch.all_ended:
+                records.append(self.completed(batch))
+        return records
+
+    def oldest_needed(self) -> int | None:
+        """Return the oldest version that a batch needs which is handed out and not done.
+
+        None where there is no such batch.
+        """
+        return min((batch.min_version for batch in self.handed_out.values()), default=None)
+
+    def newest_drawn_for(self) -> int:
+        """Return the newest version that an attempt needs which is running; 0 where none is."""
+        batches = {self.tasks[attempt.task_id].batch_id for attempt in self.running.values()}
+        return max((self.batches[batch_id].min_version for batch_id in batches), default=0)
+
+    def needing_more_than(self, version: int) -> list[Batch]:
+        """Batches that are handed out, not done, and need a newer version than this."""
+        return [batch for batch in self.handed_out.values() if batch.min_version > version]
+
+    def completed(self, batch: Batch) -> BatchRecord:
+        """Note that the batch waits for nothing but its turn."""
+        batch.move(State.FINALIZING)
+        self.handed_out.pop(batch.number, None)
+        self.complete[batch.number] = batch
+        self.queue.leave(batch)
+        return batch.record()
+
+    def settle(self, task: OpenTask, result: Result) -> Batch:
+        """Note that the task, of which nothing is running or queued any more, has its result. Return its batch."""
+        task_id = task.task.task_id
+        batch = self.batches[task.batch_id]
+        del self.tasks[task_id]
+        batch.release_task(task)
+        self.usage.remove(task.producer, task.size)
+        self.pages.remove(task.page, task_id)
+        self.done.add(task_id)
+        if self._progress.pop(task_id, None) is not None:
+            for part in task.parts:
+                self._answers.pop(_answer_name(task_id, part.index), None)
+        batch.count(result)
+        self.admission.shrank(batch)
+        if batch.filled or batch.is_open:
+            self._active -= 1
+            self._active_bytes -= task.size
+        if not batch.is_open:
+            batch.keep(result)
+            packed = self._codec.encode(result)
+            self._results.add(batch.batch_id, packed)
+            if batch.filled:
+                self._kept_results += 1
+                self._kept_bytes += len(packed)
+        return batch
+
+    def progressed(self, task: OpenTask) -> None:
+        """Note that an attempt at the task has ended, and the task has not."""
+        task_id = task.task.task_id
+        self._progress[task_id] = task.progress(self._progress.get(task_id))
+
+    def answered(self, task: OpenTask, index: int, answer: PartAnswer) -> None:
+        """Note that a part of the task is answered, and the task has not ended."""
+        self.progressed(task)
+        self._answers[_answer_name(task.task.task_id, index)] = answer
+
+    def finalized(self, batch: Batch) -> None:
+        """Note that a complete batch whose turn has come has ended."""
+        batch.move(State.FINALIZED)
+        self.admission.finalized(batch)
+        self._close(batch)
+
+    def aborted(self, batch: Batch) -> None:
+        """Take a batch that is ABORTED, and none of whose tasks is open any more, off the books."""
+        for moved_up in self.admission.aborted(batch):
+            self.queue.moved(moved_up)
+        self._close(batch)
+
+    def overdue(self, now: float) -> list[Attempt]:
+        """Return running attempts whose time is up, in the order of their tasks."""
+        late = [attempt for attempt in self.running.values() if attempt.deadline <= now]
+        return sorted(late, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
+
+    def rebuild(self, running: Iterable[Attempt]) -> None:
+        """Find again whatever follows from the tables, which were filled from a changelog.
+
+        Args:
+            running: Attempts that explorers were handed.
+        """
+        self._rebuild_tasks(running)
+        self.batches.sort(key=lambda batch_id: self.batches[batch_id].number)
+        for batch_id in self._results.rebuild():
+            batch = self.batches[batch_id]
+            for item in self._results.of(batch_id):
+                result = self._codec.decode(Result, item)
+                batch.count(result)
+                batch.keep(result)
+        for task in self.tasks.values():
+            batch = self.batches[task.batch_id]
+            self._join(task, batch)
+            for part in task.parts:
+                if part.queued:
+                    self.queue.enqueue(batch, task, part)
+        for batch in self.batches.values():
+            if batch.filled or batch.is_open:
+                self._filled(batch)
+        self.handed_out = {b.number: b for b in self.batches.values() if b.state is State.RUNNING and not b.is_open}
+        self.complete = {b.number: b for b in self.batches.values() if b.state is State.FINALIZING}
+        self.admission.restore(self.batches.values())
+        self.done.rebuild()
+        self.closed.rebuild()
+
+    def _rebuild_tasks(self, running: Iterable[Attempt]) -> None:
+        self.pages.rebuild(self._open_again)
+        for name, answer in self._answers.items():
+            index, _, task_id = name.partition("/")
+            task = self.tasks[task_id]
+            task.answer(task.parts[int(index)], answer)
+        for task_id, progress in self._progress.items():
+            self.tasks[task_id].take_progress(progress)
+        for attempt in running:
+            task = self.tasks[attempt.task_id]
+            task.resume(attempt)
+            self.running[attempt.key] = attempt
+            self.shares.take(self.batches[task.batch_id].owner)
+        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
+
+    def _open_again(self, page: str, item: bytes) -> str:
+        accepted = self._codec.decode(AcceptedTask, item)
+        task = accepted.opened(page, Origin(accepted.partition, accepted.offset), len(item))
+        self.tasks[task.task.task_id] = task
+        return task.task.task_id
+
+    def _join(self, task: OpenTask, batch: Batch) -> None:
+        """Note that an open task is one of the batch from now on."""
+        task.producer = _sender(task.task, batch)
+        batch.admit_task(task)
+        self.usage.add(task.producer, task.size)
+
+    def _filled(self, batch: Batch) -> None:
+        """Note that a batch needs no more tasks to go on."""
+        self._active += len(batch.open_tasks)
+        self._active_bytes += batch.size
+        if not batch.is_open:
+            self._kept_results += len(batch.results)
+            self._kept_bytes += self._results.size(batch.batch_id)
+
+    def _over_a_cap(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
+        """Return what the operator does not allow."""
+        return (self._over_a_limit(task) or self._over_a_quota(task, batch)) if self._has_caps else None
+
+    def _over_a_limit(self, task: Task) -> tuple[RejectionReason, str] | None:
+        """Return what is allowed to nobody."""
+        settings, runs = self._settings, self._runs_of(task)
+        if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
+            return (
+                RejectionReason.OVER_LIMIT,
+                f"{runs} runs; coordinator.max_repeat_times allows {settings.max_repeat_times}",
+            )
+        longest = settings.max_task_timeout_s
+        if longest is not None and task.timeout_s is not None and task.timeout_s > longest:
+            return (
+                RejectionReason.OVER_LIMIT,
+                f"timeout_s = {task.timeout_s:g}; coordinator.max_task_timeout_s is {longest:g}",
+            )
+        return None
+
+    def _over_a_quota(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
+        """Return what is not allowed to this producer now."""
+        most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
+        producer = _sender(task, batch)
+        use = self.usage.of(producer)
+        who = f"producer {producer!r}" if producer else "producers without a name"
+        if most is not None and use.tasks >= most:
+            return RejectionReason.OVER_QUOTA, (
+                f"{who}: {use.tasks} tasks are open, coordinator.producer_max_open_tasks is {most}; "
+                "send it again when some have ended"
+            )
+        if most_bytes is not None and use.size >= most_bytes:
+            return RejectionReason.OVER_QUOTA, (
+                f"{who}: {use.size} bytes of tasks are open, coordinator.producer_max_open_bytes is {most_bytes}; "
+                "send it again when some have ended"
+            )
+        return None
+
+    def _does_not_fit(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
+        if batch is None:
+            return None
+        wrong_size = task.batch_size is not None and task.batch_size != batch.expected
+        if batch.batch_type != task.batch_type or wrong_size:
+            size = "any number of" if batch.expected is None else str(batch.expected)
+            return RejectionReason.BATCH_MISMATCH, (
+                f"batch {batch.batch_id!r} has {size} {batch.batch_type} tasks, "
+                f"this task says {task.batch_size or size} {task.batch_type} tasks"
+            )
+        if batch.accepted == batch.expected:
+            return (
+                RejectionReason.BATCH_FULL,
+                f"batch {batch.batch_id!r} has its {batch.expected} tasks; name another one",
+            )
+        if batch.size >= self._max_batch_bytes and not batch.is_open:
+            return RejectionReason.BATCH_TOO_LARGE, (
+                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
+                f"allows one batch {self._max_batch_bytes}: send smaller batches"
+            )
+        return None
+
+    def _too_many_parts(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
+        per_part = self._settings.max_repeat_times_per_runner
+        if per_part is None:
+            return None
+        expected = self._size_of(task) if batch is None else batch.expected
+        parts, allowed = -(-self._runs_of(task) // per_part), parts_allowed(expected)
+        if parts <= allowed:
+            return None
+        return RejectionReason.BATCH_TOO_LARGE, (
+            f"{self._runs_of(task)} runs are {parts} parts of {per_part}, and a task of a batch of {expected} has "
+            f"{allowed} parts at most; send smaller batches or raise max_repeat_times_per_runner"
+        )
+
+    def _runs_of(self, task: Task) -> int:
+        return task.repeat_times or self._settings.group_size
+
+    def _size_of(self, task: Task) -> int:
+        return (None if task.batch_id is None else task.batch_size) or self._settings.batch_size
+
+    def _batch_of(self, task: Task) -> tuple[Batch, bool]:
+        if task.batch_id is None:
+            batch = self.admission.filling.get(task.batch_type)
+        else:
+            batch = self.batches.get(task.batch_id)
+        if batch is not None:
+            return batch, False
+        unnamed = task.batch_id is None
+        batch_id = task.batch_id or self._new_name(task.batch_type)
+        owner = task.producer or (EVERYBODY if unnamed else NOBODY)
+        return self._register(batch_id, task.batch_type, self._size_of(task), owner, unnamed=unnamed), True
+
+    def _register(
+        self, batch_id: str, batch_type: BatchType, expected: int | None, owner: str, *, unnamed: bool = False
+    ) -> Batch:
+        self.counters.batches += 1
+        batch = Batch(
+            batch_id=batch_id,
+            batch_type=batch_type,
+            expected=expected,
+            number=self.counters.batches,
+            unnamed=unnamed,
+            owner=owner,
+            born=self.counters.tasks,
+            min_wait_num=enough(batch_type, expected, self._settings.over_rollout_ratio),
+        )
+        self.batches[batch_id] = batch
+        self.admission.created(batch)
+        return batch
+
+    def _new_name(self, batch_type: BatchType) -> str:
+        while True:
+            self.counters.unnamed += 1
+            name = f"{batch_type}-{self.counters.unnamed:06d}"
+            if name not in self.batches and name not in self.closed:
+                return name
+
+    def _close(self, batch: Batch) -> None:
+        if batch.filled:
+            self._kept_results -= len(batch.results)
+            self._kept_bytes -= self._results.size(batch.batch_id)
+        self.handed_out.pop(batch.number, None)
+        self.complete.pop(batch.number, None)
+        self.queue.leave(batch)
+        del self.batches[batch.batch_id]
+        self.closed.add(batch.batch_id)
+        self._results.remove(batch.batch_id)
+
+
+def _answer_name(task_id: str, index: int) -> str:
+    return f"{index}/{task_id}"
+
+
+def _sender(task: Task, batch: Batch | None) -> str:
+    """Whose caps a task counts against: who it says that it is from, else the owner of the batch that it names."""
+    if task.producer is not None:
+        return task.producer
+    return NOBODY if batch is None or batch.unnamed else batch.owner

@@ -1,0 +1,143 @@
+"""The parts of a task: stretches of its runs, each done by one attempt.
+
+A task whose ``repeat_times`` is above ``max_repeat_times_per_runner`` is split, and its parts may run on several
+explorers at once; any other task is one part. The runs of all parts together are one group.
+
+::
+
+    QUEUED --start--> RUNNING --an attempt is good---------------------------------------> ANSWERED
+       ^                 |
+       |                 +-- failed, timed out, explorer gone; no other attempt at it --+
+       |                                                                                |
+       +------------------------------ tries left -------------------------------------<+>-- none left --> FAILED
+
+A part has one running attempt, or two where a speculative one beside a slow one was started; the first good one
+answers, the other is cancelled. An attempt is known by the id of its task and its number; no two attempts at a task,
+whatever the part, have the same. Once it has ended, nothing that it still says counts.
+"""
+
+from dataclasses import dataclass, field
+
+from schemas import Position, ResultPart
+from schemas.record import Metrics
+from trinity_bus.coordination.state.codec import Value
+from trinity_bus.coordination.state.tables import Row
+
+type AttemptKey = tuple[str, int]
+"""Task id and number of an attempt."""
+
+
+class Attempt(Value, array_like=True):
+    """One try at a part of a task, on one incarnation of one explorer."""
+
+    task_id: str
+    part: int
+    """Index of the part."""
+    number: int
+    """1, 2, 3 ... over all parts of the task."""
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        self.explorer = self.incarnation = ""
+        self.deadline = self.timeout_s
+        """On the machine's own clock; set anew by a restart, so that time spent dead is not charged to the attempt."""
+        self.started: float | None = None
+        """On the machine's own clock; None if that was before a restart."""
+
+    def place(self, explorer: str, incarnation: str, now: float) -> None:
+        """Says who runs it, and that its time begins now."""
+        self.explorer, self.incarnation, self.deadline = explorer, incarnation, now + self.timeout_s
+
+    @property
+    def key(self) -> AttemptKey:
+        """What it is known by."""
+        return self.task_id, self.number
+
+
+class StoredPart(Value, array_like=True):
+    """A ``ResultPart`` as the state keeps it: in the state's own form, whatever becomes of the record's."""
+
+    attempt: int
+    samples: int
+    place: tuple[int, int] | None
+    """Partition and offset of its experiences."""
+
+    @property
+    def record(self) -> ResultPart:
+        """The part, as results and manifests name it."""
+        position = None if self.place is None else Position(partition=self.place[0], offset=self.place[1])
+        return ResultPart(attempt=self.attempt, samples=self.samples, position=position)
+
+
+class PartAnswer(Row, array_like=True):
+    """What a good attempt gave."""
+
+    part: StoredPart
+    completed_runs: int
+    whole: bool
+    """Whether these are all runs of the part."""
+    metrics: list[Metrics]
+    """One map of each run, and one with the time that all took."""
+    version_min: int
+    version_max: int
+    seconds: float
+    """As its explorer says."""
+    elapsed: float | None
+    """Seconds from its dispatch to its answer; None if a restart lies between them."""
+    error: str | None
+    explorer: str
+    traceparent: str | None
+    """Context of the rollout."""
+
+
+class LostPart(Value, array_like=True):
+    """What attempts without an answer have left behind at a part."""
+
+    index: int
+    lost: int = 0
+    failed: bool = False
+    failed_on: str | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """A stretch of a task's runs."""
+
+    index: int
+    run_id_base: int
+    """Its first run."""
+    runs: int
+    lost: int = 0
+    """Attempts that ended without an answer."""
+    failed: bool = False
+    """Whether it will not be tried again."""
+    failed_on: str | None = None
+    """The explorer of the last attempt that was lost; another one is preferred for the next."""
+    running: list[Attempt] = field(default_factory=list)
+    answer: PartAnswer | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is ANSWERED or FAILED."""
+        return self.failed or self.answer is not None
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits to be handed out."""
+        return not self.running and not self.ended
+
+    @property
+    def tries(self) -> int:
+        """Attempts that were started."""
+        return self.lost + len(self.running)
+
+
+def split(runs: int, per_part: int | None) -> list[Part]:
+    """Return the parts of a task.
+
+    Args:
+        runs: Of the task.
+        per_part: Runs of each part but the last, which may have fewer; None: one part has all.
+    """
+    size = runs if per_part is None else per_part
+    return [Part(index, base, min(size, runs - base)) for index, base in enumerate(range(0, runs, size))]

@@ -1,0 +1,142 @@
+"""What attempts that ended are worth, and what tasks that ended came to."""
+
+from collections.abc import Iterator
+
+from schemas import RolloutFinished, TaskResult
+from schemas.batch import TaskStatus
+from schemas.record import BatchType
+from trinity_bus.coordination.batches.parts import Part, PartAnswer, StoredPart
+from trinity_bus.coordination.batches.tasks import OpenTask, Result
+from trinity_bus.coordination.limits import bounded, short_error
+from trinity_bus.rollout.metrics import calculate_task_level_metrics
+
+
+def problem(event: RolloutFinished, batch_type: BatchType, min_version: int, *, accept_partial: bool) -> str | None:
+    """Why the attempt is no answer to its part; None if it is one.
+
+    Args:
+        event: What its explorer says.
+        batch_type: Of the task.
+        min_version: The oldest version that its batch may be drawn with.
+        accept_partial: Whether the runs of an attempt that broke off count.
+    """
+    if event.status == "failed" or event.completed_runs < 1:
+        return event.error or "the rollout failed and did not say why"
+    if event.status == "partial" and not accept_partial:
+        return event.error or f"{event.completed_runs} of {event.total_runs} runs completed"
+    if batch_type == "eval":
+        return None
+    if event.experience is None or event.samples < 1:
+        return f"the rollout is {event.status}, but has no experience that could be trained on"
+    if event.version_min < min_version:
+        return f"drawn with version {event.version_min}, the batch needs {min_version} or newer"
+    return None
+
+
+def answer(
+    event: RolloutFinished, part: Part, batch_type: BatchType, elapsed: float | None, traceparent: str | None
+) -> PartAnswer:
+    """Return the answer of a part, from an attempt without a ``problem``."""
+    whole = event.status == "completed"
+    error = None
+    if not whole:
+        error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
+    position = event.experience if batch_type == "train" else None
+    return PartAnswer(
+        part=StoredPart(
+            attempt=event.attempt,
+            samples=event.samples,
+            place=None if position is None else (position.partition, position.offset),
+        ),
+        completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
+        whole=whole,
+        metrics=[*event.metrics, {"time/task_execution": event.seconds}],
+        version_min=event.version_min,
+        version_max=event.version_max,
+        seconds=event.seconds,
+        elapsed=elapsed,
+        error=error,
+        explorer=event.explorer,
+        traceparent=traceparent,
+    )
+
+
+def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> Result:
+    """Return the result of a task of which at least one part is answered.
+
+    Args:
+        task: The task.
+        batch_type: Of its batch.
+        reason: Why its other parts will not be waited for, where that is so.
+    """
+    answers = task.answers
+    whole = len(answers) == len(task.parts) and all(answer.whole for answer in answers)
+    error = None if whole else task.first_error or next(_errors(answers), None) or reason
+    first = answers[0]
+    runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
+    return Result(
+        order=task.order,
+        task_id=task.task.task_id,
+        status="completed" if whole else "partial",
+        parts=[answer.part for answer in answers],
+        error=None if error is None else short_error(error),
+        version_min=min([answer.version_min for answer in answers]),
+        version_max=max([answer.version_max for answer in answers]),
+        metrics=bounded(calculate_task_level_metrics(runs, batch_type == "eval")),
+        traceparent=first.traceparent,
+        elapsed=[answer.elapsed for answer in answers if answer.elapsed is not None],
+    )
+
+
+def failure(task: OpenTask, error: str) -> Result:
+    """Return the result of a task that will not be tried again.
+
+    It has no metrics: a failure is not a reward of zero.
+    """
+    return _nothing(task, "failed", error)
+
+
+def cut_off(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
+    """Return the result of a task that is not waited for any longer."""
+    if keep_partial and task.answers:
+        return joined(task, batch_type, reason)
+    return _nothing(task, "aborted", reason)
+
+
+def told(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
+    """Return the result as its record on ``results``."""
+    counted = task.answers if result.parts else []
+    return TaskResult(
+        task_id=result.task_id,
+        batch_id=task.batch_id,
+        batch_type=batch_type,
+        status=result.status,
+        completed_runs=sum(answer.completed_runs for answer in counted),
+        total_runs=task.total_runs,
+        parts=[part.record for part in result.parts],
+        metrics=result.metrics,
+        version_min=result.version_min,
+        version_max=result.version_max,
+        seconds=sum(answer.seconds for answer in counted),
+        attempts=task.attempts,
+        error=result.error,
+    )
+
+
+def _nothing(task: OpenTask, status: TaskStatus, error: str) -> Result:
+    return Result(
+        order=task.order,
+        task_id=task.task.task_id,
+        status=status,
+        parts=[],
+        error=short_error(error),
+        version_min=-1,
+        version_max=-1,
+        metrics={},
+        traceparent=None,
+        elapsed=[],
+    )
+
+
+def _errors(answers: list[PartAnswer]) -> Iterator[str]:
+    return (answer.error for answer in answers if answer.error is not None)

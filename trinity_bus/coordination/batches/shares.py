@@ -1,0 +1,78 @@
+"""Whose turn it is: what is scarce goes to the one who has least of it. Pure.
+
+::
+
+    producer waits --its turn--> holds one more --given back--> holds one fewer
+
+Among those who want one more, the turn is that of whoever *holds* the fewest; among equals, that of whoever was served
+longest ago, then the first by name. So with ``n`` producers that always want more, each comes to hold its ``n``-th
+part, however long each keeps what it holds: a producer whose attempts take a hundred times as long as another's does
+not come to hold a hundred times as many. Nobody waits for more than one service of each of the others once it holds
+the fewest, and nothing is kept back: a producer that is alone gets all.
+
+Turns are remembered, as part of the coordinator's state, only while producers compete; who neither holds nor wants
+anything is forgotten.
+"""
+
+from collections.abc import Container
+from typing import Literal
+
+from trinity_bus.coordination.state.counters import Counters
+
+type Rank = tuple[int, int, str]
+"""How many it holds, the number of its last turn, its name."""
+
+
+class Shares:
+    """Who holds how much of one thing.
+
+    Args:
+        counters: Keep the turns.
+        field: Theirs that has the number of the last turn of each producer.
+    """
+
+    def __init__(self, counters: Counters, field: Literal["turns", "training_turns"]) -> None:
+        self.held: dict[str, int] = {}
+        """Producers that hold something, and how much."""
+        self._counters = counters
+        self._field = field
+
+    @property
+    def _turns(self) -> dict[str, int]:
+        turns: dict[str, int] = getattr(self._counters, self._field)
+        return turns
+
+    def rank(self, producer: str) -> Rank:
+        """Return the smallest of those who compete has the turn."""
+        return self.held.get(producer, 0), self._turns.get(producer, 0), producer
+
+    def served(self, producer: str) -> None:
+        """Note that it has had a turn while others competed."""
+        turns = self._turns
+        self._keep({**turns, producer: max(turns.values(), default=0) + 1})
+
+    def take(self, producer: str) -> None:
+        """Note that it holds one more."""
+        self.held[producer] = self.held.get(producer, 0) + 1
+
+    def give_back(self, producer: str) -> None:
+        """Note that it holds one fewer."""
+        held = self.held
+        held[producer] -= 1
+        if not held[producer]:
+            del held[producer]
+
+    def forget_idle(self, waiting: Container[str]) -> None:
+        """Forgets the turns of those who neither hold nor want anything.
+
+        Args:
+            waiting: Who wants something.
+        """
+        turns = self._turns
+        kept = {name: turn for name, turn in turns.items() if name in self.held or name in waiting}
+        if len(kept) < len(turns):
+            self._keep(kept)
+
+    def _keep(self, turns: dict[str, int]) -> None:
+        # Another dictionary: counters take note of assignments.
+        setattr(self._counters, self._field, turns)

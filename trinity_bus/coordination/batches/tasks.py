@@ -1,0 +1,193 @@
+"""An accepted task, from acceptance to its one result.
+
+::
+
+        accepted --> parts queued and running --+-- all parts answered, each whole ------------> completed
+                                                +-- all parts ended, some runs are done -------> partial (1)
+                                                +-- a part has failed for good ----------------> failed  (2)
+                                                +-- its batch ends, or its client cancels it --> partial (3) or aborted
+
+(1) With ``return_partial_tasks`` alone: the attempts at a part that break off count for the runs that they have done.
+(2) At once, and its other parts are cancelled; with ``return_partial_tasks`` when no part has a run to show for itself.
+(3) Where partial results were asked for and at least one part is answered.
+
+The result of a failed task is its *first* error: later ones are often its consequences.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from msgspec import Struct, field
+
+from schemas import ManifestEntry, Task
+from schemas.batch import TaskStatus
+from schemas.record import Metrics
+from trinity_bus.coordination.batches.parts import Attempt, LostPart, Part, PartAnswer, StoredPart, split
+from trinity_bus.coordination.inputs import Origin
+from trinity_bus.coordination.state.tables import Row
+
+
+class AcceptedTask(Struct, array_like=True, frozen=True):
+    """What never changes about a task: an item of ``tasks/<n>``."""
+
+    batch_id: str
+    order: int
+    """Number of its acceptance, over all tasks."""
+    partition: int
+    offset: int
+    traceparent: str | None
+    runs: int
+    per_part: int | None
+    """Runs of each part but the last; None: one part has all."""
+    task: Task
+
+    def opened(self, page: str, origin: Origin, size: int) -> "OpenTask":
+        """Return the task as it was when it was accepted, kept on this page with so many bytes."""
+        parts = split(self.runs, self.per_part)
+        return OpenTask(self.task, self.batch_id, self.order, origin, self.traceparent, parts, page, size)
+
+
+class Progress(Row):
+    """What attempts at a task that have ended left behind: ``progress/<task id>``."""
+
+    last_ended: int = 0
+    first_error: str | None = None
+    parts: list[LostPart] = field(default_factory=list)
+    """Those that have lost attempts."""
+
+
+@dataclass(slots=True)
+class OpenTask:
+    """A task without a result. It is made with parts that nobody has tried yet."""
+
+    task: Task
+    batch_id: str
+    order: int
+    """Number of its acceptance, over all tasks."""
+    origin: Origin
+    traceparent: str | None
+    parts: list[Part]
+    page: str
+    """Where it is kept in the changelog, see :mod:`trinity_bus.coordination.state.pages`."""
+    size: int
+    """Bytes of it, as they are kept there."""
+    attempts: int = 0
+    """How many were started, at all parts: the number of the last one."""
+    last_ended: int = 0
+    """The highest number of an attempt that has ended."""
+    first_error: str | None = None
+    producer: str = ""
+    """Who counts as its sender; follows from the task and its batch."""
+    homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
+    """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
+    This and the next follow from the parts."""
+    parts_left: int = dataclasses.field(init=False, compare=False)
+    """Parts that have not ended."""
+
+    def __post_init__(self) -> None:
+        self.parts_left = len(self.parts)
+
+    @property
+    def total_runs(self) -> int:
+        """Of all parts."""
+        return self.parts[-1].run_id_base + self.parts[-1].runs
+
+    @property
+    def answers(self) -> list[PartAnswer]:
+        """Of the parts that have one, in the order of their runs."""
+        return [part.answer for part in self.parts if part.answer is not None]
+
+    @property
+    def running(self) -> list[Attempt]:
+        """Attempts at any part."""
+        return [attempt for part in self.parts for attempt in part.running]
+
+    def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
+        """Begins the next attempt."""
+        self.attempts += 1
+        attempt = Attempt(self.task.task_id, part.index, self.attempts, timeout_s)
+        attempt.place(explorer, incarnation, now)
+        attempt.started = now
+        part.running.append(attempt)
+        self.homes[explorer] = self.homes.get(explorer, 0) + 1
+        return attempt
+
+    def resume(self, attempt: Attempt) -> None:
+        """Note that the attempt was running when the coordinator stopped, and still is."""
+        self.parts[attempt.part].running.append(attempt)
+        self.attempts = max(self.attempts, attempt.number)
+        self.homes[attempt.explorer] = self.homes.get(attempt.explorer, 0) + 1
+
+    def stop(self, attempt: Attempt) -> Part:
+        """Note that the running attempt has ended, one way or another. Return its part."""
+        part = self.parts[attempt.part]
+        part.running.remove(attempt)
+        self.last_ended = max(self.last_ended, attempt.number)
+        self.homes[attempt.explorer] -= 1
+        if not self.homes[attempt.explorer]:
+            del self.homes[attempt.explorer]
+        return part
+
+    def answer(self, part: Part, answer: PartAnswer) -> None:
+        """Note that the part is answered."""
+        part.answer = answer
+        self.parts_left -= 1
+        self.homes[answer.explorer] = self.homes.get(answer.explorer, 0) + 1
+
+    def fail(self, part: Part) -> None:
+        """Note that the part will not be tried again."""
+        part.failed = True
+        self.parts_left -= 1
+
+    def progress(self, before: Progress | None) -> Progress:
+        """Return what is kept of its attempts that have ended, and was kept of them before."""
+        known = {} if before is None else {kept.index: kept for kept in before.parts}
+        lost = [
+            known.get(part.index, LostPart(part.index)).but(
+                lost=part.lost, failed=part.failed, failed_on=part.failed_on
+            )
+            for part in self.parts
+            if part.lost
+        ]
+        return (before or Progress()).but(last_ended=self.last_ended, first_error=self.first_error, parts=lost)
+
+    def take_progress(self, progress: Progress) -> None:
+        """Becomes what it was when this was kept."""
+        self.attempts = self.last_ended = progress.last_ended
+        self.first_error = progress.first_error
+        for kept in progress.parts:
+            part = self.parts[kept.index]
+            part.lost, part.failed_on = kept.lost, kept.failed_on
+            if kept.failed:
+                self.fail(part)
+
+
+class Result(Struct, array_like=True, frozen=True):
+    """The one result of a task: an item of ``results/<n>/<batch id>``."""
+
+    order: int
+    """Of the task's acceptance; manifests are sorted by it."""
+    task_id: str
+    status: TaskStatus
+    parts: list[StoredPart]
+    error: str | None
+    version_min: int
+    version_max: int
+    metrics: Metrics
+    """Of the task, reduced over its runs; empty for a failed or aborted one."""
+    traceparent: str | None
+    """Context of the rollout that counts."""
+    elapsed: list[float]
+    """Seconds that its parts took, where that is known."""
+
+    @property
+    def entry(self) -> ManifestEntry:
+        """The line of the manifest."""
+        return ManifestEntry(
+            task_id=self.task_id,
+            status=self.status,
+            parts=[part.record for part in self.parts],
+            error=self.error,
+            version_min=self.version_min,
+            version_max=self.version_max,
+        )

@@ -1,0 +1,1 @@
+"""Dispatch: which part of a task goes to which explorer, when, and for how long."""

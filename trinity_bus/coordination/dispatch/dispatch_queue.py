@@ -1,0 +1,103 @@
+"""Batches that have something to hand out: a line of each producer, the most urgent first.
+
+A batch is in the queue of its owner while it may be handed out (RUNNING) and something of it is queued. Its place is
+given by :func:`batch_priority`: train batch n, then eval batches whose id starts with the number n, then n + 1, then
+others. Which producer's turn it is, is for :mod:`trinity_bus.coordination.batches.shares` to say.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator
+
+from schemas import BatchLifecycleState as State
+from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.parts import Part
+from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.rollout.order import BatchOrder, sort_batch_id
+
+type Priority = tuple[BatchOrder, bool, int]
+
+
+def batch_priority(batch: Batch) -> Priority:
+    """Sort key of batches. Train batches are known by their sequence here, whatever they are called.
+
+    Open ones have none: where their ids start with the same number, train goes before eval.
+    """
+    name = batch.sequence or batch.batch_id
+    return sort_batch_id(name), batch.batch_type == "eval", batch.number
+
+
+class DispatchQueue:
+    """Batches of each producer in the order in which their tasks are handed out."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, list[tuple[Priority, Batch]]] = {}
+        self._places: dict[int, Priority] = {}
+        self.additions = 0
+        """How often something was queued; whoever looks at all of the queue can tell that nothing is new."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the batches, producer by producer, the most urgent first; they may leave meanwhile."""
+        return iter([batch for owner in sorted(self._order) for _, batch in self._order[owner]])
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    @property
+    def producers(self) -> Collection[str]:
+        """Those that have something to hand out."""
+        return self._order.keys()
+
+    def of(self, producer: str) -> Iterator[Batch]:
+        """Return the batches of one producer, the most urgent first; they may leave meanwhile."""
+        return iter([batch for _, batch in self._order[producer]])
+
+    def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
+        """Note that a part of a task is to be handed out; its batch joins the queue if it is RUNNING."""
+        batch.enqueue(task, part)
+        self.join(batch)
+
+    def join(self, batch: Batch) -> None:
+        """Note that the batch is in the queue from now on, if it is RUNNING and something of it is queued."""
+        if batch.state is not State.RUNNING or not batch.queued:
+            return
+        self.additions += 1
+        if batch.number not in self._places:
+            place = self._places[batch.number] = batch_priority(batch)
+            insort(self._order.setdefault(batch.owner, []), (place, batch), key=lambda found: found[0])
+
+    def take(self, batch: Batch, workflow: str) -> None:
+        """Note that the first in line of this workflow is handed out."""
+        batch.take(workflow)
+        self._leave_if_done(batch)
+
+    def drop(self, batch: Batch, task: OpenTask) -> None:
+        """No part of the task is to be handed out any more."""
+        batch.drop(task)
+        self._leave_if_done(batch)
+
+    def clear(self, batch: Batch, workflow: str | None = None) -> None:
+        """Nothing of the batch, or nothing of its tasks with this workflow, is to be handed out any more."""
+        if workflow is None:
+            batch.queued.clear()
+        else:
+            batch.queued.pop(workflow, None)
+        self._leave_if_done(batch)
+
+    def leave(self, batch: Batch) -> None:
+        """Nothing of the batch is handed out any more."""
+        place = self._places.pop(batch.number, None)
+        if place is not None:
+            order = self._order[batch.owner]
+            del order[bisect_left(order, place, key=lambda found: found[0])]
+            if not order:
+                del self._order[batch.owner]
+
+    def moved(self, batch: Batch) -> None:
+        """Note that the batch has another sequence than before."""
+        if batch.number in self._places:
+            self.leave(batch)
+            self.join(batch)
+
+    def _leave_if_done(self, batch: Batch) -> None:
+        if not batch.queued:
+            self.leave(batch)

@@ -1,0 +1,163 @@
+"""Handing parts of tasks out and taking them back: what the books, the fleet and the outbox must agree on.
+
+A running attempt is in four places: in its part, in the ledger's ``running``, in the ``assigned`` of its explorer, and
+in the share of the producer whose batch it is of. All changes to them are made here.
+"""
+
+import heapq
+from collections.abc import Collection, Iterator
+
+from schemas import Cancel, Dispatch
+from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.ledger import Ledger
+from trinity_bus.coordination.batches.parts import Attempt, Part
+from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
+from trinity_bus.coordination.dispatch.fleet import Explorer, Fleet
+from trinity_bus.coordination.dispatch.placement import Placement, Rooms
+from trinity_bus.coordination.effects import Effects, SendOrder
+from trinity_bus.coordination.limits import short_error
+
+
+class _Turn:
+    """How far one producer has come in its line, in one pass."""
+
+    __slots__ = ("_batches", "batch")
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self.batch = next(batches, None)
+        """Of which something is to be handed out next; None: nothing is."""
+
+    def go_on(self) -> None:
+        """Nothing more of this batch fits."""
+        self.batch = next(self._batches, None)
+
+
+class Dispatcher:
+    """Starts attempts where there is room, and ends them."""
+
+    def __init__(self, ledger: Ledger, fleet: Fleet, timeouts: AttemptTimeouts, out: Effects) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._timeouts = timeouts
+        self._out = out
+
+    def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
+        """Hands out parts until there is no more room, or nothing that fits it; producers take turns.
+
+        Args:
+            newest_version: That explorers are told to serve.
+            now: The time.
+            ceiling: What needs a newer version than this stays where it is; None for all versions.
+        """
+        line, shares = self._ledger.queue, self._ledger.shares
+        shares.forget_idle(line.producers)
+        if not line:
+            return
+        rooms = Rooms(self.with_room())
+        if not rooms:
+            return
+        # What does not fit now fits no better later in this pass: room only shrinks.
+        turns = [(shares.rank(producer), _Turn(line.of(producer))) for producer in line.producers]
+        heapq.heapify(turns)
+        while len(turns) > 1 and rooms:
+            (*_, producer), turn = turns[0]
+            if self._hand_out(turn, rooms, newest_version, now, ceiling, alone=False):
+                shares.served(producer)
+                heapq.heapreplace(turns, (shares.rank(producer), turn))
+            else:
+                heapq.heappop(turns)
+        if rooms:
+            self._hand_out(turns[0][1], rooms, newest_version, now, ceiling, alone=True)
+
+    def _hand_out(
+        self, turn: "_Turn", rooms: Rooms, newest_version: int, now: float, ceiling: int | None, *, alone: bool
+    ) -> bool:
+        """Hands out one part, or all that fits to who is alone. Returns whether something may still fit."""
+        while (batch := turn.batch) is not None:
+            min_version = _min_version(batch, newest_version)
+            if ceiling is None or min_version <= ceiling:
+                placement = rooms.of(min_version)
+                while (queued := batch.next_in_line(placement.workflows)) is not None:
+                    _, index, task_id = queued
+                    task = self._ledger.tasks[task_id]
+                    part = task.parts[index]
+                    explorer = placement.place(task, part)
+                    self._ledger.queue.take(batch, task.task.workflow)
+                    self._start(batch, task, part, explorer, min_version, now=now)
+                    rooms.taken(explorer)
+                    if not (alone and rooms):
+                        return True
+            turn.go_on()
+        return False
+
+    def speculate(self, attempt: Attempt, newest_version: int, now: float) -> bool:
+        """Start a second attempt beside a slow one, on another explorer. Return whether there was room."""
+        task = self._ledger.tasks[attempt.task_id]
+        batch = self._ledger.batches[task.batch_id]
+        min_version = _min_version(batch, newest_version)
+        others = [explorer for explorer in self.with_room() if explorer.name != attempt.explorer]
+        placement = Placement(others, min_version)
+        if task.task.workflow not in placement.workflows:
+            return False
+        part = task.parts[attempt.part]
+        self._start(batch, task, part, placement.place(task, part), min_version, now=now)
+        return True
+
+    def with_room(self) -> list[Explorer]:
+        """Explorers with a free slot."""
+        return [explorer for explorer in self._fleet.live() if explorer.free > 0]
+
+    def stop(self, attempt: Attempt) -> tuple[OpenTask, Part]:
+        """Note that the attempt is over; its explorer has a slot more. Return its task and part."""
+        del self._ledger.running[attempt.key]
+        self._fleet.release(attempt.explorer, attempt.key)
+        task = self._ledger.tasks[attempt.task_id]
+        self._ledger.shares.give_back(self._ledger.batches[task.batch_id].owner)
+        return task, task.stop(attempt)
+
+    def cancel(self, attempts: Collection[Attempt], reason: str, *, restart_runner: bool = False) -> None:
+        """Note that the attempts are over, and their explorers, who may still be at them, are told."""
+        for attempt in list(attempts):
+            task, _ = self.stop(attempt)
+            self.recall(attempt, task, reason, restart_runner=restart_runner)
+
+    def recall(self, attempt: Attempt, task: OpenTask, reason: str, *, restart_runner: bool = False) -> None:
+        """Tells the explorer of an attempt that is over."""
+        order = Cancel(
+            explorer=attempt.explorer,
+            incarnation=attempt.incarnation,
+            task_id=attempt.task_id,
+            attempt=attempt.number,
+            reason=short_error(reason),
+            restart_runner=restart_runner,
+        )
+        self._out.add(SendOrder(order, task.traceparent))
+
+    def _start(
+        self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
+    ) -> None:
+        timeout_s = self._timeouts.limit(task.task.timeout_s)
+        attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
+        self._ledger.running[attempt.key] = attempt
+        self._ledger.shares.take(batch.owner)
+        self._fleet.assign(explorer, attempt)
+        dispatch = Dispatch(
+            explorer=explorer.name,
+            incarnation=explorer.incarnation,
+            task=task.task,
+            attempt=attempt.number,
+            batch_id=batch.batch_id,
+            batch_type=batch.batch_type,
+            repeat_times=part.runs,
+            run_id_base=part.run_id_base,
+            min_version=min_version,
+            timeout_s=timeout_s,
+        )
+        self._out.add(SendOrder(dispatch, task.traceparent))
+
+
+def _min_version(batch: Batch, newest_version: int) -> int:
+    """Return what an attempt that starts now needs; those of open batches get the newest weights."""
+    return max(0, newest_version) if batch.is_open else batch.min_version

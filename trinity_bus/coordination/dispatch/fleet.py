@@ -1,0 +1,232 @@
+"""The explorers: who lives, with how much room, serving which version.
+
+An *incarnation* of an explorer is one process, known by an id of its own. The newest incarnation that was heard of is
+the explorer; an earlier incarnation that still speaks is a zombie and is ignored, for good.
+
+::
+
+    (unknown) --heartbeat--> LIVE --silent for explorer_timeout_s--> GONE (lost) --heartbeat of the same--> LIVE
+                               |                                      |
+                               +--ExplorerLeft--> GONE (left)         +--heartbeat of a new incarnation--> LIVE
+                               +--heartbeat of a new incarnation--> LIVE, as that one
+
+Silence is measured from the arrival of the last heartbeat. A restart of the coordinator counts as a sign of life, so
+that everybody gets the whole time again. An explorer that is gone is remembered for an hour, with the workflows that it
+knew: tasks for them wait rather than fail while it restarts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum, auto
+
+from schemas import ExplorerHeartbeat
+from schemas.event import ExplorerState
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
+from trinity_bus.coordination.limits import MAX_SLOTS
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.tables import Groups, Row, Table
+
+GONE_KEPT_S = 3600.0
+ZOMBIES_KEPT = 32
+"""Earlier incarnations remembered of each explorer, and of the trainer. One that wakes up after more incarnations than
+that is taken for a new one, and who lives for its zombie: that many can pass in an hour where a service dies as soon as
+it starts."""
+
+
+class Explorer(Row):
+    """What is known of one explorer."""
+
+    name: str
+    incarnation: str
+    state: ExplorerState
+    slots: int
+    version: int
+    workflows: tuple[str, ...]
+    """Sorted, each once."""
+    gone: bool = False
+    zombies: tuple[str, ...] = ()
+    distrusted: int | None = None
+    """A version that it believes to serve, but whose bytes did not arrive as they were sent."""
+
+    def __post_init__(self) -> None:
+        self.last_seen = 0.0
+        self.assigned: Mapping[AttemptKey, Attempt] = {}
+        """Attempts that it was handed and has not answered, in the order of their dispatch; kept by the fleet."""
+
+    @property
+    def free(self) -> int:
+        """Attempts that it may be handed now."""
+        return self.slots - len(self.assigned) if self.state == "ready" and not self.gone else 0
+
+    @property
+    def can_sync(self) -> bool:
+        """Whether it can take part in moving weights."""
+        return not self.gone and self.state in ("ready", "syncing")
+
+
+class HeartbeatOutcome(Enum):
+    """What a heartbeat told."""
+
+    SAME = auto()
+    CHANGED = auto()
+    JOINED = auto()
+    REPLACED = auto()
+    """A new incarnation of a live explorer: what the old one ran is lost."""
+    ZOMBIE = auto()
+
+
+class Fleet:
+    """All explorers that are or were lately in the mesh.
+
+    Args:
+        timeout_s: Silence after which an explorer is dead.
+        dirty: Told of every change; heartbeats that change nothing leave no trace.
+    """
+
+    def __init__(self, timeout_s: float, dirty: DirtyKeys) -> None:
+        self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty, named="name")
+        self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)
+        """Running attempts by explorer."""
+        self._timeout_s = timeout_s
+        self.membership_changes = 0
+        """Grows when explorers that know other workflows come or go."""
+        self._known: frozenset[str] | None = None
+
+    def heartbeat(self, beat: ExplorerHeartbeat, now: float) -> HeartbeatOutcome:
+        """Take in a heartbeat. On REPLACED the caller has dealt with ``assigned`` before (see ``is_replaced_by``)."""
+        explorer = self.explorers.get(beat.explorer)
+        if explorer is None:
+            explorer = self._join(beat, zombies=())
+            outcome = HeartbeatOutcome.JOINED
+        elif beat.incarnation in explorer.zombies:
+            return HeartbeatOutcome.ZOMBIE
+        elif beat.incarnation != explorer.incarnation:
+            outcome = HeartbeatOutcome.JOINED if explorer.gone else HeartbeatOutcome.REPLACED
+            explorer = self._join(beat, zombies=(*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:])
+        else:
+            outcome = self._update(explorer, beat)
+        explorer.last_seen = now
+        return outcome
+
+    def is_replaced_by(self, beat: ExplorerHeartbeat) -> Explorer | None:
+        """Return the live explorer whose incarnation this heartbeat ends, if it does."""
+        explorer = self.explorers.get(beat.explorer)
+        if explorer is None or explorer.gone or beat.incarnation in (explorer.incarnation, *explorer.zombies):
+            return None
+        return explorer
+
+    def find(self, name: str, incarnation: str) -> Explorer | None:
+        """Return the explorer of this name, if this incarnation is the one that counts and it is not gone."""
+        explorer = self.explorers.get(name)
+        if explorer is None or explorer.gone or explorer.incarnation != incarnation:
+            return None
+        return explorer
+
+    def assign(self, explorer: Explorer, attempt: Attempt) -> None:
+        """Note that it is handed an attempt."""
+        self._assigned.of(explorer.name).add(attempt)
+
+    def release(self, name: str, key: AttemptKey) -> None:
+        """Note that an attempt that this explorer was handed is over."""
+        del self._assigned.of(name)[key]
+
+    def depart(self, explorer: Explorer, *, for_good: bool) -> None:
+        """Note that it is gone. ``for_good``: this incarnation never comes back."""
+        explorer.gone = True
+        if for_good:
+            explorer.zombies = (*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:]
+
+    def set_version(self, explorer: Explorer, version: int) -> None:
+        """Note that it says that it serves ``version`` now, and is done with syncing."""
+        state: ExplorerState = "ready" if explorer.state == "syncing" else explorer.state
+        explorer.version, explorer.state, explorer.distrusted = version, state, None
+
+    def distrust(self, explorer: Explorer, version: int) -> None:
+        """Note that it took wrong bytes for ``version``.
+
+        Nothing may be drawn with them, whatever its heartbeats say.
+        """
+        explorer.version, explorer.distrusted = -1, version
+
+    def discard_after(self, version: int) -> None:
+        """Note that what explorers serve of versions after this one is void: nothing may be drawn with it any more."""
+        for explorer in self.explorers.values():
+            if explorer.version > version:
+                self.distrust(explorer, explorer.version)
+
+    def silent(self, now: float) -> list[Explorer]:
+        """Live explorers that were not heard of for too long; also forgets those that are gone for an hour."""
+        forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]
+        for explorer in forgotten:
+            del self.explorers[explorer.name]
+            self._assigned.take(explorer.name)
+            self._forget_known()
+        silent = [e for e in self.live() if now - e.last_seen > self._timeout_s]
+        return sorted(silent, key=lambda e: e.name)
+
+    def live(self) -> Iterator[Explorer]:
+        """Explorers that are not gone, whatever they are doing."""
+        return (e for e in self.explorers.values() if not e.gone)
+
+    def knows(self, workflow: str) -> bool:
+        """Whether some explorer, live or gone for less than an hour, has this workflow."""
+        if self._known is None:
+            self._known = frozenset[str]().union(*(e.workflows for e in self.explorers.values()))
+        return workflow in self._known
+
+    def can_judge(self) -> bool:
+        """Whether somebody is there who could have known a workflow."""
+        return any(e.state != "starting" for e in self.live())
+
+    def workflows(self) -> list[str]:
+        """All workflows that are known."""
+        self.knows("")
+        return sorted(self._known or ())
+
+    def rebuild(self, now: float) -> None:
+        """Take over from a changelog: explorers count as just heard of, attempts have their whole time again."""
+        for name in self._assigned.names():
+            for attempt in self._assigned.of(name).values():
+                attempt.place(self.explorers[name].name, self.explorers[name].incarnation, now)
+        for explorer in self.explorers.values():
+            explorer.assigned = self._assigned.of(explorer.name)
+            explorer.last_seen = now
+        self._forget_known()
+
+    def attempts(self) -> Iterator[Attempt]:
+        """All that run, by explorer."""
+        return iter(self._assigned)
+
+    def _join(self, beat: ExplorerHeartbeat, zombies: tuple[str, ...]) -> Explorer:
+        explorer = Explorer(
+            name=beat.explorer,
+            incarnation=beat.incarnation,
+            state=beat.state,
+            slots=min(beat.slots, MAX_SLOTS),
+            version=beat.model_version,
+            workflows=_sorted(beat.workflows),
+            zombies=zombies,
+        )
+        explorer.assigned = self._assigned.of(beat.explorer)
+        self.explorers[beat.explorer] = explorer
+        self._forget_known()
+        return explorer
+
+    def _update(self, explorer: Explorer, beat: ExplorerHeartbeat) -> HeartbeatOutcome:
+        rejoined = explorer.gone
+        workflows = _sorted(beat.workflows)
+        version = -1 if beat.model_version == explorer.distrusted else beat.model_version
+        told = (beat.state, min(beat.slots, MAX_SLOTS), version, workflows)
+        if not rejoined and told == (explorer.state, explorer.slots, explorer.version, explorer.workflows):
+            return HeartbeatOutcome.SAME
+        explorer.state, explorer.slots, explorer.version, explorer.workflows = told
+        explorer.gone = False
+        self._forget_known()
+        return HeartbeatOutcome.JOINED if rejoined else HeartbeatOutcome.CHANGED
+
+    def _forget_known(self) -> None:
+        self._known = None
+        self.membership_changes += 1
+
+
+def _sorted(workflows: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(workflows)))

@@ -1,0 +1,190 @@
+"""What the coordinator's state machine decides: records to write, tasks to refuse, and things worth a log line.
+
+Effects of one call are carried out together with the changelog and the input offsets, in one transaction, or not at
+all.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from schemas import (
+    BatchRecord,
+    BatchSkipped,
+    Cancel,
+    CommandReply,
+    Dispatch,
+    ModelVersion,
+    PublishedVersion,
+    Superseded,
+    Task,
+    TaskResult,
+    VersionWanted,
+)
+from trinity_bus.coordination.inputs import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    """To ``rollouts``, into the lane of ``record.explorer``."""
+
+    record: Dispatch | Cancel
+    traceparent: str | None
+    """Context of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishBatch:
+    """To ``batches``: a batch after a transition."""
+
+    record: BatchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """To ``batches``: the trainer is to pass over a batch."""
+
+    record: BatchSkipped
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceVersion:
+    """To ``model-versions``: weights to be served, and who takes part in moving them."""
+
+    record: ModelVersion
+    traceparent: str | None
+    """Context of the trainer's publication."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendReply:
+    """To ``replies``: the answer to a client's command."""
+
+    record: CommandReply
+    traceparent: str | None
+    """Context of the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """To ``results``: how a task ended. Exactly one for each accepted task."""
+
+    record: TaskResult
+    traceparent: str | None
+    """Context of the rollout that counts, else of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """To whom it names: it is to end, because another incarnation has its place."""
+
+    record: Superseded
+
+
+@dataclass(frozen=True, slots=True)
+class RequestVersion:
+    """To ``coordinator-events``, for the trainer: a version is wanted."""
+
+    record: VersionWanted
+
+
+@dataclass(frozen=True, slots=True)
+class RecordVersion:
+    """To ``version-history``: a version that was published."""
+
+    record: PublishedVersion
+
+
+class RejectionReason(StrEnum):
+    """Why a well-formed task is not run. Stands in the headers of its dead letter."""
+
+    DUPLICATE_TASK = "duplicate_task"
+    UNKNOWN_WORKFLOW = "unknown_workflow"
+    BATCH_MISMATCH = "batch_mismatch"
+    BATCH_FULL = "batch_full"
+    BATCH_TOO_LARGE = "batch_too_large"
+    BATCH_CLOSED = "batch_closed"
+    OVER_LIMIT = "over_limit"
+    OVER_QUOTA = "over_quota"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectTask:
+    """To ``dead-letters``: this task will not be run."""
+
+    task: Task
+    origin: Origin
+    refusal: RejectionReason
+    detail: str
+    traceparent: str | None
+
+
+class Fact(StrEnum):
+    """Things that are counted and logged; the first group is normal, the second is ignored input, the third is bad."""
+
+    EXPLORER_JOINED = "explorer_joined"
+    EXPLORER_LEFT = "explorer_left"
+    ATTEMPT_FAILED = "attempt_failed"
+    TASK_RETRIED = "task_retried"
+    TASK_COMPLETED = "task_completed"
+    TASK_ABORTED = "task_aborted"
+    SPECULATIVE_ATTEMPT = "speculative_attempt"
+    ROLLED_BACK = "rolled_back"
+
+    LATE_RESULT = "late_result"
+    ZOMBIE_EXPLORER = "zombie_explorer"
+    ZOMBIE_TRAINER = "zombie_trainer"
+    LATE_VERSION = "late_version"
+    LATE_SYNC = "late_sync"
+    LOST_VERSION = "lost_version"
+    OTHER_MODEL = "other_model"
+
+    EXPLORER_LOST = "explorer_lost"
+    ATTEMPT_TIMED_OUT = "attempt_timed_out"
+    TASK_FAILED = "task_failed"
+    SYNC_FAILED = "sync_failed"
+    STARVED = "starved"
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """To the counters and the log; nothing depends on it."""
+
+    fact: Fact
+    subject: str
+    """Name of the task, the explorer or the trainer."""
+    detail: str = ""
+
+
+type Effect = (
+    SendOrder
+    | PublishBatch
+    | Skip
+    | PublishResult
+    | SendReply
+    | AnnounceVersion
+    | RequestVersion
+    | Dismiss
+    | RecordVersion
+    | RejectTask
+    | Observe
+)
+
+
+class Effects:
+    """Effects in the order in which they were decided."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+
+    def add(self, effect: Effect) -> None:
+        """One more."""
+        self._effects.append(effect)
+
+    def observe(self, fact: Fact, subject: str, detail: str) -> None:
+        """Something to be counted and logged."""
+        self._effects.append(Observe(fact, subject, detail))
+
+    def take(self) -> list[Effect]:
+        """All of them; none are left."""
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,262 @@
+"""What clients ask for, carried out or refused.
+
+=================  ===================================================================================================
+command            answer
+=================  ===================================================================================================
+``SubmitBatch``    ok, and the batch is PENDING, or RUNNING if it is open; ``already_active`` where a batch of this id
+                   has not ended; ``batch_closed`` where one has: ids are never used again, because the records of the
+                   second would stand in for those of the first; ``batch_too_large``; ``invalid`` where there are too
+                   many open batches that all have work
+``FinalizeBatch``  ``unknown_batch``, ``wrong_type`` or ``open_batch`` at once, and nothing is touched; else, when the
+                   batch has ended, its result. Out of time: an eval batch ends with what it has, be it nothing; a
+                   train batch with a ``min_wait_num`` ends with what it has if at least one task is finished; else
+                   ``timeout``, and the batch goes on. ``timeout`` is the answer too where the batch is complete, and
+                   waits its turn in training, and where somebody waits for another's batch: only its owner ends it
+``AbortBatch``     ok, also where the batch has ended or was never known; ``not_yours`` where it is another's, unless an
+                   operator asks
+``CancelTasks``    the same; its unfinished tasks have results now
+``SkipBatch``      ok, and the trainer is told on ``batches`` to pass over it; ``unknown_batch``; ``not_finalized``
+                   where it goes on, or was aborted; ``wrong_type`` where it is never trained on;
+                   ``already_trained``, as far as published versions tell; ``batch_closed`` where it ended so long ago
+                   that it is forgotten. Only operators can ask for it
+=================  ===================================================================================================
+
+A batch without tasks stays PENDING until it is finalized, which takes no time and no place in training, or aborted.
+
+A batch is owned by the producer that submitted it, or sent its first task. Producers are known by the names that they
+give themselves, ``producer`` or else ``client``: brokers tell no reader who wrote a record. A batch whose first task
+names a batch and no producer is anybody's; one that is filled with tasks that name neither, only operators end.
+"""
+
+from typing import assert_never
+
+from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBatch, SubmitBatch
+from schemas import BatchLifecycleState as State
+from schemas.batch import MAX_BATCH_TASKS
+from schemas.command import BatchResult, CommandError
+from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch
+from trinity_bus.coordination.batches.endings import Endings
+from trinity_bus.coordination.effects import PublishBatch, Skip
+from trinity_bus.coordination.inputs import BatchRequest
+from trinity_bus.coordination.limits import MAX_BATCH_WAITERS, MAX_OPEN_BATCHES
+from trinity_bus.coordination.requests.batch_waiters import BatchWaiter, ended_reply
+from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+
+
+class BatchCommands:
+    """Carries out commands about batches.
+
+    Args:
+        context: What the machine is run with.
+        state: Its state.
+        endings: To end tasks and batches.
+    """
+
+    def __init__(self, context: MachineContext, state: MachineState, endings: Endings) -> None:
+        self._settings = context.settings
+        self._clock = context.clock
+        self._out = context.out
+        self._ledger = state.ledger
+        self._waiters = state.waiters
+        self._outcomes = state.outcomes
+        self._replies = state.replies
+        self._sync = state.sync
+        self._endings = endings
+        self._hasty = False
+        """Whether somebody came who does not want to wait at all."""
+
+    def handle(self, command: BatchRequest, traceparent: str | None, *, operator: bool = False) -> None:
+        """Carries out one command, or refuses it."""
+        again = self._replies.again(command, traceparent)
+        if again is not None:
+            self._out.add(again)
+            return
+        match command:
+            case SubmitBatch():
+                self._submit(command, traceparent)
+            case FinalizeBatch():
+                self._finalize(command, traceparent)
+            case AbortBatch() | CancelTasks():
+                self._end(command, traceparent, operator=operator)
+            case SkipBatch():
+                self._skip(command, traceparent)
+            case _:
+                assert_never(command)
+
+    def _end(self, command: AbortBatch | CancelTasks, traceparent: str | None, *, operator: bool) -> None:
+        """End a batch, or its tasks, for its owner or an operator."""
+        batch = self._ledger.batches.get(command.batch_id)
+        if batch is not None and not (operator or owns(command, batch)):
+            whose = "has tasks of anybody" if batch.owner == EVERYBODY else f"is of {batch.owner!r}"
+            detail = f"Batch {batch.batch_id} {whose}, not of {asker(command)!r}; an operator can end it."
+            self._answer(command, traceparent, "not_yours", detail)
+            return
+        if batch is not None and isinstance(command, AbortBatch):
+            self._endings.abort(batch, command.reason, keep_partial=command.keep_partial_results)
+        elif batch is not None and isinstance(command, CancelTasks):
+            self._endings.cut_off(
+                batch,
+                command.reason,
+                keep_partial=command.return_partial_tasks,
+                restart_runners=command.restart_runners,
+            )
+        self._answer(command, traceparent)
+
+    def expire(self, *, time_passed: bool) -> bool:
+        """Deals with waiters whose time is up. To be called when all that has ended is off the books.
+
+        Returns:
+            Whether there were any, so that more batches may have ended.
+        """
+        if not time_passed and not self._hasty:
+            return False
+        self._hasty = False
+        overdue = self._waiters.overdue(self._clock.now)
+        for waiter in overdue:
+            self._expired(waiter)
+        return bool(overdue)
+
+    # -- submit ------------------------------------------------------------------------------------------------------
+
+    def _submit(self, command: SubmitBatch, traceparent: str | None) -> None:
+        refused = self._refusal(command)
+        if refused is not None:
+            self._answer(command, traceparent, *refused)
+            return
+        batch = self._ledger.register(command)
+        self._out.add(PublishBatch(batch.record()))
+        if batch.is_open:
+            self._ledger.start_open(batch)
+            self._out.add(PublishBatch(batch.record()))
+        self._answer(command, traceparent)
+        self._endings.give_up_unfilled()
+
+    def _refusal(self, command: SubmitBatch) -> tuple[CommandError, str] | None:
+        batch_id, expected = command.batch_id, command.expected_task_count
+        if batch_id in self._ledger.batches:
+            return "already_active", f"Batch {batch_id} is already active."
+        if batch_id in self._ledger.closed:
+            return "batch_closed", f"Batch {batch_id} has ended; ids are not used again, name another one."
+        if expected is not None and expected > MAX_BATCH_TASKS:
+            return "batch_too_large", f"A batch has {MAX_BATCH_TASKS} tasks at most, not {expected}."
+        if expected is None and not self._room_for_open_batch():
+            return "invalid", f"{MAX_OPEN_BATCHES} open batches have work; abort those that are no longer needed."
+        return None
+
+    def _room_for_open_batch(self) -> bool:
+        """Whether there is room for one more; the oldest that is idle makes it if need be."""
+        opened = [batch for batch in self._ledger.batches.values() if batch.is_open]
+        if len(opened) < MAX_OPEN_BATCHES:
+            return True
+        idle = next((batch for batch in opened if not batch.open_tasks), None)
+        if idle is not None:
+            self._endings.abort(idle, f"it was idle, and there are {MAX_OPEN_BATCHES} open batches")
+        return idle is not None
+
+    # -- finalize ----------------------------------------------------------------------------------------------------
+
+    def _finalize(self, command: FinalizeBatch, traceparent: str | None) -> None:
+        batch_id = command.batch_id
+        batch = self._ledger.batches.get(batch_id)
+        if batch is None:
+            self._finalize_ended(command, traceparent)
+        elif batch.batch_type != command.batch_type:
+            self._wrong_type(command, batch.batch_type, traceparent)
+        elif batch.is_open:
+            detail = f"Batch {batch_id} is open: it has no number of tasks; its results are on the topic results."
+            self._answer(command, traceparent, "open_batch", detail)
+        elif len(self._waiters.of(batch_id)) >= MAX_BATCH_WAITERS:
+            self._answer(command, traceparent, "invalid", f"{MAX_BATCH_WAITERS} clients wait for batch {batch_id}.")
+        else:
+            if batch.expected == 0 and owns(command, batch):
+                self._endings.end_now(batch)
+            timeout_s = command.timeout_s
+            if timeout_s is None:
+                timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
+            self._waiters.add(BatchWaiter(command, traceparent, timeout_s), self._clock.now)
+            self._hasty = self._hasty or timeout_s <= 0
+
+    def _finalize_ended(self, command: FinalizeBatch, traceparent: str | None) -> None:
+        batch_id = command.batch_id
+        result = self._outcomes.get(batch_id)
+        if result is not None:
+            if result.batch_type == command.batch_type:
+                self._out.add(ended_reply(command, result, traceparent))
+            else:
+                self._wrong_type(command, result.batch_type, traceparent)
+        elif batch_id in self._ledger.closed:
+            detail = f"Batch {batch_id} ended long ago; its record on the topic batches tells how."
+            self._answer(command, traceparent, "batch_closed", detail)
+        else:
+            self._answer(command, traceparent, "unknown_batch", f"Batch {batch_id} is not registered.")
+
+    # -- skip --------------------------------------------------------------------------------------------------------
+
+    def _skip(self, command: SkipBatch, traceparent: str | None) -> None:
+        batch_id, result = command.batch_id, self._outcomes.get(command.batch_id)
+        if result is None:
+            self._answer(command, traceparent, *self._no_outcome(batch_id))
+            return
+        refused = self._cannot_skip(batch_id, result)
+        if refused is not None:
+            self._answer(command, traceparent, *refused)
+            return
+        skipped = BatchSkipped(
+            batch_id=batch_id, sequence=result.sequence, reason=command.reason, client=command.client
+        )
+        self._out.add(Skip(skipped))
+        self._answer(command, traceparent)
+
+    def _no_outcome(self, batch_id: str) -> tuple[CommandError, str]:
+        if batch_id in self._ledger.batches:
+            return "not_finalized", f"Batch {batch_id} has not ended; abort it, and nothing of it is trained on."
+        if batch_id in self._ledger.closed:
+            return "batch_closed", f"Batch {batch_id} ended too long ago to be passed over."
+        return "unknown_batch", f"Batch {batch_id} is not registered."
+
+    def _cannot_skip(self, batch_id: str, result: BatchResult) -> tuple[CommandError, str] | None:
+        if result.state is not State.FINALIZED:
+            return "not_finalized", f"Batch {batch_id} is {result.state.value}: nothing of it is ever trained on."
+        if result.batch_type != "train" or result.sequence == 0:
+            return "wrong_type", f"Batch {batch_id} has no place in the order of training."
+        if self._sync.trained >= result.sequence:
+            return "already_trained", (
+                f"Batch {batch_id} is number {result.sequence}, and version {self._sync.trained} was trained on it."
+            )
+        return None
+
+    def _wrong_type(self, command: FinalizeBatch, found: str, traceparent: str | None) -> None:
+        detail = f"Batch {command.batch_id} is {found}, expected {command.batch_type}."
+        self._answer(command, traceparent, "wrong_type", detail)
+
+    def _expired(self, waiter: BatchWaiter) -> None:
+        batch = self._ledger.batches[waiter.command.batch_id]
+        if _may_end(batch) and owns(waiter.command, batch):
+            self._endings.end_now(batch)
+        if batch.state is State.FINALIZING and self._ledger.admission.is_next(batch):
+            return  # It is finalized in a moment, and everybody is answered who waits for it.
+        self._waiters.remove(waiter)
+        detail = f"Timeout waiting for batch {batch.batch_id}."
+        self._answer(waiter.command, waiter.traceparent, "timeout", detail)
+
+    def _answer(
+        self, command: BatchRequest, traceparent: str | None, error: CommandError | None = None, detail: str = ""
+    ) -> None:
+        self._out.add(self._replies.give(command, error, detail, traceparent))
+
+
+def _may_end(batch: Batch) -> bool:
+    """Whether a client whose time is up ends the batch."""
+    if batch.state is State.FINALIZING:
+        return False
+    return batch.batch_type == "eval" or (batch.min_wait_num is not None and batch.finished > 0)
+
+
+def asker(command: BatchRequest) -> str:
+    """Who asks, as the owners of batches are called."""
+    return command.producer or command.client
+
+
+def owns(command: BatchRequest, batch: Batch) -> bool:
+    """Whether who asks may end the batch."""
+    return batch.owner in (NOBODY, asker(command))

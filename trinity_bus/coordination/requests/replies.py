@@ -1,0 +1,122 @@
+"""Answers to commands that were given, so that a command that is sent again is answered the same way again.
+
+What a batch came to is not kept here but with the batch's outcome, once for all who ask. A ``FinalizeBatch`` that got
+it asks for it anew when it is sent again, and gets the same.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from msgspec import Struct
+
+from schemas import BatchLifecycleState, CommandReply, FinalizeUpgrade, PublishVersion, RollBack
+from schemas.command import BatchResult, CommandError
+from schemas.record import BatchType, Metrics
+from schemas.topics import COORDINATOR_STATE
+from trinity_bus.coordination.effects import SendReply
+from trinity_bus.coordination.inputs import Request
+from trinity_bus.coordination.state.codec import Value
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.memory import Memory
+
+REPLIES_KEPT = 4096
+REPLIES_BYTES = 8 << 20
+OUTCOMES_KEPT = 1000
+"""Ended batches whose result is remembered, for those who ask for it later."""
+OUTCOMES_BYTES = 16 << 20
+
+
+class _Given(Struct, array_like=True, frozen=True):
+    """What a command was answered: the value of an item of ``replies/<n>``."""
+
+    error: CommandError | None
+    detail: str
+
+
+class _Outcome(Value, array_like=True):
+    """What a batch came to: the value of an item of ``outcomes/<n>``."""
+
+    batch_id: str
+    batch_type: BatchType
+    state: BatchLifecycleState
+    finished_task_count: int
+    metrics: Metrics
+    sequence: int = 0
+
+    SINCE: ClassVar[Mapping[str, int]] = {"sequence": 3}
+
+
+class Outcomes:
+    """What became of batches that have ended lately.
+
+    Args:
+        dirty: Told of every change.
+    """
+
+    def __init__(self, dirty: DirtyKeys) -> None:
+        self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, dirty)
+        self._codec = dirty.codec
+
+    def add(self, result: BatchResult) -> None:
+        """Note that a batch has ended."""
+        remembered = _Outcome(*(getattr(result, name) for name in _Outcome.__struct_fields__))
+        self.memory.add(result.batch_id, self._codec.encode(remembered))
+
+    def get(self, batch_id: str) -> BatchResult | None:
+        """Return what a batch came to; None if it has not ended, or too long ago."""
+        item = self.memory.get(batch_id)
+        if item is None:
+            return None
+        remembered = self._codec.decode(_Outcome, item)
+        return BatchResult(**{name: getattr(remembered, name) for name in _Outcome.__struct_fields__})
+
+
+class Replies:
+    """The last answers, by client and command id.
+
+    Args:
+        dirty: Told of every change.
+    """
+
+    def __init__(self, dirty: DirtyKeys) -> None:
+        self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, dirty)
+        self._codec = dirty.codec
+
+    def again(self, command: Request, traceparent: str | None) -> SendReply | None:
+        """Return the answer that the command got when it was sent before; None if it was not, or too long ago."""
+        item = self.memory.get(_name(command))
+        if item is None:
+            return None
+        remembered = self._codec.decode(_Given, item)
+        return _reply(command, remembered.error, remembered.detail, traceparent)
+
+    def give(self, command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> SendReply:
+        """Return the answer to a command, remembered."""
+        self.memory.add(_name(command), self._codec.encode(_Given(error, detail)))
+        return _reply(command, error, detail, traceparent)
+
+
+def _subject(command: Request) -> str:
+    match command:
+        case PublishVersion() | RollBack():
+            return command.model
+        case FinalizeUpgrade():
+            return COORDINATOR_STATE.name
+        case _:
+            return command.batch_id
+
+
+def _name(command: Request) -> str:
+    # A blank is in no identifier.
+    return f"{command.client} {command.command_id}"
+
+
+def _reply(command: Request, error: CommandError | None, detail: str, traceparent: str | None) -> SendReply:
+    record = CommandReply(
+        client=command.client,
+        command_id=command.command_id,
+        batch_id=_subject(command),
+        error=error,
+        detail=detail,
+    )
+    return SendReply(record, traceparent)

@@ -1,0 +1,1 @@
+"""State: what outlives a restart, kept as entries of a changelog."""

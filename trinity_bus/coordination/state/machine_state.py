@@ -1,0 +1,57 @@
+"""What the parts of the machine share: all that outlives a restart, and what they are run with."""
+
+from dataclasses import dataclass
+
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
+from trinity_bus.coordination.batches.ledger import Ledger
+from trinity_bus.coordination.clock import SteadyClock
+from trinity_bus.coordination.dispatch.fleet import Fleet
+from trinity_bus.coordination.effects import Effects
+from trinity_bus.coordination.requests.batch_waiters import BatchWaiters
+from trinity_bus.coordination.requests.replies import Outcomes, Replies
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.versions.weight_sync import WeightSync
+
+
+@dataclass(frozen=True, slots=True)
+class MachineContext:
+    """What each part is run with."""
+
+    settings: CoordinatorSettings
+    synchronizer: SynchronizerSettings
+    clock: SteadyClock
+    dirty: DirtyKeys
+    out: Effects
+
+
+class MachineState:
+    """The state of a machine.
+
+    Attributes:
+        ledger: Tasks and batches.
+        fleet: Explorers.
+        sync: Versions of weights.
+        waiters: Who waits for the end of a batch.
+        outcomes: What became of batches that have ended.
+        replies: Answers that were given.
+    """
+
+    def __init__(
+        self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings, policy: SyncPolicy, dirty: DirtyKeys
+    ) -> None:
+        self.ledger = Ledger(settings, policy, dirty)
+        self.fleet = Fleet(settings.explorer_timeout_s, dirty)
+        self.sync = WeightSync(settings.model, policy, synchronizer.sync_timeout_s, dirty)
+        self.waiters = BatchWaiters(dirty)
+        self.outcomes = Outcomes(dirty)
+        self.replies = Replies(dirty)
+
+    def rebuild(self, now: float) -> None:
+        """Find again whatever follows from the tables, which were filled from a changelog."""
+        self.fleet.rebuild(now)
+        self.ledger.rebuild(self.fleet.attempts())
+        self.sync.rebuild(now)
+        self.waiters.rebuild(now)
+        self.outcomes.memory.rebuild()
+        self.replies.memory.rebuild()

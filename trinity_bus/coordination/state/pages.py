@@ -1,0 +1,144 @@
+"""Lists that only grow, kept in the changelog page by page: far fewer entries than items, and none written too often.
+
+Accepted tasks are kept in pages of what was accepted between two writings of the changelog, 32 tasks or 64 KiB at most
+(or one task, be it larger). A page is written once; ``ended/<page>`` says which of its tasks have ended, and both
+entries go when all have. The results of a batch are kept in pages too; the last of them is written anew with each
+result, until it is full.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.tables import Table
+
+PAGE_ITEMS = 32
+PAGE_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class Page:
+    """Packed items."""
+
+    items: list[bytes] = field(default_factory=list)
+    size: int = 0
+    """Bytes of them."""
+
+    @classmethod
+    def of(cls, items: list[bytes]) -> Self:
+        """Return a page of these."""
+        return cls(items, sum(map(len, items)))
+
+    def has_room(self, item: bytes) -> bool:
+        """Whether the item may be added."""
+        return not self.items or (len(self.items) < PAGE_ITEMS and self.size + len(item) <= PAGE_BYTES)
+
+    def add(self, item: bytes) -> None:
+        """Add it."""
+        self.items.append(item)
+        self.size += len(item)
+
+
+class ResultPages:
+    """Packed results of batches, in the order in which they came.
+
+    Args:
+        dirty: Told of every change.
+    """
+
+    def __init__(self, dirty: DirtyKeys) -> None:
+        self._table: Table[list[bytes]] = Table("results", list[bytes], dirty)
+        self._pages: dict[str, list[Page]] = {}
+        """Of each batch that has results."""
+
+    def add(self, batch_id: str, item: bytes) -> None:
+        """Add a result."""
+        pages = self._pages.setdefault(batch_id, [])
+        if not pages or not pages[-1].has_room(item):
+            pages.append(Page())
+        pages[-1].add(item)
+        self._table[f"{len(pages) - 1}/{batch_id}"] = pages[-1].items
+
+    def size(self, batch_id: str) -> int:
+        """Bytes of the results of a batch."""
+        return sum(page.size for page in self._pages.get(batch_id, ()))
+
+    def remove(self, batch_id: str) -> None:
+        """Note that the batch has ended."""
+        for number in range(len(self._pages.pop(batch_id, ()))):
+            del self._table[f"{number}/{batch_id}"]
+
+    def of(self, batch_id: str) -> Iterator[bytes]:
+        """Return the results of a batch."""
+        return (item for page in self._pages.get(batch_id, ()) for item in page.items)
+
+    def rebuild(self) -> Collection[str]:
+        """Find the pages of a changelog, as they were, whatever would fit into one now. Return their batches."""
+        numbered = sorted((int(name.partition("/")[0]), name) for name in self._table)
+        for number, name in numbered:
+            pages = self._pages.setdefault(name.partition("/")[2], [])
+            if len(pages) != number:
+                raise ValueError(f"results {name} come after page {len(pages) - 1}")
+            pages.append(Page.of(self._table[name]))
+        return self._pages.keys()
+
+
+@dataclass(slots=True)
+class _TaskPage:
+    page: Page = field(default_factory=Page)
+    places: dict[str, int] = field(default_factory=dict)
+    """Of the tasks that have not ended, by id."""
+
+
+class TaskPages:
+    """Accepted tasks that have not ended, and those that share a page with them.
+
+    Args:
+        dirty: Told of every change.
+    """
+
+    def __init__(self, dirty: DirtyKeys) -> None:
+        self._items: Table[list[bytes]] = Table("tasks", list[bytes], dirty)
+        self._ended: Table[int] = Table("ended", int, dirty)
+        """Of each page, a bit for each place whose task has ended."""
+        self._pages: dict[str, _TaskPage] = {}
+        self._filling = ""
+
+    def add(self, order: int, task_id: str, packed: bytes) -> str:
+        """Keep an accepted task. Return the name of its page: the ``order`` of the first task in it."""
+        page = self._pages.get(self._filling)
+        if page is None or not page.page.has_room(packed):
+            self._filling = str(order)
+            page = self._pages[self._filling] = _TaskPage()
+        page.places[task_id] = len(page.page.items)
+        page.page.add(packed)
+        self._items[self._filling] = page.page.items
+        return self._filling
+
+    def turn(self) -> None:
+        """Note that what is accepted from now on goes to another page."""
+        self._filling = ""
+
+    def remove(self, name: str, task_id: str) -> None:
+        """Note that a task has ended."""
+        page = self._pages[name]
+        place = page.places.pop(task_id)
+        if page.places:
+            self._ended[name] = self._ended.get(name, 0) | 1 << place
+            return
+        del self._pages[name], self._items[name]
+        self._ended.pop(name, None)
+
+    def rebuild(self, open_tasks: Callable[[str, bytes], str]) -> None:
+        """Find the pages of a changelog.
+
+        Args:
+            open_tasks: Told of each page and task that has not ended; returns the task's id.
+        """
+        if not self._ended.keys() <= self._items.keys():
+            raise ValueError("tasks have ended that are not there")
+        for name, items in self._items.items():
+            ended = self._ended.get(name, 0)
+            places = {open_tasks(name, item): place for place, item in enumerate(items) if not ended >> place & 1}
+            self._pages[name] = _TaskPage(Page.of(items), places)

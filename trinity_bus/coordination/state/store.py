@@ -1,0 +1,123 @@
+"""The whole state as entries of a changelog, and back.
+
+The state is exactly the last value of every key, leaving out those whose last value is None. Time is not part of it:
+after a restart every limit counts from the start again.
+
+The entry ``level`` says what the state may hold; a state without it is of the oldest level. A state that begins from
+nothing is of the newest: there is no program of the version before that could have to read it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from schemas.command import CommandError
+from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL, OLDEST_LEVEL, StateError, unpack
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+
+
+class StateStore:
+    """Entries of all tables that the journal knows.
+
+    Args:
+        dirty: Knows what has changed.
+    """
+
+    def __init__(self, dirty: DirtyKeys) -> None:
+        self._dirty = dirty
+        self._codec = dirty.codec
+        self._says_level = False
+        """Whether the changelog has an entry that says the level."""
+        self._unknown: dict[str, bytes] = {}
+        """Entries of kinds that this program does not know: they stay where they are."""
+
+    @property
+    def level(self) -> int:
+        """What is written may hold."""
+        return self._codec.level
+
+    def changes(self) -> list[tuple[str, bytes | None]]:
+        """Entries that changed since the last call, with their present values; None: no longer there."""
+        keys = self._dirty.take()
+        changed: list[tuple[str, bytes | None]] = []
+        if keys and not self._says_level and self.level > OLDEST_LEVEL:
+            self._says_level = True
+            changed.append((LEVEL_KEY, self._level_entry()))
+        for key in keys:
+            body = self._dirty.body(key)
+            changed.append((key, None if body is None else self._codec.pack(body)))
+        return changed
+
+    def raise_level(self, level: int) -> tuple[CommandError | None, str]:
+        """From now on the state may hold what a newer level allows; what is written otherwise now is written anew.
+
+        To be called in the course of a change, which the level is written with. Returns an error, and what to say.
+        """
+        before = self.level
+        if level > NEWEST_LEVEL:
+            detail = f"the coordinator at work knows levels up to {NEWEST_LEVEL}, not {level}: upgrade it first"
+            return "invalid", detail
+        if level <= before:
+            return None, f"the state has level {before} already"
+        entries = dict(self.entries())
+        self._codec.set_level(level)
+        self._says_level = False
+        for key, value in self.entries():
+            if entries[key] != value:
+                self._dirty.touch(key)
+        return None, f"the state has level {level} now, {before} before"
+
+    def entries(self) -> Iterator[tuple[str, bytes]]:
+        """All of them: what all changes add up to."""
+        if self._says_level:
+            yield LEVEL_KEY, self._level_entry()
+        yield from self._unknown.items()
+        for key in self._dirty.keys():  # noqa: SIM118 - no mapping
+            yield key, self._codec.pack(self._dirty.body(key))
+
+    def load(self, entries: Iterable[tuple[str, bytes | None]], rebuild: Callable[[], None]) -> None:
+        """Fill the tables, which are as new, from a changelog in the order in which it was written.
+
+        Args:
+            entries: The changelog.
+            rebuild: Finds again whatever follows from the tables.
+
+        Raises:
+            StateError: It cannot be read, by this program at least.
+        """
+        latest: dict[str, bytes] = {}
+        for key, value in entries:
+            if value is None:
+                latest.pop(key, None)
+            else:
+                latest[key] = value
+        self._find_level(latest)
+        kinds: dict[str, dict[str, Any]] = {kind: {} for kind in self._dirty.kinds}
+        for key, value in latest.items():
+            kind, _, name = key.partition("/")
+            body = unpack(key, value)
+            if kind in kinds:
+                kinds[kind][name] = body
+            else:
+                self._unknown[key] = value
+        try:
+            for kind, bodies in kinds.items():
+                self._dirty.kinds[kind].load(bodies)
+            rebuild()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"the coordinator's state contradicts itself: {error!r}") from error
+
+    def _find_level(self, latest: dict[str, bytes]) -> None:
+        value = latest.pop(LEVEL_KEY, None)
+        if value is None:
+            self._codec.set_level(OLDEST_LEVEL if latest else NEWEST_LEVEL)
+            return
+        level = unpack(LEVEL_KEY, value)
+        if not isinstance(level, int):
+            raise StateError(f"entry {LEVEL_KEY!r} of the coordinator's state is no number: {level!r}")
+        self._codec.set_level(level)
+        self._says_level = True
+
+    def _level_entry(self) -> bytes:
+        return self._codec.pack(self.level, framing=self.level)

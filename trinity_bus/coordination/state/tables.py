@@ -1,0 +1,217 @@
+"""Tables of the coordinator's state: what is put into one, changed or deleted, is written to the changelog.
+
+::
+
+    table[name] = row      a new entry, or another one        \
+    row.field = value      an entry is written anew            >  the journal takes note of it
+    del table[name]        the entry is gone                  /
+
+A table is a dictionary of one kind of entries by their names. Nobody who changes the state has to think of the
+changelog: rows take note of assignments to their fields, so whatever a row has in it that is not a number or a text is
+not changed in place, but replaced.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Never, Protocol
+
+from trinity_bus.coordination.state.codec import Value
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+
+_MARK = "_mark"
+_set = Value.__setattr__
+
+
+class Row(Value, dict=True):
+    """A value that is one entry of a table. An assignment to a field that changes it marks the entry as changed."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__struct_fields__:
+            if getattr(self, name) == value:
+                return
+            mark = self.__dict__.get(_MARK)
+            if mark is not None:
+                mark()
+        _set(self, name, value)
+
+
+class Table[V](dict[str, V]):
+    """Entries of one kind, by name: ``kind/<name>`` in the changelog.
+
+    Args:
+        kind: First part of the keys of its entries.
+        of: Type of its values: a :class:`Row`, or something that msgspec knows.
+        dirty: Told of every change.
+        named: Field of a row that holds its name, where there is one.
+    """
+
+    def __init__(self, kind: str, of: Any, dirty: DirtyKeys, named: str | None = None) -> None:
+        super().__init__()
+        self._prefix = f"{kind}/"
+        self._of = of
+        self._dirty = dirty
+        self._touch = dirty.touch
+        self._named = named
+        dirty.register(kind, self)
+
+    def __setitem__(self, name: str, value: V) -> None:
+        super().__setitem__(name, value)
+        key = self._prefix + name
+        if isinstance(value, Row):
+            value.__dict__[_MARK] = partial(self._touch, key)
+        self._touch(key)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._touch(self._prefix + name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Delete an entry, and returns its value; or the default where there is none."""
+        known = name in self
+        value = super().pop(name, *default)
+        if known:
+            self._touch(self._prefix + name)
+        return value
+
+    def _refuse(self, *_: object, **__: object) -> Never:
+        raise TypeError("entries of the state are put and deleted one by one")
+
+    clear = popitem = setdefault = update = _refuse
+
+    def body(self, name: str) -> Any:
+        """Return what is to be written of an entry; None: there is none."""
+        return self.get(name)
+
+    def names(self) -> Iterator[str]:
+        """Of all entries."""
+        return iter(self)
+
+    def load(self, bodies: dict[str, Any]) -> None:
+        """Take over the entries of a changelog."""
+        for name, plain in bodies.items():
+            given = plain if self._named is None else {self._named: name, **plain}
+            value = self._dirty.codec.build(self._of, given)
+            super().__setitem__(name, value)
+            if isinstance(value, Row):
+                value.__dict__[_MARK] = partial(self._touch, self._prefix + name)
+
+    def sort(self, key: Callable[[str], Any] = int) -> None:
+        """Put the entries into the order of their names, which are numbers unless ``key`` says otherwise."""
+        ordered = {name: self[name] for name in sorted(self, key=key)}
+        super().clear()
+        super().update(ordered)
+
+
+class Keyed[K](Protocol):
+    """A value with a key that tells it from others of its group."""
+
+    @property
+    def key(self) -> K:
+        """The key."""
+        ...
+
+
+class Group[K, V: Keyed[Any]](dict[K, V]):
+    """Values by key that are one entry together. They are put and deleted; nothing else is done to them."""
+
+    def __init__(self, mark: Callable[[], None]) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def add(self, value: V) -> None:
+        """Put a value."""
+        super().__setitem__(value.key, value)
+        self._mark()
+
+    def __delitem__(self, key: K) -> None:
+        super().__delitem__(key)
+        self._mark()
+
+
+class Groups[K, V: Keyed[Any]]:
+    """Groups by name: each that is not empty is an entry.
+
+    Args:
+        kind: First part of the keys of its entries.
+        of: Type of the values.
+        dirty: Told of every change.
+    """
+
+    def __init__(self, kind: str, of: type[V], dirty: DirtyKeys) -> None:
+        self._kind = kind
+        self._of = of
+        self._dirty = dirty
+        self._groups: dict[str, Group[K, V]] = {}
+        dirty.register(kind, self)
+
+    def of(self, name: str) -> Group[K, V]:
+        """Return the group of this name, empty if nothing was put into it yet."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = Group(partial(self._dirty.touch, f"{self._kind}/{name}"))
+        return group
+
+    def find(self, name: str) -> list[V]:
+        """Return what is in the group of this name, if there is one."""
+        return list(self._groups.get(name, {}).values())
+
+    def take(self, name: str) -> list[V]:
+        """Delete a group, and returns what was in it."""
+        taken = list(self._groups.pop(name, {}).values())
+        if taken:
+            self._dirty.touch(f"{self._kind}/{name}")
+        return taken
+
+    def __iter__(self) -> Iterator[V]:
+        """Everything in all groups."""
+        return (value for group in self._groups.values() for value in group.values())
+
+    def body(self, name: str) -> Any:
+        """Return what is to be written of an entry; None: there is none."""
+        return self.find(name) or None
+
+    def names(self) -> Iterator[str]:
+        """Of all entries."""
+        return (name for name, group in self._groups.items() if group)
+
+    def load(self, bodies: dict[str, Any]) -> None:
+        """Take over the entries of a changelog."""
+        for name, plain in bodies.items():
+            group = self.of(name)
+            for value in self._dirty.codec.build(list[self._of], plain):  # type: ignore[name-defined]
+                dict.__setitem__(group, value.key, value)
+
+
+class Single[R: Row]:
+    """A row that is always there, and an entry as soon as it differs from what it was at first.
+
+    Args:
+        kind: The key of its entry.
+        row: As it is at first.
+        dirty: Told of every change.
+    """
+
+    def __init__(self, kind: str, row: R, dirty: DirtyKeys) -> None:
+        self.row = row
+        self._first = row.but()
+        self._dirty = dirty
+        row.__dict__[_MARK] = partial(dirty.touch, kind)
+        dirty.register(kind, self)
+
+    def body(self, _: str) -> R | None:
+        """Return what is to be written; None: nothing."""
+        return None if self.row == self._first else self.row
+
+    def names(self) -> Iterator[str]:
+        """Of its entry: the empty one, or none."""
+        return iter(() if self.row == self._first else ("",))
+
+    def load(self, bodies: dict[str, Any]) -> None:
+        """Take over the entry of a changelog; the row is still the same, for all who know it."""
+        for plain in bodies.values():
+            loaded = self._dirty.codec.build(type(self.row), plain)
+            mark = self.row.__dict__.pop(_MARK)
+            for name in loaded.__struct_fields__:
+                setattr(self.row, name, getattr(loaded, name))
+            self.row.__dict__.update(loaded.__dict__)
+            self.row.__dict__[_MARK] = mark

@@ -1,0 +1,1 @@
+"""Versions: which weights the mesh serves, and who takes part in moving them."""

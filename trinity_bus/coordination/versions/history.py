@@ -1,0 +1,32 @@
+"""What is remembered of a version for good. Pure."""
+
+from schemas import PublishedVersion, StepTrained
+from trinity_bus.coordination.limits import bounded
+
+
+def entry(step: StepTrained) -> PublishedVersion:
+    """Return the record for ``version-history``.
+
+    Args:
+        step: By which the trainer told of the version.
+    """
+    return PublishedVersion(
+        model=step.model,
+        version=step.version,
+        step=step.step,
+        batch_id=step.batch_id,
+        method=step.method,
+        trainer=step.trainer,
+        trainer_incarnation=step.incarnation,
+        checksum=step.checksum,
+        checkpoint=step.checkpoint,
+        metrics=bounded(step.metrics),
+        seconds=step.seconds,
+        skipped=step.skipped,
+        rollback=step.rollback,
+    )
+
+
+def key(record: PublishedVersion) -> str:
+    """Its key: one record for each version of each model."""
+    return f"{record.model}/{record.version}"

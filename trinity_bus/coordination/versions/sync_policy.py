@@ -1,0 +1,225 @@
+r"""Sync styles: which version a train batch needs, when the trainer publishes, and when explorers take it. Pure.
+
+Versions count trained steps, and the train batch of sequence ``k`` is trained by step ``k``. In what follows, ``e`` and
+``t`` are the sync intervals of explorers and trainer (both ``sync_interval`` where not set), ``o`` is ``sync_offset``
+and ``s`` is ``max_staleness``. The explorers' side *syncs after* batch ``k`` when ``k > o`` and ``(k - o) mod e = 0``.
+
+===================  ==============================  ==========================  ======================================
+style                step ``v`` is published when    batch ``k`` needs           explorers take a version
+===================  ==============================  ==========================  ======================================
+``fixed``            ``v mod t = 0``, and some       the newest multiple of      when no batch that is handed out needs
+                     batch needs it                  ``t`` up to ``e * n``       an older one
+``explorer_driven``  the explorers' side has asked   ``k - 1 - s``               at once
+``trainer_driven``   ``v mod t = 0``                 ``k - 1 - s``, and what is  at once
+                                                     out when it is handed out
+``fully_async``      ``v mod t = 0``                 ``k - 1 - s``               at once
+===================  ==============================  ==========================  ======================================
+
+with ``n = max(0, floor((k - 1 - o) / e))``, the number of syncs before batch ``k``. A batch needs *at least* its
+version. The first version of a trainer's incarnation and that of its last step are published always. "At once" means
+beside generation: tokens drawn before are the old version's, tokens drawn after are the new one's, and each is stamped.
+
+``fixed`` with interval 2 and offset 1; time goes to the right::
+
+    explorers   batch 1    batch 2    batch 3    sync v2    batch 4    batch 5    sync v4    batch 6
+    needs       0          0          0                     2          2                     4
+    trainer                step 1     step 2     publish v2            step 3     step 4, publish v4
+
+The trainer never waits: a version that is published while batch 3 is drawn is *held* until batch 3 is done. What does
+not wait for any batch is not held up by one that has yet to come, so the last version of a run reaches the explorers.
+
+``explorer_driven`` with interval 2, offset 0: when batch 2 is done, a ``VersionWanted`` goes to the trainer, which
+publishes at the end of the step that it is at, or at once if it is at none. Nobody waits for the answer; the versions
+that the next ``e`` batches need are asked for in time (``at_least``).
+
+Staleness. A sample of batch ``k`` drawn by version ``v`` is ``k - 1 - v`` versions old. With ``fixed`` that is at most
+``o + e - 1 + t - gcd(e, t)``; with the other styles ``s``, which must leave room for the intervals. Settings under
+which a batch would need a version that nobody publishes are refused when the policy is made.
+
+When a batch is aborted, later ones move down in the sequence, see :meth:`SyncPolicy.moved_down`.
+
+Staleness control at admission: how old weights may be for a sample that is going to be trained on.
+
+Versions count trained steps: version ``v`` is the model after ``v`` steps. The train batch of sequence ``k`` is trained
+by step ``k``, that is, on top of version ``k - 1``. A sample drawn by version ``v`` is then ``k - 1 - v`` versions old.
+It is at most ``s`` old if and only if ``v >= k - 1 - s``. Because explorers only move to newer versions while they
+work, asking this of the version at dispatch is enough; a result that says otherwise is not accepted.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
+from trinity_bus.errors import ConfigError
+
+type SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
+
+_SECTION = "TRINITY_BUS_SYNCHRONIZER__"
+_STALENESS = "TRINITY_BUS_COORDINATOR__MAX_STALENESS"
+
+
+def required_version(sequence: int, max_staleness: int) -> int:
+    """Return the oldest version whose samples may be in the train batch of this sequence (1, 2, 3 ...)."""
+    return max(0, sequence - 1 - max_staleness)
+
+
+def staleness(sequence: int, version: int) -> int:
+    """How many versions old a sample of ``version`` is when the batch of this sequence is trained."""
+    return sequence - 1 - version
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRequest:
+    """The explorers' side wants a version."""
+
+    after: int
+    """Sequence of the batch after which it syncs."""
+    at_least: int
+    """What the batches up to the next sync need."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPolicy:
+    """One style with its intervals.
+
+    Args:
+        style: As the table above names them.
+        explorer_interval: ``e``, at least 1.
+        trainer_interval: ``t``, at least 1.
+        offset: ``o``, at least 0.
+        max_staleness: ``s``, at least 0. None: with ``fixed``, what follows from the others; else 0.
+
+    Raises:
+        ConfigError: A batch would need a version that is never published, or be staler than allowed.
+    """
+
+    style: SyncStyle = "fully_async"
+    explorer_interval: int = 1
+    trainer_interval: int = 1
+    offset: int = 0
+    max_staleness: int | None = 0
+
+    def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem is not None:
+            raise ConfigError(problem)
+
+    @classmethod
+    def of(cls, synchronizer: SynchronizerSettings, coordinator: CoordinatorSettings) -> "SyncPolicy":
+        """Return the policy that the settings describe.
+
+        Raises:
+            ConfigError: They starve the mesh, or contradict each other.
+        """
+        left_open = synchronizer.sync_style == "fixed" and "max_staleness" not in coordinator.model_fields_set
+        return cls(
+            style=synchronizer.sync_style,
+            explorer_interval=synchronizer.explorer_sync_interval or synchronizer.sync_interval,
+            trainer_interval=synchronizer.trainer_sync_interval or synchronizer.sync_interval,
+            offset=synchronizer.sync_offset,
+            max_staleness=None if left_open else coordinator.max_staleness,
+        )
+
+    @property
+    def staleness_bound(self) -> int:
+        """No sample that is trained on is older than this, in versions."""
+        if self.style != "fixed":
+            return self.max_staleness or 0
+        e, t = self.explorer_interval, self.trainer_interval
+        return self.offset + e - 1 + t - math.gcd(e, t)
+
+    def explorer_syncs_after(self, sequence: int) -> bool:
+        """Whether the explorers' side syncs after the batch of this sequence."""
+        return sequence > self.offset and (sequence - self.offset) % self.explorer_interval == 0
+
+    def version_needed(self, sequence: int, announced: int = 0) -> int:
+        """Return the oldest version that the train batch of this sequence may be drawn with.
+
+        Args:
+            sequence: Its place in the order of training, from 1.
+            announced: The newest version that was announced when the batch is handed out.
+        """
+        if self.style == "fixed":
+            syncs = max(0, (sequence - 1 - self.offset) // self.explorer_interval)
+            return self._published_by(self.explorer_interval * syncs)
+        bound = required_version(sequence, self.staleness_bound)
+        return max(bound, announced) if self.style == "trainer_driven" else bound
+
+    def moved_down(self, sequence: int, needed: int) -> int:
+        """Return what a batch needs that has moved down to this sequence and needed ``needed``: never more than before.
+
+        With ``trainer_driven`` it stays as it was: that version is out.
+        """
+        return needed if self.style == "trainer_driven" else min(needed, self.version_needed(sequence))
+
+    def publishes(self, step: int, *, published: int = 0, wanted: int = 0) -> bool:
+        """Whether the trainer publishes after this step.
+
+        Args:
+            step: Steps trained; the version's number.
+            published: The newest version that was published.
+            wanted: The version that was asked for last; 0 if none was. It, or a newer one, will do.
+        """
+        if self.style == "explorer_driven":
+            return published < wanted <= step
+        if step % self.trainer_interval != 0:
+            return False
+        if self.style != "fixed":
+            return True
+        reached = -(-step // self.explorer_interval) * self.explorer_interval
+        return self._published_by(reached) == step
+
+    def holds(self, version: int, *, served: int, oldest_needed: int | None) -> bool:
+        """Whether a published version is kept from the explorers for now, because a batch is drawn with an older one.
+
+        Args:
+            version: Its number.
+            served: The version that explorers are told to serve.
+            oldest_needed: The oldest version that a batch needs which is handed out and not done; None without one.
+        """
+        return self.style == "fixed" and oldest_needed is not None and oldest_needed <= min(served, version - 1)
+
+    def want(self, finalized: int, asked_after: int) -> VersionRequest | None:
+        """Return what the explorers' side asks for now; None if it has asked, or never does.
+
+        Args:
+            finalized: Sequence of the train batch that was finalized last; it never falls.
+            asked_after: ``after`` of the last time that it asked; 0 before.
+        """
+        if self.style != "explorer_driven" or finalized <= self.offset:
+            return None
+        after = finalized - (finalized - self.offset) % self.explorer_interval
+        if after <= max(asked_after, self.offset):
+            return None
+        return VersionRequest(after, required_version(after + self.explorer_interval, self.staleness_bound))
+
+    def _published_by(self, step: int) -> int:
+        """Return the newest version of a trainer that publishes every ``t`` steps and has trained so many."""
+        return step // self.trainer_interval * self.trainer_interval
+
+    def _problem(self) -> str | None:
+        bound, limit = self.staleness_bound, self.max_staleness
+        e, t, o = self.explorer_interval, self.trainer_interval, self.offset
+        if self.style == "fixed":
+            if limit is not None and bound > limit:
+                return (
+                    f"style fixed with these intervals and offset draws samples up to {bound} versions old: set "
+                    f"{_STALENESS} to {bound} or more, leave it unset, or lower {_SECTION}SYNC_INTERVAL or "
+                    f"{_SECTION}SYNC_OFFSET"
+                )
+            return None
+        if self.style == "explorer_driven":
+            if o + e > bound + 1:
+                return (
+                    f"style explorer_driven asks for its first version after batch {o + e}, but batch {bound + 2} "
+                    f"needs one before: set {_STALENESS} to {o + e - 1} or more, or explorer_sync_interval plus "
+                    f"sync_offset to {bound + 1} or less"
+                )
+            return None
+        if t > bound + 1:
+            return (
+                f"style {self.style}: the trainer publishes every {t} steps, but batch {bound + 2} needs version 1: "
+                f"set {_STALENESS} to {t - 1} or more, or {_SECTION}TRAINER_SYNC_INTERVAL to {bound + 1} or less"
+            )
+        return None

@@ -1,0 +1,343 @@
+"""Which weights the mesh serves, and who takes part in moving them.
+
+The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall take it,
+in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.versions.sync_policy`).
+Members that are named together are a *round*. There is at most one round at a time::
+
+    trainer            coordinator                    explorer 0        explorer 1        explorer 2 (joins later)
+       |--StepTrained v5-->|                               |                 |
+       |<-----ModelVersion v5, epoch 3, members 0 1------->|---------------->|
+       |=============== weights, point to point ==========>|================>|                 |
+       |                   |<--------heartbeat, version -1 -|-----------------|----------------|
+       |                   |<--WeightsSynced ok------------|                 |                 |
+       |                   |<--WeightsSynced failed--------------------------|                 |
+       |<-----ModelVersion v5, epoch 4, members 1 2------------------------->|---------------->|
+
+==========================================  =====================================================================
+what happens                                what follows
+==========================================  =====================================================================
+a version is trained and to be published    it is held while the sync style says so; a newer one takes its place
+a version is held no more                   a round at once, of all explorers that can; a round under way is
+                                            superseded, whatever its members still say about it is only noted
+the explorers' side has done its interval   with ``explorer_driven``, the trainer is asked for a version, and again
+                                            after each step until it comes
+a member answers                            it is out of the round
+a member dies, leaves or starts anew        it is out of the round
+a member does not answer for too long       it is out of the round, as failed
+the round is empty                          explorers that do not serve the version (joiners, the failed) make
+                                            the next round, with the same version
+the same explorer needs round after round   it waits longer each time, up to half a minute
+what the trainer said of a version is lost  its heartbeats tell of the version: it is asked to say it again
+a former incarnation of the trainer still speaks it is told that it is superseded, and ends
+a trainer starts anew                       its former incarnation is ignored, and what is held of it can no longer be
+                                            had; its version is served at once if nobody serves a newer one; else that
+                                            one stays until the trainer has caught up: it trains the same batches
+                                            again, and whoever went back would draw what is too old for those ahead
+==========================================  =====================================================================
+
+So every round ends: each member answers, dies, or runs out of time. An *epoch* is a membership. Its number grows when
+a round has other members than the one before, or the one before did not end well, or the trainer is a new incarnation;
+with the same members it stays, so that connections can be used again.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from msgspec import field
+
+from schemas import Member, ModelVersion, Rollback, StepTrained, VersionWanted
+from schemas.model_version import MAX_MEMBERS
+from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT, Explorer
+from trinity_bus.coordination.limits import bounded
+from trinity_bus.coordination.state.codec import Value
+from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.tables import Row, Single
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+
+type MemberKey = tuple[str, str]
+"""An explorer's name and incarnation."""
+
+FIRST_RETRY_S = 0.25
+LONGEST_RETRY_S = 30.0
+TRAINER_SILENCE_S = 30.0
+"""After which a trainer that used to send heartbeats is not asked to serve anybody."""
+
+
+class Choice(Value):
+    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.versions.choice`."""
+
+    version: int
+    client: str
+    command_id: str
+    traceparent: str | None
+    step: StepTrained | None = None
+    """The trainer's word that it has the version at hand."""
+    step_traceparent: str | None = None
+    rollback: Rollback | None = None
+    """What is newer is to be discarded."""
+
+    SINCE: ClassVar[Mapping[str, int]] = {"rollback": 3}
+
+
+class Rounds(Value, array_like=True):
+    """How often an explorer was named in rounds of the version that is to be served."""
+
+    explorer: str
+    incarnation: str
+    count: int = 0
+
+    @property
+    def member(self) -> MemberKey:
+        """Of the explorer."""
+        return self.explorer, self.incarnation
+
+
+class SyncState(Row):
+    """What outlives a restart: ``sync``."""
+
+    release: StepTrained | None = None
+    """The version that is to be served."""
+    traceparent: str | None = None
+    """Context of its publication."""
+    held: StepTrained | None = None
+    """A newer one, which is not served yet."""
+    held_traceparent: str | None = None
+    asked_after: int = 0
+    """Sequence of the batch after which the trainer was last asked for a version."""
+    wanted: int = 0
+    """The version that was asked for and has not come; 0 for none."""
+    pinned: bool = False
+    """Whether ``release`` was chosen by somebody, and what is newer is held until that is taken back."""
+    choice: Choice | None = None
+    """A choice that has not taken effect."""
+    epoch: int = 0
+    group: tuple[MemberKey, ...] = ()
+    """Members of the last round, by rank."""
+    intact: bool = True
+    """Whether nothing has gone wrong in the last round."""
+    pending: dict[str, str] = field(default_factory=dict)
+    """Members that have not answered: name to incarnation."""
+    rounds: list[Rounds] = field(default_factory=list)
+    zombies: tuple[str, ...] = ()
+    """Former incarnations of the trainer."""
+
+
+class WeightSync:
+    """Announcements, one round after another.
+
+    Args:
+        model: Name of the model.
+        policy: When what is published is served.
+        timeout_s: How long a member may take to answer.
+        dirty: Told of every change.
+    """
+
+    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, dirty: DirtyKeys) -> None:
+        self.state = SyncState()
+        Single("sync", self.state, dirty)
+        self._model = model
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._deadline = 0.0
+        self._retry_at: dict[MemberKey, float] = {}
+        self._trainer_seen: float | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that is to be served; -1 before there is any."""
+        return -1 if self.state.release is None else self.state.release.version
+
+    @property
+    def newest(self) -> int:
+        """The newest version that was published, be it held or served; -1 before there is any."""
+        return self.version if self.state.held is None else max(self.version, self.state.held.version)
+
+    @property
+    def trained(self) -> int:
+        """The newest version of the trainer's present incarnation that was published, or -1."""
+        state = self.state
+        newest = state.release if state.held is None else state.held
+        return -1 if newest is None else newest.version
+
+    @property
+    def for_evaluation(self) -> int:
+        """The version that an evaluation is of that begins now; -1 before there is any."""
+        return self.version if self.state.pinned else self.newest
+
+    def is_zombie(self, trainer_incarnation: str) -> bool:
+        """Whether this incarnation of the trainer is over."""
+        return trainer_incarnation in self.state.zombies
+
+    def has_not_heard_of(self, incarnation: str, version: int) -> bool:
+        """Whether this incarnation of the trainer has published a version whose announcement never came."""
+        newest = self.state.held or self.state.release
+        if version < 0 or self.is_zombie(incarnation):
+            return False
+        return newest is None or newest.incarnation != incarnation or newest.version < version
+
+    def trainer_beat(self, now: float) -> None:
+        """Note that the trainer lives."""
+        self._trainer_seen = now
+
+    def publish(self, step: StepTrained, traceparent: str | None) -> bool:
+        """Note that a version can be had. Return whether that is news; else it came late or twice."""
+        state, old = self.state, self.state.held or self.state.release
+        if old is not None and old.incarnation == step.incarnation and step.version <= old.version:
+            return False
+        if old is not None and old.incarnation != step.incarnation:
+            state.zombies = (*state.zombies, old.incarnation)[-ZOMBIES_KEPT:]
+            state.intact = False
+        state.held, state.held_traceparent = step, traceparent
+        if step.version >= state.wanted:
+            state.wanted = 0
+        self._trainer_seen = None
+        return True
+
+    def release(self, oldest_needed: int | None, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
+        """Return the announcement of the version that was held until now.
+
+        None where there is none, or it is still held.
+
+        Args:
+            oldest_needed: See :meth:`SyncPolicy.holds`.
+            explorers: All that are not gone.
+            now: The time.
+        """
+        state, held = self.state, self.state.held
+        if held is None or state.pinned:
+            return None
+        explorers = list(explorers)
+        if state.release is not None and state.release.incarnation != held.incarnation:
+            # What the former incarnation has published can be had from nobody, so only who has it keeps it.
+            if any(explorer.version > held.version for explorer in explorers):
+                return None
+        elif self._policy.holds(held.version, served=self.version, oldest_needed=oldest_needed):
+            return None
+        state.release, state.traceparent = held, state.held_traceparent
+        state.held = state.held_traceparent = None
+        state.rounds = []
+        self._retry_at.clear()
+        return self._announce(held, [e for e in explorers if e.can_sync], now)
+
+    def choose(self, choice: Choice | None) -> None:
+        """Keep a choice that has yet to take effect, or forgets it."""
+        self.state.choice = choice
+
+    def pin(self, step: StepTrained, traceparent: str | None) -> None:
+        """Note that this version is served until :meth:`unpin`; nobody moves who serves it already."""
+        state = self.state
+        if state.held is None and state.release is not None and state.release.version != step.version:
+            state.held, state.held_traceparent = state.release, state.traceparent
+        state.release, state.traceparent, state.pinned = step, traceparent, True
+
+    def go_back(
+        self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
+    ) -> ModelVersion:
+        """Pins a version; its announcement."""
+        self.pin(step, traceparent)
+        self.state.rounds = []
+        self._retry_at.clear()
+        return self._announce(step, [e for e in explorers if e.can_sync], now)
+
+    def unpin(self) -> None:
+        """Note that what is held may be released again."""
+        self.state.pinned = False
+
+    def want(self, finalized: int) -> VersionWanted | None:
+        """Return what the trainer is to be asked for, because the explorers' side has come to the end of an interval.
+
+        Args:
+            finalized: Sequence of the train batch that was finalized last.
+        """
+        want = None if self.state.release is None else self._policy.want(finalized, self.state.asked_after)
+        if want is None:
+            return None
+        self.state.asked_after, self.state.wanted = want.after, max(want.at_least, self.newest + 1)
+        return self.reminder()
+
+    def reminder(self) -> VersionWanted | None:
+        """Return the same again, where it has not come: the trainer may have started anew, and not have heard."""
+        wanted = self.state.wanted
+        return VersionWanted(model=self._model, at_least=wanted) if wanted else None
+
+    def answered(self, member: MemberKey, version: int, epoch: int, *, ok: bool) -> bool:
+        """Note that a member has answered. Return whether that was the answer to the round under way."""
+        state = self.state
+        if state.pending.get(member[0]) != member[1] or (version, epoch) != (self.version, state.epoch):
+            return False
+        self._settle(member[0], ok=ok)
+        return True
+
+    def departed(self, member: MemberKey) -> None:
+        """Note that an explorer's incarnation is over."""
+        self._retry_at.pop(member, None)
+        self.state.rounds = [rounds for rounds in self.state.rounds if rounds.member != member]
+        if self.state.pending.get(member[0]) == member[1]:
+            self._settle(member[0], ok=False)
+
+    def overdue(self, now: float) -> list[str]:
+        """Members of the round under way that ran out of time; they count as failed from now on."""
+        if now < self._deadline:
+            return []
+        late = list(self.state.pending)
+        for name in late:
+            self._settle(name, ok=False)
+        return late
+
+    def next_round(self, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
+        """Return the announcement for those who do not serve the version, if nobody is at it and they need not wait."""
+        release = self.state.release
+        if release is None or self.state.pending or self._trainer_is_silent(now) or self.is_zombie(release.incarnation):
+            return None
+        laggards = [
+            explorer
+            for explorer in explorers
+            if explorer.can_sync
+            and explorer.version != release.version
+            and self._retry_at.get((explorer.name, explorer.incarnation), now) <= now
+        ]
+        return self._announce(release, laggards, now) if laggards else None
+
+    def rebuild(self, now: float) -> None:
+        """Give the round under way, of a changelog, its whole time again."""
+        self._deadline = now + self._timeout_s
+
+    def _settle(self, name: str, *, ok: bool) -> None:
+        self.state.pending = {other: member for other, member in self.state.pending.items() if other != name}
+        self.state.intact = self.state.intact and ok
+
+    def _trainer_is_silent(self, now: float) -> bool:
+        return self._trainer_seen is not None and now - self._trainer_seen > TRAINER_SILENCE_S
+
+    def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
+        state = self.state
+        # Those that are too many for one record make the next round.
+        group = tuple(sorted((explorer.name, explorer.incarnation) for explorer in members)[:MAX_MEMBERS])
+        if group != state.group or not state.intact or state.pending:
+            state.epoch += 1
+        state.group, state.intact, state.pending = group, True, dict(group)
+        self._deadline = now + self._timeout_s
+        rounds = {of.member: of for of in state.rounds}
+        for member in group:
+            before = rounds.get(member, Rounds(*member))
+            rounds[member] = before.but(count=before.count + 1)
+            self._retry_at[member] = now + min(FIRST_RETRY_S * 2.0 ** min(before.count, 16), LONGEST_RETRY_S)
+        state.rounds = list(rounds.values())
+        return ModelVersion(
+            model=release.model,
+            version=release.version,
+            step=release.step,
+            method=release.method,
+            epoch=state.epoch,
+            members=[
+                Member(explorer=name, incarnation=member, rank=i) for i, (name, member) in enumerate(group, start=1)
+            ],
+            trainer=release.trainer,
+            trainer_incarnation=release.incarnation,
+            master_address=release.master_address,
+            master_port=release.master_port,
+            checksum=release.checksum,
+            checkpoint=release.checkpoint,
+            metrics=bounded(release.metrics),
+            pinned=state.pinned,
+        )

@@ -1,0 +1,119 @@
+"""What an explorer and its fork server say to each other: one msgpack message per datagram of a socket pair.
+
+::
+
+    explorer                                fork server
+       │ LoadWorkflows, once ─────────────────> │  imports workflows, loads the tokenizer
+       │ <─────── WorkflowsLoaded or LoadFailed │
+       │ ForkRunner(serial), with a socket ───> │
+       │ <─────────── RunnerForked(serial, pid) │
+       │ SignalRunner(serial, signal) ────────> │  nothing happens where it is dead already
+       │ <─────────── RunnerExited(serial, how) │  once for each that was asked for, also where it could not be forked
+
+When the explorer's end is closed, the fork server kills its runners and ends.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from trinity_bus.runners.errors import ProtocolError
+
+MAX_BYTES = 1 << 16
+
+
+class LoadWorkflows(Struct, tag="load", frozen=True):
+    """What all runners have in common."""
+
+    tokenizer: str
+    """What loads it, as ``module:function``; it is called with ``model_path``."""
+    model_path: str
+    modules: list[str]
+    """Modules that register workflows, imported in this order."""
+    explorer: str
+    namespace: str
+    telemetry: bytes
+    """``TelemetrySettings`` as JSON."""
+    user: str | None = None
+    """User, by name or number, to become before anything of the workflows' is imported; None: to stay."""
+
+
+class ForkRunner(Struct, tag="fork", frozen=True):
+    """Fork a runner that speaks through the socket that comes along."""
+
+    serial: int
+
+
+class SignalRunner(Struct, tag="signal", frozen=True):
+    """Send a runner a signal."""
+
+    serial: int
+    number: int
+
+
+class WorkflowsLoaded(Struct, tag="loaded", frozen=True):
+    """Runners can be forked."""
+
+    workflows: list[str]
+
+
+class LoadFailed(Struct, tag="broken", frozen=True):
+    """They cannot."""
+
+    why: str
+
+
+class RunnerForked(Struct, tag="born", frozen=True):
+    """A runner runs."""
+
+    serial: int
+    pid: int
+
+
+class RunnerExited(Struct, tag="died", frozen=True):
+    """A runner is gone, and so are all processes that it had started."""
+
+    serial: int
+    how: str
+    """As in "was killed by signal 11 (SIGSEGV)"."""
+
+
+type ToForkServer = LoadWorkflows | ForkRunner | SignalRunner
+type FromForkServer = WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_FORK_SERVER: msgspec.msgpack.Decoder[ToForkServer] = msgspec.msgpack.Decoder(
+    LoadWorkflows | ForkRunner | SignalRunner
+)
+_FROM_FORK_SERVER: msgspec.msgpack.Decoder[FromForkServer] = msgspec.msgpack.Decoder(
+    WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited
+)
+
+
+def encode(message: ToForkServer | FromForkServer) -> bytes:
+    """Return a message as a datagram."""
+    return _ENCODER.encode(message)
+
+
+def to_fork_server(datagram: bytes) -> ToForkServer:
+    """Return the message in a datagram of the explorer's.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    return _decoded(_TO_FORK_SERVER, datagram)
+
+
+def from_fork_server(datagram: bytes) -> FromForkServer:
+    """Return the message in a datagram of the fork server's.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    return _decoded(_FROM_FORK_SERVER, datagram)
+
+
+def _decoded[M](decoder: msgspec.msgpack.Decoder[M], datagram: bytes) -> M:
+    try:
+        return decoder.decode(datagram)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"a datagram that cannot be read: {error}") from error

@@ -1,0 +1,178 @@
+"""The rules of talking with one runner, seen from the explorer. Pure: no socket, no clock, no task.
+
+Of each job that the runner was given::
+
+    OPEN --RunDone, RunFailed, RunCancelled--> (forgotten)
+      '--CancelRun--> CANCELLED --RunDone, RunFailed, RunCancelled--> (forgotten)
+
+and of each engine request of an OPEN job::
+
+    (unheard of) --Generate--> SERVED --answered--> (forgotten)
+                                 |--AbandonRequest--> (forgotten; the engine drops it)
+                                 '--its job ends or is cancelled--> (forgotten; the engine drops it)
+
+============================================  ======================================================================
+what the runner says                          what happens
+============================================  ======================================================================
+``Generate`` of an OPEN job                   it is served; refused where the job has ``MAX_REQUESTS`` of them
+``Generate`` of a CANCELLED job               nothing: it crossed the cancellation
+``AbandonRequest`` of what is not served      nothing: it crossed the answer
+an end of a job that it was not given         ``ProtocolError``
+``RunCancelled`` of an OPEN job               ``ProtocolError``
+``Generate`` of a job that it was not given   ``ProtocolError``
+the same request number twice at once         ``ProtocolError``
+============================================  ======================================================================
+"""
+
+from dataclasses import dataclass, field
+
+from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed, ToExplorer
+
+MAX_REQUESTS = 4096
+"""Engine requests of one job at once: what a workflow gone wild can make the explorer hold."""
+
+type RequestKey = tuple[int, int]
+"""Job and number of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """Have the engine serve a request."""
+
+    asked: Generate
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRequest:
+    """Answer that a request is not served."""
+
+    asked: Generate
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropRequest:
+    """Have the engine drop a request."""
+
+    request: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job has ended in this runner."""
+
+    how: RunDone | RunFailed | RunCancelled
+    drop: tuple[RequestKey, ...]
+    """Requests of it that nobody waits for any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerAnswered:
+    """The runner answered."""
+
+    answer: Pong
+
+
+type Reaction = ServeRequest | RefuseRequest | DropRequest | JobEnded | RunnerAnswered
+
+
+@dataclass(slots=True)
+class _Job:
+    cancelled: bool = False
+    requests: dict[int, None] = field(default_factory=dict)
+
+
+class Conversation:
+    """What was said and not yet answered, on either side."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Job] = {}
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        """Those that the runner has."""
+        return tuple(self._jobs)
+
+    def run(self, job: int) -> None:
+        """Note that a job is given to the runner; it was given to nobody in this conversation before."""
+        self._jobs[job] = _Job()
+
+    def cancel(self, job: int) -> tuple[RequestKey, ...]:
+        """Note that a job is cancelled; nothing happens where it has ended.
+
+        Returns:
+            The requests to drop.
+        """
+        known = self._jobs.get(job)
+        if known is None:
+            return ()
+        known.cancelled = True
+        return self._forget_requests(job, known)
+
+    def answer(self, request: RequestKey) -> bool:
+        """Note that the engine is done with a request.
+
+        Returns:
+            Whether the runner is to be told.
+        """
+        job, number = request
+        known = self._jobs.get(job)
+        if known is None or number not in known.requests:
+            return False
+        del known.requests[number]
+        return True
+
+    def close(self) -> tuple[RequestKey, ...]:
+        """Note that the runner is gone.
+
+        Returns:
+            The requests to drop.
+        """
+        dropped = tuple(request for job, known in self._jobs.items() for request in self._forget_requests(job, known))
+        self._jobs.clear()
+        return dropped
+
+    def hear(self, message: ToExplorer) -> Reaction | None:
+        """Return what a message means; None where it means nothing any more.
+
+        Raises:
+            ProtocolError: The runner must not say this.
+        """
+        match message:
+            case Generate():
+                return self._asked(message)
+            case AbandonRequest(job, number):
+                return DropRequest((job, number)) if self.answer((job, number)) else None
+            case RunDone(job) | RunFailed(job) | RunCancelled(job):
+                known = self._known(job)
+                if isinstance(message, RunCancelled) and not known.cancelled:
+                    raise ProtocolError(f"it cancelled job {job}, which it was not told to")
+                del self._jobs[job]
+                return JobEnded(message, self._forget_requests(job, known))
+            case Pong():
+                return RunnerAnswered(message)
+
+    def _asked(self, asked: Generate) -> Reaction | None:
+        known = self._known(asked.job)
+        if known.cancelled:
+            return None
+        if asked.request in known.requests:
+            raise ProtocolError(f"request {asked.request} of job {asked.job} came twice")
+        if len(known.requests) >= MAX_REQUESTS:
+            return RefuseRequest(
+                asked, f"a workflow has {MAX_REQUESTS} requests at once; wait for some before asking more"
+            )
+        known.requests[asked.request] = None
+        return ServeRequest(asked)
+
+    def _known(self, job: int) -> _Job:
+        known = self._jobs.get(job)
+        if known is None:
+            raise ProtocolError(f"it spoke of job {job}, which it does not have")
+        return known
+
+    def _forget_requests(self, job: int, known: _Job) -> tuple[RequestKey, ...]:
+        dropped = tuple((job, number) for number in known.requests)
+        known.requests.clear()
+        return dropped

@@ -1,0 +1,43 @@
+"""What an explorer needs of an engine. ``trinity_bus.inference.engine.InferenceEngine`` is the real one."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from schemas import Member, ModelVersion, Sampling
+from schemas.trainable import Bounds
+from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.weight_sync import SyncOutcome
+
+
+class ExplorerEngine(Protocol):
+    """Generates, takes over weights, and can die."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """What its model can be trained on."""
+        ...
+
+    @property
+    def model_version(self) -> int:
+        """The version that it serves; -1 before any that was announced."""
+        ...
+
+    @property
+    def tokens_generated(self) -> int:
+        """Since its start."""
+        ...
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> Sequence[EngineCompletion]:
+        """Draw ``n`` responses; cancelled, the engine stops drawing them."""
+        ...
+
+    async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
+        """Take over a version; raises ``WeightTransferError`` and serves what it served before."""
+        ...
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Return when it is dead."""
+        ...

@@ -1,0 +1,218 @@
+"""The explorer's end of its fork server: starting it, having it fork runners, hearing of their deaths.
+
+::
+
+    STARTING --WorkflowsLoaded--> READY --close(), or this process dies--> ENDED, with all runners
+       |--LoadFailed, or it dies--> RunnersError
+       '--takes too long----------> RunnersError
+    READY --it dies--> RunnersError to whoever listens; its runners die with it
+
+It runs under a guard (:mod:`trinity_bus.runtime.process`), so that nothing of it outlives this process, and is given
+little of it (:mod:`trinity_bus.runners.confinement`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from trinity_bus.config import Settings, env_name
+from trinity_bus.errors import ConfigError
+from trinity_bus.runners import control
+from trinity_bus.runners.confinement import environment
+from trinity_bus.runners.control import (
+    ForkRunner,
+    LoadFailed,
+    LoadWorkflows,
+    RunnerExited,
+    RunnerForked,
+    SignalRunner,
+    ToForkServer,
+    WorkflowsLoaded,
+)
+from trinity_bus.runners.errors import RunnersError
+from trinity_bus.runtime.process import Child
+
+_log = logging.getLogger(__name__)
+
+_RUNNER_USER = env_name("explorer.runner_user")
+TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
+_STOP_S = 2.0
+
+type Listener = Callable[[RunnerForked | RunnerExited | RunnersError], None]
+
+
+class ForkServer:
+    """A fork server's process. Starting it takes seconds; it starts with this object, and is waited for in ``ready``.
+
+    Args:
+        settings: The sections ``explorer``, ``kafka`` (its namespace) and ``telemetry`` are used.
+        tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path.
+
+    Raises:
+        ProcessError: It cannot be started.
+    """
+
+    def __init__(self, settings: Settings, *, tokenizer: str = TOKENIZER) -> None:
+        explorer = settings.explorer
+        if os.geteuid() == 0 and explorer.runner_user is None:
+            _log.warning("workflows run as root, as this explorer does; %s names another user", _RUNNER_USER)
+        self._limit_s = explorer.start_timeout_s
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._child = Child(
+                [sys.executable, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())],
+                env=environment(os.environ, explorer.runner_environment),
+                pass_fds=[theirs.fileno()],
+            )
+        self._channel.setblocking(False)
+        modules = explorer.workflow_modules
+        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._channel.send(
+            control.encode(
+                LoadWorkflows(
+                    tokenizer=tokenizer,
+                    model_path=explorer.model_path or "",
+                    modules=[] if modules is None else modules.split(","),
+                    explorer=explorer.name,
+                    namespace=settings.kafka.namespace,
+                    telemetry=settings.telemetry.model_dump_json().encode(),
+                    user=explorer.runner_user,
+                )
+            )
+        )
+        self._workflows: list[str] | None = None
+        self._listener: Listener | None = None
+
+    async def ready(self) -> list[str]:
+        """Wait until runners can be forked.
+
+        Returns:
+            The names of the workflows that they know.
+
+        Raises:
+            ConfigError: A module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot
+                become ``explorer.runner_user``.
+            RunnersError: It died, or took longer than ``explorer.start_timeout_s``.
+        """
+        if self._workflows is not None:
+            return self._workflows
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._channel.fileno(), readable.set)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await readable.wait()
+        except TimeoutError as error:
+            raise RunnersError(f"the runners' fork server did not start within {self._limit_s:g} s") from error
+        finally:
+            loop.remove_reader(self._channel.fileno())
+        match self._receive():
+            case WorkflowsLoaded(workflows):
+                self._workflows = workflows
+                return workflows
+            case LoadFailed(why):
+                raise ConfigError(
+                    f"runners cannot be prepared: {why}; see {env_name('explorer.workflow_modules')}, "
+                    f"{env_name('explorer.model_path')} and {env_name('explorer.runner_user')}"
+                )
+            case other:
+                raise RunnersError(
+                    f"the runners' fork server ended as it started ({other or self._child.wait(_STOP_S)})"
+                )
+
+    def listen(self, listener: Listener) -> None:
+        """Tell of starts and ends from now on. One listener at a time.
+
+        Args:
+            listener: Called in the running event loop; with an error when the fork server itself is gone.
+        """
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hear)
+
+    def unlisten(self) -> None:
+        """Tell nobody any more."""
+        self._listener = None
+        asyncio.get_running_loop().remove_reader(self._channel.fileno())
+
+    def fork(self, serial: int) -> socket.socket:
+        """Have a runner started.
+
+        Args:
+            serial: Of no other living runner.
+
+        Returns:
+            The socket to it, which can be used at once.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.setblocking(False)
+        self._send(ForkRunner(serial), theirs)
+        return ours
+
+    def signal(self, serial: int, number: signal.Signals) -> None:
+        """Have a runner sent a signal; nothing happens where it is dead."""
+        self._send(SignalRunner(serial, number), None)
+
+    def close(self) -> None:
+        """End it and all runners. Safe to call twice."""
+        self._channel.close()
+        for _, passed in self._unsent:
+            if passed is not None:
+                passed.close()
+        self._unsent.clear()
+        if self._child.wait(_STOP_S) is None:
+            self._child.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, message: ToForkServer, passed: socket.socket | None) -> None:
+        self._unsent.append((control.encode(message), passed))
+        self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        # What it does not take because it is gone is told by ``_hear``.
+        with contextlib.suppress(ConnectionError):
+            while self._unsent:
+                datagram, passed = self._unsent[0]
+                try:
+                    socket.send_fds(self._channel, [datagram], [] if passed is None else [passed.fileno()])
+                except BlockingIOError:
+                    loop.add_writer(self._channel.fileno(), self._flush)
+                    return
+                self._unsent.popleft()
+                if passed is not None:
+                    passed.close()
+        loop.remove_writer(self._channel.fileno())
+
+    def _receive(self) -> control.FromForkServer | None:
+        """Return the next message, which is there; None where it is gone."""
+        try:
+            datagram = self._channel.recv(control.MAX_BYTES)
+        except ConnectionError:
+            return None
+        return control.from_fork_server(datagram) if datagram else None
+
+    def _hear(self) -> None:
+        message = self._receive()
+        listener = self._listener
+        if listener is None:
+            return
+        if isinstance(message, RunnerForked | RunnerExited):
+            listener(message)
+            return
+        self.unlisten()
+        listener(RunnersError("the process that starts runners is gone"))

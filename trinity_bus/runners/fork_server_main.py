@@ -1,0 +1,251 @@
+"""``python -m trinity_bus.runners.fork_server_main SOCKET``: the process that forks runners.
+
+It has one thread and imports everything that runners need, so that a new one is there in milliseconds and shares its
+memory. It runs none of a workflow itself, apart from importing it.
+
+::
+
+    CONFINING --> LOADING --Loaded--> FORKING --the explorer closes its socket, or dies--> runners killed, ended
+        '------------'--Broken--> ended
+
+Whatever a runner starts becomes the runner's own child when it is orphaned, and the fork server's when the runner is
+dead (both are "child subreapers"). So a child of the fork server that is no runner is left over from a dead one, and is
+killed.
+
+Failures: the fork server dies: the kernel kills the runners (parent-death signal), and the guard that it runs under
+(:mod:`trinity_bus.runtime.guard`) kills what they had started. A fork fails: that runner is told as dead.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from trinity_bus.rollout import REGISTRY, Tokenizer
+from trinity_bus.runners import control
+from trinity_bus.runners.confinement import confine
+from trinity_bus.runners.control import (
+    ForkRunner,
+    FromForkServer,
+    LoadFailed,
+    LoadWorkflows,
+    RunnerExited,
+    RunnerForked,
+    SignalRunner,
+    WorkflowsLoaded,
+)
+from trinity_bus.runners.runner_main import run_runner
+from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
+from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.telemetry.logs import console
+
+_log = logging.getLogger(__name__)
+
+OOM_SCORE = 500
+"""Where the machine runs out of memory, the kernel is to take a runner rather than the engine."""
+
+
+def load(order: LoadWorkflows) -> Tokenizer:
+    """Import what the runners need.
+
+    Raises:
+        Exception: Whatever a module raises while it is imported.
+    """
+    for module in order.modules:
+        importlib.import_module(module)
+    module, _, function = order.tokenizer.partition(":")
+    tokenizer: Tokenizer = getattr(importlib.import_module(module), function)(order.model_path)
+    return tokenizer
+
+
+class Forker:
+    """Forks runners, and tells of their deaths.
+
+    Args:
+        channel: To the explorer.
+        order: What all runners have in common.
+        tokenizer: Theirs.
+    """
+
+    def __init__(self, channel: socket.socket, order: LoadWorkflows, tokenizer: Tokenizer) -> None:
+        self._channel = channel
+        self._order = order
+        self._tokenizer = tokenizer
+        self._runners: dict[int, int] = {}
+        """Process id to serial."""
+        self._wakeup, self._writer = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def run(self) -> None:
+        """Serve until the explorer closes its end."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._channel.fileno() in ready and not self._handle():
+                return
+
+    def _handle(self) -> bool:
+        """Carry out one order; False when there will be none any more."""
+        datagram, descriptors, _, _ = socket.recv_fds(self._channel, control.MAX_BYTES, 1)
+        if not datagram:
+            return False
+        match control.to_fork_server(datagram):
+            case ForkRunner(serial):
+                with socket.socket(fileno=descriptors[0]) as link:
+                    self._fork(serial, link)
+            case SignalRunner(serial, number):
+                # Not yet reaped, so the process id is still its own.
+                for pid, known in self._runners.items():
+                    if known == serial:
+                        os.kill(pid, number)
+            case other:
+                raise TypeError(f"no order: {other}")
+        return True
+
+    def _fork(self, serial: int, link: socket.socket) -> None:
+        fork_server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(RunnerExited(serial, f"could not be started: {error.strerror}"))
+            return
+        if pid == 0:
+            self._become_runner(fork_server, serial, link)
+        self._runners[pid] = serial
+        self._tell(RunnerForked(serial, pid))
+
+    def _become_runner(self, fork_server: int, serial: int, link: socket.socket) -> NoReturn:
+        code = 1
+        try:
+            die_with_parent(fork_server)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            os.close(self._wakeup)
+            os.close(self._writer)
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+            Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            # Python's own generator is seeded anew in a forked process; this one is not.
+            np.random.seed()  # noqa: NPY002 (workflows may use it)
+            run_runner(link, serial, self._tokenizer, self._order)
+            code = 0
+        except BaseException:  # noqa: BLE001 (whatever it is, this process must not go on as the fork server)
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Collect the dead, and kill what they have left behind."""
+        dead: list[FromForkServer] = []
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if (serial := self._runners.pop(pid, None)) is not None:
+                    dead.append(RunnerExited(serial, how_it_ended(status)))
+        if dead:
+            self._sweep()
+        for message in dead:
+            self._tell(message)
+
+    def _sweep(self) -> None:
+        """Kill all that belongs to no living runner.
+
+        When these die, their children become the fork server's in turn.
+        """
+        while left := descendants(os.getpid(), without=self._runners):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in left:
+                # Those that are no children of the fork server yet are collected when they have become it.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def _tell(self, message: FromForkServer) -> None:
+        self._channel.send(control.encode(message))
+
+    def end(self) -> None:
+        """Kill all runners and whatever they have started."""
+        self._runners.clear()
+        self._sweep()
+
+
+def how_it_ended(status: int) -> str:
+    """Return a wait status in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"was killed by signal {number} ({signal.Signals(number).name})"
+        except ValueError:
+            return f"was killed by signal {number}"
+    return f"exited with status {os.waitstatus_to_exitcode(status)}"
+
+
+def main() -> None:
+    """Load, then serve."""
+    console(template="%(asctime)s %(levelname)-7s runner: %(message)s")
+    faulthandler.enable()
+    # Ctrl-C and SIGTERM to a whole group are the explorer's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # An explorer may be gone before anything is loaded, or amid a message: nobody is left to be told.
+    with socket.socket(fileno=int(sys.argv[1])) as channel, contextlib.suppress(ConnectionError):
+        serve(channel)
+
+
+def serve(channel: socket.socket) -> None:
+    """Load what the explorer asks for, then fork runners until it is gone.
+
+    Raises:
+        ConnectionError: It is gone.
+    """
+    order = control.to_fork_server(channel.recv(control.MAX_BYTES))
+    if not isinstance(order, LoadWorkflows):
+        return
+    guard = os.getppid()
+    try:
+        confine(order.user)
+        # The kernel forgets it when a process becomes another user.
+        die_with_parent(guard)
+        tokenizer = load(order)
+    except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
+        channel.send(control.encode(LoadFailed(f"{type(error).__name__}: {error}"[:4000])))
+        return
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only their number)
+    if threads > 1:
+        _log.warning("importing workflows started %d threads; no runner will have them", threads - 1)
+    # What is there now is there for good: no collection is to touch, and so copy, it.
+    freeze_gc()
+    fork_server = Forker(channel, order, tokenizer)
+    try:
+        channel.send(control.encode(WorkflowsLoaded(sorted(REGISTRY))))
+        fork_server.run()
+    finally:
+        fork_server.end()
+
+
+if __name__ == "__main__":
+    main()

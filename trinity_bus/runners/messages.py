@@ -1,0 +1,451 @@
+"""What an explorer and a runner say to each other, and how it looks on the socket between them.
+
+::
+
+    explorer                                       runner
+       │ Run(job) ───────────────────────────────────> │  the workflow starts
+       │ <──────────────────────── Generate(job, request)  any number, several at once
+       │ Completions(job, request) or EngineFailed ──> │
+       │ <───────────────────────── Abandon(job, request)  nobody waits for it any more: the engine drops it
+       │ CancelRun(job) ─────────────────────────────> │  the workflow is cancelled
+       │ <────────────── Done, Failed or Cancelled(job) │  exactly one for each Run
+       │ Ping ───────────────────────────────────────> │
+       │ <──────────────────────────────── Pong(states) │  also the first thing that it says, unasked
+
+A *job* is one attempt in one runner, numbered by the explorer; a *request* is numbered by the runner, within its job.
+
+A frame is the length of its body (4 bytes, little endian) and the body, a msgpack array that begins with the number of
+its type. Token ids (int32), logprobs (float32) and masks (uint8) are raw little-endian buffers, never arrays of
+msgpack. The two sides are of one program on one machine: there are no versions.
+
+Failures: a frame over ``MAX_FRAME_BYTES`` is refused by its length, before any of it is kept; a body that is not one of
+these messages, or a buffer that is no vector, is a ``ProtocolError``. Who hears one stops the other side.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from schemas.errors import DecodeError
+from schemas.experience import MAX_SAMPLES, ExperienceGroup
+from schemas.record import BatchType
+from schemas.weight import SMALL, Scales, weigh_msgpack
+from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.rollout import Rollout
+from trinity_bus.runners.errors import ProtocolError
+
+MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES
+"""Limit of one frame: what an attempt yields has to fit into one record anyway."""
+
+MAX_STATES_BYTES = 1 << 20
+"""Limit of a ``Pong``."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What the parser raises for bytes that are no message."""
+
+_LENGTH = struct.Struct("<I")
+INT32 = np.dtype("<i4")
+FLOAT32 = np.dtype("<f4")
+UINT8 = np.dtype("|u1")
+
+type _Length = Annotated[int, Meta(ge=0)]
+
+
+class Run(Struct, tag=1, array_like=True, gc=False, frozen=True):
+    """Run a workflow."""
+
+    job: int
+    task: bytes
+    """The task, as JSON."""
+    repeat_times: int
+    run_id_base: int
+    batch_type: BatchType
+    sampling: bytes
+    """The explorer's defaults, as JSON."""
+    traceparent: str | None
+
+
+class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
+    """Cancel it. The answer to its ``Run`` still comes."""
+
+    job: int
+
+
+class Drawn(Struct, array_like=True, gc=False, frozen=True):
+    """One response of the engine, without its numbers."""
+
+    tokens: _Length
+    finish_reason: str
+    versions: list[tuple[int, int]]
+
+
+class Completions(Struct, tag=3, array_like=True, gc=False, frozen=True):
+    """What the engine drew. The numbers of all responses lie one after the other."""
+
+    job: int
+    request: int
+    token_ids: memoryview
+    logprobs: memoryview
+    drawn: list[Drawn]
+
+
+class EngineFailed(Struct, tag=4, array_like=True, gc=False, frozen=True):
+    """The engine did not serve a request."""
+
+    job: int
+    request: int
+    kind: str
+    """Name of the error's type."""
+    message: str
+
+
+class Ping(Struct, tag=5, array_like=True, gc=False, frozen=True):
+    """Are you there?"""
+
+
+class Generate(Struct, tag=6, array_like=True, gc=False, frozen=True):
+    """Draw ``n`` responses to a prompt."""
+
+    job: int
+    request: int
+    prompt: memoryview
+    sampling: bytes
+    """As JSON."""
+    n: int
+    traceparent: str | None
+
+
+class AbandonRequest(Struct, tag=7, array_like=True, gc=False, frozen=True):
+    """Stop drawing them."""
+
+    job: int
+    request: int
+
+
+class WireRollout(Struct, array_like=True, gc=False, frozen=True):
+    """One run of a task, without its vectors, whose lengths these are."""
+
+    prompt: _Length
+    response: _Length
+    logprobs: _Length
+    mask: _Length | None
+    reward: float
+    metrics: dict[str, float]
+    finish_reason: str
+    versions: list[tuple[int, int]]
+
+
+class WireRollouts(Struct, array_like=True, gc=False, frozen=True):
+    """Runs of a task. Each vector of all of them lies in one buffer, one after the other."""
+
+    prompts: memoryview
+    responses: memoryview
+    logprobs: memoryview
+    masks: memoryview
+    runs: Annotated[list[WireRollout], Meta(max_length=MAX_SAMPLES)]
+
+
+class RunDone(Struct, tag=8, array_like=True, gc=False, frozen=True):
+    """A workflow has returned."""
+
+    job: int
+    rollouts: WireRollouts
+    error: str | None
+    """The first error, where some runs broke off."""
+
+
+class RunFailed(Struct, tag=9, array_like=True, gc=False, frozen=True):
+    """A workflow has raised."""
+
+    job: int
+    kind: str
+    message: str
+
+
+class RunCancelled(Struct, tag=10, array_like=True, gc=False, frozen=True):
+    """A workflow has ended because it was cancelled, whatever it did last."""
+
+    job: int
+
+
+class Pong(Struct, tag=11, array_like=True, gc=False, frozen=True):
+    """I am here, and this is what workflows have set since I last said so."""
+
+    states: dict[int, dict[str, Any]]
+    """By job."""
+
+
+_PONG = b"\x0b"
+"""Its tag, as it is on the wire."""
+
+type ToRunner = Run | CancelRun | Completions | EngineFailed | Ping
+type ToExplorer = Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_RUNNER: msgspec.msgpack.Decoder[ToRunner] = msgspec.msgpack.Decoder(
+    Run | CancelRun | Completions | EngineFailed | Ping
+)
+_TO_EXPLORER: msgspec.msgpack.Decoder[ToExplorer] = msgspec.msgpack.Decoder(
+    Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
+)
+
+
+def append_frame(buffer: bytearray, message: ToRunner | ToExplorer) -> None:
+    """Write a message behind what is in ``buffer``, as it goes through the socket.
+
+    Raises:
+        ProtocolError: It is over ``MAX_FRAME_BYTES``. The buffer is as it was.
+    """
+    start = len(buffer)
+    body = start + _LENGTH.size
+    buffer.extend(bytes(_LENGTH.size))
+    try:
+        _ENCODER.encode_into(message, buffer, body)
+    except BaseException:
+        del buffer[start:]
+        raise
+    size = len(buffer) - body
+    if size > MAX_FRAME_BYTES:
+        del buffer[start:]
+        raise ProtocolError(f"a message of {size} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    _LENGTH.pack_into(buffer, start, size)
+
+
+def to_runner(body: bytes) -> ToRunner:
+    """Return the message in a frame that an explorer wrote.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    return _decoded(_TO_RUNNER, body)
+
+
+def to_explorer(body: bytes) -> ToExplorer:
+    """Return the message in a frame that a runner wrote.
+
+    Raises:
+        ProtocolError: There is none, or one whose states would take far more memory than they have bytes.
+    """
+    if body[1:2] == _PONG and len(body) > SMALL:
+        _weigh_states(body)
+    return _decoded(_TO_EXPLORER, body)
+
+
+def _weigh_states(body: bytes) -> None:
+    """Everything else is typed, or a buffer; what workflows have set can be anything."""
+    if len(body) > MAX_STATES_BYTES:
+        raise ProtocolError(f"states of {len(body)} bytes, at most {MAX_STATES_BYTES} are allowed")
+    try:
+        msgspec.msgpack.decode(body, type=msgspec.Raw)
+        weigh_msgpack(body, Scales(len(body)))
+    except (*UNREADABLE, DecodeError) as error:
+        raise ProtocolError(f"states that cannot be read: {error}") from error
+
+
+def _decoded[M](decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise ProtocolError(f"a message that cannot be read: {error}") from error
+
+
+class FrameReader:
+    """Puts frames together from whatever pieces a socket gives."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Return the bodies that are complete with ``data``.
+
+        Raises:
+            ProtocolError: A frame is longer than any may be.
+        """
+        # Nearly always, a piece is whole frames.
+        source = data
+        if self._pending:
+            self._pending += data
+            source = bytes(self._pending)
+            self._pending.clear()
+        start = 0
+        while (body := start + _LENGTH.size) <= len(source):
+            (size,) = _LENGTH.unpack_from(source, start)
+            if size > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {size} bytes, at most {MAX_FRAME_BYTES} are allowed")
+            if body + size > len(source):
+                break
+            yield source[body : body + size]
+            start = body + size
+        self._pending += source[start:]
+
+
+def pack_vector(values: Any, dtype: np.dtype[Any]) -> memoryview:
+    """Return a vector as its raw buffer.
+
+    Args:
+        values: A sequence of numbers, or an array of one dimension.
+        dtype: The element type.
+
+    Raises:
+        ValueError, TypeError, OverflowError: It is no vector of such numbers.
+    """
+    column = VectorColumn(dtype)
+    column.add(values)
+    return column.buffer
+
+
+def unpack_vector(buffer: memoryview, dtype: np.dtype[Any]) -> Any:
+    """Return the vector in a raw buffer, as a NumPy array that is a view of it.
+
+    Raises:
+        ProtocolError: Its length is no multiple of an element's.
+    """
+    if len(buffer) % dtype.itemsize:
+        raise ProtocolError(f"a buffer of {len(buffer)} bytes holds no vector of {dtype.itemsize} byte elements")
+    return np.frombuffer(buffer, dtype)
+
+
+class VectorColumn:
+    """Vectors, one after the other in one buffer. Python's own arrays take lists four times as fast as NumPy's.
+
+    Args:
+        dtype: The element type.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._values = array(dtype.char)
+
+    def add(self, values: Any) -> int:
+        """Append a vector.
+
+        Returns:
+            Its length.
+
+        Raises:
+            ValueError, TypeError, OverflowError: It is no vector of such numbers.
+        """
+        if type(values) is list:
+            self._values.extend(values)
+            return len(values)
+        vector = np.asarray(values, self._dtype)
+        if vector.ndim != 1:
+            raise ValueError(f"an array of shape {list(vector.shape)} where a vector is needed")
+        self._values.frombytes(vector.tobytes())
+        return len(vector)
+
+    @property
+    def buffer(self) -> memoryview:
+        """All of them."""
+        if sys.byteorder == "big":
+            self._values.byteswap()
+        return memoryview(self._values).cast("B")
+
+
+class _Cuts:
+    """Cuts a buffer into the vectors that it is made of."""
+
+    def __init__(self, buffer: memoryview, dtype: np.dtype[Any]) -> None:
+        self._vector = unpack_vector(buffer, dtype)
+        self._at = 0
+
+    def next(self, length: int) -> Any:
+        """Return the next vector, as a view."""
+        self._at += length
+        return self._vector[self._at - length : self._at]
+
+    def finish(self) -> None:
+        """Nothing is left, and nothing was missing."""
+        if self._at != len(self._vector):
+            raise ProtocolError(f"vectors of {self._at} elements in a buffer of {len(self._vector)}")
+
+
+def pack_completions(job: int, request: int, completions: Sequence[EngineCompletion]) -> Completions:
+    """Return the engine's responses, for the wire."""
+    token_ids, logprobs = VectorColumn(INT32), VectorColumn(FLOAT32)
+    drawn = []
+    for one in completions:
+        logprobs.add(one.logprobs)
+        drawn.append(Drawn(token_ids.add(one.token_ids), one.finish_reason, one.versions))
+    return Completions(job, request, token_ids.buffer, logprobs.buffer, drawn)
+
+
+def unpack_completions(message: Completions) -> list[EngineCompletion]:
+    """Return the engine's responses, for workflows, which get lists of plain numbers.
+
+    Raises:
+        ProtocolError: A buffer is not as long as its parts.
+    """
+    token_ids, logprobs = _Cuts(message.token_ids, INT32), _Cuts(message.logprobs, FLOAT32)
+    completions = [
+        EngineCompletion(
+            token_ids.next(one.tokens).tolist(), logprobs.next(one.tokens).tolist(), one.finish_reason, one.versions
+        )
+        for one in message.drawn
+    ]
+    token_ids.finish()
+    logprobs.finish()
+    return completions
+
+
+def pack_rollouts(rollouts: Sequence[Rollout]) -> WireRollouts:
+    """Return what a workflow returned, for the wire.
+
+    Raises:
+        ValueError, TypeError, OverflowError, AttributeError: It is not what a workflow returns.
+    """
+    prompts, responses, logprobs, masks = (
+        VectorColumn(INT32),
+        VectorColumn(INT32),
+        VectorColumn(FLOAT32),
+        VectorColumn(UINT8),
+    )
+    runs = [
+        WireRollout(
+            prompts.add(run.prompt_token_ids),
+            responses.add(run.response_token_ids),
+            logprobs.add(run.logprobs),
+            None if run.mask is None else masks.add(run.mask),
+            float(run.reward),
+            _plain_metrics(run.metrics),
+            str(run.finish_reason),
+            [(int(start), int(version)) for start, version in run.versions],
+        )
+        for run in rollouts
+    ]
+    return WireRollouts(prompts.buffer, responses.buffer, logprobs.buffer, masks.buffer, runs)
+
+
+def unpack_rollouts(rollouts: WireRollouts) -> list[Rollout]:
+    """Return what a workflow returned.
+
+    Raises:
+        ProtocolError: A buffer is not as long as its parts.
+    """
+    prompts, responses = _Cuts(rollouts.prompts, INT32), _Cuts(rollouts.responses, INT32)
+    logprobs, masks = _Cuts(rollouts.logprobs, FLOAT32), _Cuts(rollouts.masks, UINT8)
+    unpacked = [
+        Rollout(
+            prompt_token_ids=prompts.next(run.prompt),
+            response_token_ids=responses.next(run.response),
+            logprobs=logprobs.next(run.logprobs),
+            mask=None if run.mask is None else masks.next(run.mask).astype(np.bool_),
+            reward=run.reward,
+            metrics=run.metrics,
+            finish_reason=run.finish_reason,
+            versions=run.versions,
+        )
+        for run in rollouts.runs
+    ]
+    for cuts in (prompts, responses, logprobs, masks):
+        cuts.finish()
+    return unpacked
+
+
+def _plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in metrics.items()}

@@ -1,0 +1,108 @@
+"""What is told of the runners, for people to look at. Pure.
+
+A report goes through the log once a second: it stays small. What workflows say of themselves is told as long as there
+is room for it; an attempt whose values found none is told without them, and says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from schemas import Dispatch, RunningAttempt
+from schemas.event import RunnerState
+from trinity_bus.rollout.state import MAX_STATE_BYTES
+from trinity_bus.runners.pool import RunnerView
+
+MAX_VALUES_BYTES = 256 << 10
+"""Of what all workflows say of themselves, in one report."""
+MAX_ATTEMPTS = 1024
+"""Attempts of one runner that are told of."""
+_OWN = frozenset(["workflow_id", "model_version", "begin_time", "running_time", "terminate_time"])
+
+
+@dataclass(slots=True, kw_only=True)
+class JobStatus:
+    """What is known of one attempt in a runner. Times are seconds since the Unix epoch, for people."""
+
+    order: Dispatch
+    model_version: int
+    """That the engine served when it began."""
+    begin_time: float
+    terminate_time: float | None = None
+    said: Mapping[str, Any]
+    """By its workflow."""
+
+
+def accept_state(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a workflow says of itself, as far as it may: a runner is not trusted with the size of a report.
+
+    Returns:
+        The values, or nothing but ``too_large``.
+    """
+    try:
+        small = len(msgpack.packb(values)) <= MAX_STATE_BYTES
+    except (TypeError, ValueError, OverflowError):
+        small = False
+    return {name: value for name, value in values.items() if name not in _OWN} if small else {"too_large": True}
+
+
+def runner_states(
+    explorer: str,
+    views: Sequence[RunnerView],
+    *,
+    pids: Mapping[int, int],
+    running: Mapping[int, JobStatus],
+    last: Mapping[int, JobStatus],
+    now: float,
+) -> list[RunnerState]:
+    """Return the states of all runners.
+
+    Args:
+        explorer: Whose they are.
+        views: As the pool has them.
+        pids: Process id by serial; 0 is told where it is not known yet.
+        running: By job.
+        last: What ended last, by serial; told while the runner is idle.
+        now: Seconds since the Unix epoch.
+    """
+    room = MAX_VALUES_BYTES
+    states = []
+    for view in views:
+        told = [running[job] for job in view.jobs if job in running][:MAX_ATTEMPTS]
+        shown = told or ([last[view.serial]] if view.serial in last else [])
+        values = []
+        for job in shown:
+            size = len(msgpack.packb(job.said))
+            room -= size
+            values.append(_values(job, now, job.said if room >= 0 else {"omitted": True}))
+        states.append(
+            RunnerState(
+                runner=_name(explorer, view),
+                state=view.state,
+                pid=pids.get(view.serial, 0),
+                running=[RunningAttempt(task_id=job.order.task.task_id, attempt=job.order.attempt) for job in told],
+                completed=view.ended,
+                restarts=view.restarts,
+                rss_mib=round(view.rss_mib, 1),
+                values=values,
+            )
+        )
+    return states
+
+
+def _name(explorer: str, view: RunnerView) -> str:
+    return f"{explorer}/{view.place}" if view.place is not None else f"{explorer}/extra-{view.serial}"
+
+
+def _values(job: JobStatus, now: float, said: Mapping[str, Any]) -> dict[str, Any]:
+    ended = {} if job.terminate_time is None else {"terminate_time": job.terminate_time}
+    return {
+        **said,
+        "workflow_id": f"{job.order.batch_id}/{job.order.task.task_id}/{job.order.run_id_base}",
+        "model_version": job.model_version,
+        "begin_time": job.begin_time,
+        "running_time": round((job.terminate_time or now) - job.begin_time, 3),
+        **ended,
+    }

@@ -1,0 +1,280 @@
+"""A runner: one event loop that runs workflows, several at once, in a process of its own.
+
+::
+
+    SERVING --the explorer closes the socket, or dies--> workflows cancelled, spans written, ended
+
+    a job:  Run --> its workflow --returned--> Done
+                       |-- asks the engine: Generate --> waits --> Completions, or an error of the engine's
+                       |--raised-------------> Failed, with the error's type and message
+                       '--CancelRun: cancelled, and whatever it does then: Cancelled
+
+A workflow that blocks the loop blocks all jobs here, and the answers to pings: then the explorer stops this process.
+Spans that a workflow starts are children of the rollout's span, and parents of the engine's.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from opentelemetry.context import attach
+
+from schemas import Sampling, Task
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.errors import TrinityError
+from trinity_bus.inference import errors as engine_errors
+from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.errors import EngineError
+from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
+from trinity_bus.runners import messages
+from trinity_bus.runners.control import LoadWorkflows
+from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runners.frame_writer import FrameWriter
+from trinity_bus.runners.messages import (
+    AbandonRequest,
+    CancelRun,
+    Completions,
+    EngineFailed,
+    FrameReader,
+    Generate,
+    Ping,
+    Pong,
+    Run,
+    RunCancelled,
+    RunDone,
+    RunFailed,
+    ToExplorer,
+)
+from trinity_bus.telemetry import parent_context, setup_telemetry
+from trinity_bus.telemetry import traceparent as current_traceparent
+from trinity_bus.telemetry.setup import destination_configured
+
+_log = logging.getLogger(__name__)
+
+MAX_ERROR_CHARS = 4000
+"""Of an error's message; the result keeps less."""
+
+
+def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: LoadWorkflows) -> None:
+    """Serve until the explorer closes its end. Called in a freshly forked process.
+
+    Args:
+        link: To the explorer.
+        serial: This runner's.
+        tokenizer: The model's.
+        order: What all runners have in common.
+    """
+    import uvloop
+
+    settings = TelemetrySettings.model_validate_json(order.telemetry)
+    telemetry = None
+    if destination_configured(settings):
+        instance = f"{order.explorer}/runner-{serial}"
+        telemetry = setup_telemetry("explorer", settings, namespace=order.namespace, instance=instance, discreet=True)
+    try:
+        uvloop.run(_serve(link, tokenizer))
+    finally:
+        if telemetry is not None:
+            telemetry.shutdown()
+
+
+async def _serve(link: socket.socket, tokenizer: Tokenizer) -> None:
+    runner = Runner(tokenizer)
+    link.setblocking(False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: runner, sock=link)
+    try:
+        await runner.over
+    finally:
+        await runner.end()
+
+
+class RemoteEngine:
+    """The engine, for one job: every request goes to the explorer.
+
+    Args:
+        job: Whose it is.
+        send: Sends a message to the explorer.
+    """
+
+    def __init__(self, job: int, send: Callable[[ToExplorer], None]) -> None:
+        self._job = job
+        self._send = send
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[list[EngineCompletion]]] = {}
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[EngineCompletion]:
+        """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
+
+        The engine's span is a child of the current one, where a workflow has started one.
+        """
+        number = next(self._numbers)
+        answer: asyncio.Future[list[EngineCompletion]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._send(
+                Generate(
+                    self._job,
+                    number,
+                    messages.pack_vector(prompt_token_ids, messages.INT32),
+                    sampling.model_dump_json(exclude_none=True).encode(),
+                    n,
+                    current_traceparent() or traceparent,
+                )
+            )
+            return await answer
+        except asyncio.CancelledError:
+            self._send(AbandonRequest(self._job, number))
+            raise
+        finally:
+            del self._waiting[number]
+
+    def answered(self, message: Completions | EngineFailed) -> None:
+        """Note that the explorer has answered a request."""
+        answer = self._waiting.get(message.request)
+        if answer is None or answer.done():
+            return
+        if isinstance(message, Completions):
+            answer.set_result(messages.unpack_completions(message))
+        else:
+            answer.set_exception(_engine_error(message))
+
+
+@dataclass(slots=True)
+class _Job:
+    engine: RemoteEngine
+    state: RunState = field(default_factory=RunState)
+    cancelled: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Runner(asyncio.Protocol):
+    """Runs workflows for whoever is at the other end of its socket.
+
+    Args:
+        tokenizer: The model's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._frames = FrameReader()
+        self._jobs: dict[int, _Job] = {}
+        self._writer = FrameWriter()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the explorer has closed its end."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say that this runner is there."""
+        # That of uvloop is not derived from it.
+        self._writer.connected(cast("asyncio.WriteTransport", transport))
+        self._writer.send(Pong({}))
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what the explorer says."""
+        try:
+            for body in self._frames.feed(data):
+                self._handle(messages.to_runner(body))
+        except ProtocolError as error:
+            self._finish(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the explorer is gone."""
+        self._writer.close()
+        self._finish(None)
+
+    async def end(self) -> None:
+        """Cancel what runs; it is not waited for longer than the explorer has patience."""
+        tasks = []
+        for job in self._jobs.values():
+            # Otherwise it would look like a workflow that has failed.
+            job.cancelled = True
+            if job.task is not None:
+                job.task.cancel()
+                tasks.append(job.task)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _finish(self, error: Exception | None) -> None:
+        if self.over.done():
+            return
+        if error is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(error)
+
+    def _handle(self, message: messages.ToRunner) -> None:
+        match message:
+            case Run(job):
+                known = _Job(RemoteEngine(job, self._writer.send))
+                self._jobs[job] = known
+                known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
+            case CancelRun(job):
+                if (running := self._jobs.get(job)) is not None and running.task is not None:
+                    running.cancelled = True
+                    running.task.cancel()
+            case Completions(job) | EngineFailed(job):
+                if (asking := self._jobs.get(job)) is not None:
+                    asking.engine.answered(message)
+            case Ping():
+                news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
+                self._writer.send(Pong(news))
+
+    async def _work(self, order: Run, known: _Job) -> None:
+        answer: RunDone | RunFailed | RunCancelled
+        try:
+            answer = await self._run(order, known)
+        # A workflow may raise anything, and may ask to exit: it is this attempt's failure, and nobody else's.
+        except BaseException as error:  # noqa: BLE001
+            answer = RunFailed(order.job, type(error).__name__, _message(error))
+            if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
+                _log.warning("a workflow failed", exc_info=error)
+        del self._jobs[order.job]
+        if known.cancelled:
+            answer = RunCancelled(order.job)
+        try:
+            self._writer.send(answer)
+        except ProtocolError as error:
+            self._writer.send(RunFailed(order.job, "ResultTooLargeError", str(error)))
+
+    async def _run(self, order: Run, known: _Job) -> RunDone:
+        task = Task.model_validate_json(order.task)
+        # This task's own context: there is nothing to detach.
+        attach(parent_context(order.traceparent))
+        context = RolloutContext(
+            engine=known.engine,
+            tokenizer=self._tokenizer,
+            repeat_times=order.repeat_times,
+            run_id_base=order.run_id_base,
+            sampling=Sampling.model_validate_json(order.sampling),
+            batch_type=order.batch_type,
+            traceparent=order.traceparent,
+            state=known.state,
+        )
+        try:
+            rollouts, error = await get_workflow(task.workflow).run(task, context), None
+        except PartialRunsError as partial:
+            rollouts, error = partial.rollouts, str(partial)[:MAX_ERROR_CHARS]
+        return RunDone(order.job, messages.pack_rollouts(rollouts), error)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:MAX_ERROR_CHARS]
+    except Exception:  # noqa: BLE001 (an error of the user's that cannot even be shown)
+        return "its message cannot be shown"
+
+
+_ENGINE_ERRORS: dict[str, type[EngineError]] = {
+    kind.__name__: kind
+    for kind in (engine_errors.RequestRefusedError, engine_errors.GenerationError, engine_errors.EngineError)
+}
+
+
+def _engine_error(message: EngineFailed) -> Exception:
+    kind: Any = _ENGINE_ERRORS.get(message.kind)
+    return EngineError(f"{message.kind}: {message.message}") if kind is None else kind(message.message)

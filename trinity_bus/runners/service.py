@@ -1,0 +1,458 @@
+"""Runners at work: sockets, engine requests and the fork server around the pure parts.
+
+::
+
+    RolloutExecutor --roll_out(order)--> Pool --StartJob--> a runner --Generate--> engine --Completions-->
+        the runner --RunDone--> the rollouts, to RolloutExecutor
+
+============================  ========================================================================================
+what fails                    what happens
+============================  ========================================================================================
+a workflow                    ``WorkflowRaisedError``, with the type and message of what it raised
+a runner                      see :mod:`trinity_bus.runners.pool`; at worst ``RunnerDiedError``
+what a runner says            it is killed, and its attempts are treated as if it had died
+an engine request             the workflow gets the engine's error, and may catch it
+the engine                    ``fatal``: the explorer ends
+fork server, or every start   ``fatal``: the explorer ends
+the caller is cancelled       it is told so at once; the workflow has ``cancel_grace_s`` to let go of its runner
+============================  ========================================================================================
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from pydantic import ValidationError
+
+from schemas import Dispatch, Sampling
+from schemas.event import RunnerState
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.rollout import Rollout
+from trinity_bus.runners import conversation, messages, pool
+from trinity_bus.runners.attempt_key import AttemptKey, key_of
+from trinity_bus.runners.control import RunnerExited, RunnerForked
+from trinity_bus.runners.conversation import (
+    Conversation,
+    DropRequest,
+    JobEnded,
+    RefuseRequest,
+    RunnerAnswered,
+    ServeRequest,
+)
+from trinity_bus.runners.engine import ExplorerEngine
+from trinity_bus.runners.errors import ProtocolError, RunnerDiedError, RunnersError, WorkflowRaisedError
+from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.runners.frame_writer import FrameWriter
+from trinity_bus.runners.messages import (
+    CancelRun,
+    Completions,
+    EngineFailed,
+    FrameReader,
+    Generate,
+    Ping,
+    Run,
+    RunDone,
+    RunFailed,
+    ToRunner,
+)
+from trinity_bus.runners.pool import Pool
+from trinity_bus.runners.report import JobStatus, accept_state, runner_states
+from trinity_bus.telemetry.metrics import RUNNER_DEATHS
+
+_log = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_HUNG_UP_S = 1.0
+"""After so long, a runner that has closed its socket and is not dead is killed."""
+_POLITE_S = 1.0
+"""How long runners may take to end by themselves at the end."""
+_CLOSE_S = 10.0
+"""How long killed runners may take to be collected at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """What an attempt yielded."""
+
+    rollouts: list[Rollout]
+    error: str | None = None
+    """The first error, where some runs broke off."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    order: Dispatch
+    run: Run
+    answer: asyncio.Future[AttemptResult]
+    at_once: bool = False
+
+
+def limits_of(settings: ExplorerSettings) -> tuple[pool.PoolLimits, float]:
+    """Return the pool's limits, and how often it is to look, in seconds."""
+    tick_s = min(1.0, settings.runner_stuck_s / 5, settings.cancel_grace_s / 2)
+    return (
+        pool.PoolLimits(
+            runners=settings.runners,
+            slots=settings.slots,
+            stuck_pings=math.ceil(settings.runner_stuck_s / tick_s),
+            cancel_grace_s=settings.cancel_grace_s,
+            max_attempts=settings.runner_max_attempts,
+            max_rss_mib=settings.runner_max_rss_mib,
+        ),
+        tick_s,
+    )
+
+
+class Runners:
+    """Runs attempts in processes of their own.
+
+    Args:
+        fork_server: Ready; nobody else listens to it.
+        engine: Serves what workflows ask for.
+        settings: The explorer's.
+    """
+
+    def __init__(self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings) -> None:
+        self._fork_server = fork_server
+        self._engine = engine
+        self._name = settings.name
+        sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
+        self._sampling = sampling.model_dump_json(exclude_none=True).encode()
+        limits, self._tick_s = limits_of(settings)
+        self._pool = Pool(limits)
+        self._links: dict[int, _Link] = {}
+        self._pids: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self._pending: dict[int, _Pending] = {}
+        self._job_of: dict[AttemptKey, int] = {}
+        self._statuses: dict[int, JobStatus] = {}
+        self._last: dict[int, JobStatus] = {}
+        self._requests: dict[tuple[int, int, int], asyncio.Task[None]] = {}
+        self._dying: set[int] = set()
+        self._orphaned = False
+        """Whether the fork server is gone, and with it whoever tells of deaths."""
+        self._closed = False
+        self._changed = asyncio.Event()
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises what ends the explorer."""
+
+    def start(self) -> None:
+        """Start the runners; attempts may be given to them at once."""
+        self._fork_server.listen(self._on_fork_server)
+        self._do(self._pool.begin())
+
+    async def run(self) -> None:
+        """Look after them until cancelled."""
+        while True:
+            await asyncio.sleep(self._tick_s)
+            self._do(self._pool.tick(time.monotonic(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
+
+    async def roll_out(self, order: Dispatch, traceparent: str | None) -> AttemptResult:
+        """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
+
+        Args:
+            order: Not one that runs already.
+            traceparent: Of the attempt's span.
+
+        Raises:
+            WorkflowRaisedError: The workflow did.
+            RunnerDiedError: It took its runner with it.
+        """
+        job = next(self._numbers)
+        attempt = key_of(order)
+        pending = _Pending(
+            order,
+            Run(
+                job,
+                order.task.model_dump_json(exclude_none=True).encode(),
+                order.repeat_times,
+                order.run_id_base,
+                order.batch_type,
+                self._sampling,
+                traceparent,
+            ),
+            asyncio.get_running_loop().create_future(),
+        )
+        self._pending[job] = pending
+        self._job_of[attempt] = job
+        self._do(self._pool.submit(job))
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._do(self._pool.cancel(job, time.monotonic(), at_once=pending.at_once))
+            raise
+        finally:
+            del self._pending[job]
+            del self._job_of[attempt]
+
+    def stop_at_once(self, attempt: AttemptKey) -> None:
+        """When this attempt is cancelled, its runner is not to be given any time to let go of it."""
+        job = self._job_of.get(attempt)
+        if job is not None:
+            self._pending[job].at_once = True
+
+    def states(self) -> list[RunnerState]:
+        """Return the states of all runners, for people."""
+        return runner_states(
+            self._name, self._pool.views(), pids=self._pids, running=self._statuses, last=self._last, now=time.time()
+        )
+
+    async def close(self) -> None:
+        """Have them all end, kill those that do not, and wait until they are gone."""
+        self._closed = True
+        links, self._links = self._links, {}
+        self._dying = set(links)
+        for link in links.values():
+            link.dismiss()
+        requests = list(self._requests.values())
+        for request in requests:
+            request.cancel()
+        if requests:
+            await asyncio.wait(requests)
+        if not await self._all_dead(_POLITE_S):
+            for serial in self._dying:
+                self._fork_server.signal(serial, signal.SIGKILL)
+            if not await self._all_dead(_CLOSE_S):
+                # They end with the fork server.
+                _log.warning("runners are not known to be dead after %g s: %s", _CLOSE_S, sorted(self._dying))
+        self._fork_server.unlisten()
+
+    async def _all_dead(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._dying and not self._orphaned:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # Effects of the pool.
+
+    def _do(self, effects: Iterable[pool.PoolEffect]) -> None:
+        # What is decided after the end concerns runners that are gone.
+        for effect in () if self._closed else effects:
+            match effect:
+                case pool.StartRunner(serial):
+                    self._links[serial] = _Link(self, serial, self._fork_server.fork(serial))
+                case pool.StartJob(serial, job):
+                    self._begin(serial, job)
+                case pool.CancelJob(serial, job):
+                    link = self._links[serial]
+                    self._drop(serial, link.talk.cancel(job))
+                    link.send(CancelRun(job))
+                case pool.PingRunner(serial):
+                    self._links[serial].send(Ping())
+                case pool.CloseRunner(serial):
+                    self._links[serial].dismiss()
+                case pool.KillRunner(serial, number, why):
+                    _log.warning("runner %s/%d is stopped: %s", self._name, serial, why)
+                    self._fork_server.signal(serial, number)
+                case pool.FailJob(job, how):
+                    self._answer(job, RunnerDiedError(f"its runner {how}"))
+                case pool.GiveUp(why):
+                    self._die(RunnersError(why))
+
+    def _begin(self, serial: int, job: int) -> None:
+        pending = self._pending[job]
+        self._statuses[job] = JobStatus(
+            order=pending.order, model_version=self._engine.model_version, begin_time=time.time(), said={}
+        )
+        link = self._links[serial]
+        link.talk.run(job)
+        link.send(pending.run)
+
+    def _answer(self, job: int, answer: AttemptResult | Exception) -> None:
+        pending = self._pending.get(job)
+        if pending is None or pending.answer.done():
+            return
+        if isinstance(answer, Exception):
+            pending.answer.set_exception(answer)
+        else:
+            pending.answer.set_result(answer)
+
+    def _die(self, error: Exception) -> None:
+        if not self.fatal.done():
+            self.fatal.set_exception(error)
+
+    # What the fork server says.
+
+    def _on_fork_server(self, message: RunnerForked | RunnerExited | RunnersError) -> None:
+        match message:
+            case RunnerForked(serial, pid):
+                self._pids[serial] = pid
+            case RunnerExited(serial, how):
+                self._pids.pop(serial, None)
+                self._last.pop(serial, None)
+                link = self._links.pop(serial, None)
+                if link is not None:
+                    self._on_exit(link, how)
+                self._dying.discard(serial)
+                self._changed.set()
+            case RunnersError():
+                self._orphaned = True
+                self._changed.set()
+                self._die(message)
+
+    def _on_exit(self, link: "_Link", how: str) -> None:
+        _log.info("runner %s/%d %s", self._name, link.serial, how)
+        if not link.dismissed:
+            RUNNER_DEATHS.add(1)
+        link.close()
+        for job in link.talk.jobs:
+            del self._statuses[job]
+        self._drop(link.serial, link.talk.close())
+        self._do(self._pool.died(link.serial, how))
+
+    # What runners say.
+
+    def hear(self, link: "_Link", body: bytes) -> None:
+        """Note that a frame has come from a runner.
+
+        Raises:
+            ProtocolError: It must not say that.
+        """
+        self._pool.heard(link.serial)
+        match link.talk.hear(messages.to_explorer(body)):
+            case ServeRequest(asked):
+                key = (link.serial, asked.job, asked.request)
+                self._requests[key] = task = asyncio.create_task(self._serve(link, asked))
+                task.add_done_callback(lambda _: self._requests.pop(key, None))
+            case RefuseRequest(asked, why):
+                link.send(EngineFailed(asked.job, asked.request, "RequestRefusedError", why))
+            case DropRequest(request):
+                self._drop(link.serial, [request])
+            case JobEnded(how, drop):
+                self._drop(link.serial, drop)
+                self._job_ended(link.serial, how)
+            case RunnerAnswered(answer):
+                for job, values in answer.states.items():
+                    if job in self._statuses:
+                        self._statuses[job].said = accept_state(values)
+
+    def broken(self, link: "_Link", why: str) -> None:
+        """Note that a runner has said what it must not say, or has hung up."""
+        if self._links.get(link.serial) is link:
+            self._do(self._pool.broken(link.serial, why, time.monotonic()))
+
+    def hung_up(self, link: "_Link") -> None:
+        """Note that a runner's end of the socket is closed.
+
+        Most likely it is dead, and the fork server is about to say so.
+        """
+        asyncio.get_running_loop().call_later(_HUNG_UP_S, self.broken, link, "it hung up")
+
+    def _job_ended(self, serial: int, how: RunDone | RunFailed | messages.RunCancelled) -> None:
+        self._last[serial] = status = self._statuses.pop(how.job)
+        status.terminate_time = time.time()
+        if isinstance(how, RunDone):
+            self._answer(how.job, AttemptResult(messages.unpack_rollouts(how.rollouts), how.error))
+        elif isinstance(how, RunFailed):
+            self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
+        self._do(self._pool.ended(how.job, time.monotonic()))
+
+    async def _serve(self, link: "_Link", asked: Generate) -> None:
+        request = (asked.job, asked.request)
+        answer: Completions | EngineFailed
+        try:
+            completions = await self._engine.generate(
+                messages.unpack_vector(asked.prompt, messages.INT32).tolist(),
+                Sampling.model_validate_json(asked.sampling),
+                asked.n,
+                asked.traceparent,
+            )
+            answer = messages.pack_completions(*request, completions)
+        except EngineDeadError as error:
+            self._die(error)
+            return
+        except (ProtocolError, ValidationError) as error:
+            self.broken(link, f"it asked for what cannot be read: {error}")
+            return
+        # Whatever else an engine raises on a request is the affair of whoever asked.
+        except Exception as error:  # noqa: BLE001
+            answer = EngineFailed(*request, type(error).__name__, str(error))
+        if not link.talk.answer(request):
+            return
+        try:
+            link.send(answer)
+        except ProtocolError as error:
+            link.send(EngineFailed(*request, "GenerationError", str(error)))
+
+    def _drop(self, serial: int, requests: Iterable[conversation.RequestKey]) -> None:
+        for job, number in requests:
+            task = self._requests.get((serial, job, number))
+            if task is not None:
+                task.cancel()
+
+
+class _Link(asyncio.Protocol):
+    """The socket to one runner. What is written before it is connected is kept."""
+
+    def __init__(self, owner: Runners, serial: int, sock: socket.socket) -> None:
+        self.serial = serial
+        self.talk = Conversation()
+        self._owner = owner
+        self._frames = FrameReader()
+        self._writer = FrameWriter()
+        self._closed = False
+        self.dismissed = False
+        self._transport: asyncio.WriteTransport | None = None
+        loop = asyncio.get_running_loop()
+        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=sock))
+
+    def dismiss(self) -> None:
+        """Note that it is to end: it is not needed any more."""
+        self.dismissed = True
+        self.close()
+
+    def send(self, message: ToRunner) -> None:
+        self._writer.send(message)
+
+    def close(self) -> None:
+        self._closed = True
+        self._writer.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # That of uvloop is not derived from it.
+        self._transport = cast("asyncio.WriteTransport", transport)
+        if self._closed:
+            self._transport.abort()
+        else:
+            self._writer.connected(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                if self._closed:
+                    return
+                self._owner.hear(self, body)
+        except ProtocolError as error:
+            self._owner.broken(self, f"it broke the protocol: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._writer.close()
+        if not self._closed:
+            self._closed = True
+            self._owner.hung_up(self)
+
+
+def _rss_mib(pid: int) -> float:
+    """Memory of a process; 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE / _MIB
+    except OSError:
+        return 0.0

@@ -1,0 +1,1 @@
+"""Checkpoints: versions that a member reads from storage that both see."""

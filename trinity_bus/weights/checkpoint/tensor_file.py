@@ -1,0 +1,177 @@
+"""Reading a safetensors file straight into buffers: eight bytes of length, a JSON table, raw tensors.
+
+The library maps the file into memory; a mapping of a file that is cut short, or that a network file system has lost,
+kills the process that touches it. Here every read is a call that can fail. The format is as documented by its makers:
+little-endian u64 length of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from
+the end of the header.
+
+Failures: ``TensorFileError`` for a file that is not whole, not of this format, or whose name can be no file's. The
+table is checked as a whole when the file is opened, against the size of the file: what it names can be read.
+"""
+
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import msgspec
+from msgspec import Meta
+
+from trinity_bus.weights.buckets import TensorMeta
+from trinity_bus.weights.errors import TensorFileError
+
+if TYPE_CHECKING:
+    import torch
+
+_LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 16 << 20
+"""Limit of the table; a hundred bytes a tensor."""
+MAX_DIMENSIONS = 64
+_PIECE = 64 << 20
+"""Bytes of one read."""
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+type _Size = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class _Row(msgspec.Struct, gc=False):
+    """A tensor in the table, or its ``__metadata__``, whose keys are others."""
+
+    dtype: str = ""
+    shape: Annotated[tuple[_Size, ...], Meta(max_length=MAX_DIMENSIONS)] = ()
+    data_offsets: tuple[_Size, _Size] | None = None
+
+
+_decode_table = msgspec.json.Decoder(dict[str, _Row]).decode
+
+
+class TensorFile:
+    """An open safetensors file. A context manager.
+
+    Args:
+        path: Its place.
+
+    Raises:
+        TensorFileError: It is not of this format.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except ValueError as error:
+            raise TensorFileError(f"{str(path)!r} is no file's name: {error}") from error
+        try:
+            self._table = self._read_table()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    @property
+    def metas(self) -> list[TensorMeta]:
+        """Every tensor, in the order in which they lie."""
+        return [meta for meta, _ in sorted(self._table.values(), key=lambda one: one[1])]
+
+    def meta(self, name: str) -> TensorMeta:
+        """Return a tensor as it is in the file.
+
+        Raises:
+            TensorFileError: It is not there.
+        """
+        return self._find(name)[0]
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """Return a tensor, in memory of its own. Needs torch.
+
+        Raises:
+            TensorFileError: It is not there, or the file ends before it does.
+        """
+        import torch
+
+        meta = self.meta(name)
+        raw = torch.empty(meta.nbytes, dtype=torch.uint8)
+        self.read_into(name, memoryview(raw.numpy()))
+        return raw.view(getattr(torch, meta.dtype)).view(meta.shape)
+
+    def read_into(self, name: str, place: memoryview) -> None:
+        """Read a tensor's bytes.
+
+        Args:
+            name: The tensor.
+            place: As many bytes as it has.
+
+        Raises:
+            TensorFileError: It is not there, has another size, or the file ends before it does.
+        """
+        meta, begin = self._find(name)
+        if meta.nbytes != len(place):
+            raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {len(place)}")
+        done = 0
+        while done < len(place):
+            count = os.preadv(self._descriptor, [place[done : done + _PIECE]], begin + done)
+            if count == 0:
+                raise TensorFileError(f"{self._path} ends within {name}")
+            done += count
+
+    def _find(self, name: str) -> tuple[TensorMeta, int]:
+        found = self._table.get(name)
+        if found is None:
+            raise TensorFileError(f"{self._path} has no tensor {name!r}")
+        return found
+
+    def _read_table(self) -> dict[str, tuple[TensorMeta, int]]:
+        prefix = os.pread(self._descriptor, _LENGTH.size, 0)
+        length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else MAX_HEADER_BYTES + 1
+        if length > MAX_HEADER_BYTES:
+            raise TensorFileError(f"{self._path} is not a safetensors file")
+        text = os.pread(self._descriptor, length, _LENGTH.size)
+        if len(text) != length:
+            raise TensorFileError(f"{self._path} ends within its table")
+        try:
+            table = _decode_table(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise TensorFileError(f"{self._path} is not a safetensors file: {error}") from error
+        begin, end = _LENGTH.size + length, os.fstat(self._descriptor).st_size
+        return {name: self._tensor(name, row, begin, end) for name, row in table.items() if name != "__metadata__"}
+
+    def _tensor(self, name: str, row: _Row, begin: int, end: int) -> tuple[TensorMeta, int]:
+        """Return a tensor and where it lies, in a file whose tensors lie between ``begin`` and ``end``."""
+        dtype = _DTYPES.get(row.dtype)
+        if dtype is None or row.data_offsets is None:
+            raise TensorFileError(f"{self._path}: {name!r} has dtype {row.dtype!r} and lies at {row.data_offsets}")
+        meta = TensorMeta(name, dtype, row.shape)
+        first, last = row.data_offsets
+        if last - first != meta.nbytes or begin + last > end:
+            raise TensorFileError(
+                f"{self._path}: {name!r} of {meta.nbytes} bytes lies at {first} to {last} of {end - begin}"
+            )
+        return meta, begin + first

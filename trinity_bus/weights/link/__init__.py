@@ -1,0 +1,1 @@
+"""Links: versions sent by the trainer to each member, over gloo or NCCL."""

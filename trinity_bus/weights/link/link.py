@@ -1,0 +1,220 @@
+"""Links: one private two-rank process group between the trainer (rank 0) and one member (rank 1).
+
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own member alone. The two
+ends meet over their channel (``channel``, ``store``), on which each has proven itself. gloo carries links between
+hosts' memories, NCCL (``nccl``) between GPUs; the rest of the code does not know which. What they carry is neither
+encrypted nor authenticated by them: the bytes are proven by their checksum, and docs/security.md says what that leaves.
+
+::
+
+    open_link --both sides there--> OPEN --broadcast, wait--> OPEN ... --close--> (gone)
+       |                             |
+       +--deadline: LinkError        +--peer died, deadline, cancelled: LinkError; only close is left
+
+Failures: gloo often does not notice that its peer was killed, so every wait has a deadline and can be cancelled. The
+destructor of a group blocks until its pending operations time out, so ``close`` leaves it to a thread of its own, with
+everything that those operations still write to.
+"""
+
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from trinity_bus.runtime import rendezvous
+from trinity_bus.weights.errors import LinkError
+from trinity_bus.weights.link import nccl
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store, TCPStore, Work
+
+type Backend = Literal["gloo", "nccl"]
+
+_SLICE = timedelta(milliseconds=50)
+"""How long a wait may take to notice that it was cancelled."""
+_NCCL_POLL_S = 0.0005
+
+
+def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
+    """Open the trainer's rendezvous store; see :func:`trinity_bus.runtime.rendezvous.serve_store`.
+
+    Raises:
+        LinkError: Nothing can listen on ``host``.
+    """
+    try:
+        return rendezvous.serve_store(host, timeout_s=timeout_s)
+    except rendezvous.RendezvousError as error:
+        raise LinkError(str(error)) from error
+
+
+def join_store(host: str, port: int, *, timeout_s: float) -> "TCPStore":
+    """Connect to a trainer's rendezvous store.
+
+    Raises:
+        LinkError: Nothing listens there, or it does not answer within ``timeout_s``.
+    """
+    try:
+        return rendezvous.join_store(host, port, timeout_s=timeout_s)
+    except rendezvous.RendezvousError as error:
+        raise LinkError(str(error)) from error
+
+
+def local_address(host: str, port: int) -> str:
+    """Return the address of this machine's interface that leads to ``host``."""
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only asks the routing table.
+        probe.connect((host, port))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _family(host: str) -> socket.AddressFamily:
+    try:
+        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return socket.AF_INET
+
+
+class Link:
+    """An open link. One thread at a time uses it.
+
+    Args:
+        group: The two-rank process group.
+        backend: What carries it.
+        store: In which the two have met; the group may still use it.
+    """
+
+    def __init__(self, group: Any, backend: Backend, store: "Store | None" = None) -> None:
+        self._group = group
+        self._store = store
+        self._backend = backend
+        self._in_flight: deque[torch.Tensor] = deque()
+
+    @property
+    def device(self) -> str:
+        """Where tensors must lie that travel over it."""
+        return "cpu" if self._backend == "gloo" else "cuda"
+
+    def broadcast(self, tensor: "torch.Tensor") -> "Work":
+        """Start to move ``tensor`` from rank 0 to rank 1. It must stay untouched until ``wait`` returns.
+
+        Raises:
+            LinkError: The link is broken.
+        """
+        from torch._C._distributed_c10d import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._in_flight.append(tensor)
+        try:
+            work: Work = self._group.broadcast([tensor], options)
+        except RuntimeError as error:
+            raise LinkError(f"the link broke: {_first_line(error)}") from error
+        return work
+
+    def wait(self, work: "Work", deadline: float, cancelled: threading.Event) -> None:
+        """Wait until the oldest broadcast that was not waited for is done.
+
+        Args:
+            work: What ``broadcast`` gave.
+            deadline: By ``time.monotonic``.
+            cancelled: Set by someone who wants this wait to end.
+
+        Raises:
+            LinkError: The link broke, the deadline passed, or the wait was cancelled.
+        """
+        while not self._done(work):
+            if time.monotonic() > deadline:
+                raise LinkError("the deadline passed while the other side was silent")
+            if cancelled.is_set():
+                raise LinkError("the transfer was cancelled")
+        self._in_flight.popleft()
+
+    def _done(self, work: "Work") -> bool:
+        """Wait a little; True once the broadcast is done, False while it is not.
+
+        Raises:
+            LinkError: It failed.
+        """
+        if self._backend == "nccl":
+            # Its ``wait`` orders streams and returns at once.
+            time.sleep(_NCCL_POLL_S)
+            if not work.is_completed():
+                return False
+        with contextlib.suppress(RuntimeError):
+            work.wait(_SLICE)
+        # The wait raises when it runs out, too; the broadcast is then as it was, or has been completed just now.
+        if not work.is_completed():
+            return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LinkError(f"the link broke: {_first_line(error)}") from error
+        return True
+
+    def close(self) -> None:
+        """Let go of the group without waiting for it."""
+        if self._backend == "nccl" and self._group is not None:
+            # Unlike gloo, NCCL ends pending operations when told to.
+            threading.Thread(target=self._group.abort, name="link-abort", daemon=True).start()
+        # In this order: a list gives up its last one first, and the group may still use the store.
+        leave_to_a_thread([self._store, self._group, *self._in_flight])
+        self._group = self._store = None
+        self._in_flight.clear()
+
+
+def open_link(store: "Store", rank: Literal[0, 1], *, address: str, backend: Backend, timeout_s: float) -> Link:
+    """Meet the other side.
+
+    Args:
+        store: Of these two alone, never used before.
+        rank: 0 for the trainer, 1 for the member.
+        address: Address of the interface of this machine to use (gloo).
+        backend: Same on both sides.
+        timeout_s: Limit of the meeting, and of each operation.
+
+    Raises:
+        LinkError: The other side did not come in time.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    group: Any
+    try:
+        if backend == "gloo":
+            from torch._C._distributed_c10d import ProcessGroupGloo
+
+            # Private, but the only way to choose the interface.
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
+            options._timeout = timeout  # noqa: SLF001
+            options._threads = 1  # noqa: SLF001
+            group = ProcessGroupGloo(store, rank, 2, options)
+        else:
+            group = nccl.open_group(store, rank, timeout)
+    except RuntimeError as error:
+        raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
+    return Link(group, backend, store)
+
+
+def leave_to_a_thread(things: list[object]) -> None:
+    """Destroy objects in a thread, because their destructors may block for as long as an operation's time limit.
+
+    Args:
+        things: Emptied. The caller keeps no other reference.
+    """
+    doomed = list(things)
+    things.clear()
+
+    def destroy() -> None:
+        doomed.clear()
+
+    threading.Thread(target=destroy, name="link-graveyard", daemon=True).start()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200]

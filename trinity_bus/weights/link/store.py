@@ -1,0 +1,101 @@
+"""The store in which the two ends of a link meet: what one sets, the other is told over their channel.
+
+torch's process groups find each other through a store. torch's own is a server that anyone who reaches its port can
+read and write; this one belongs to two processes that have proven themselves to each other, and has no port.
+
+::
+
+    set: kept here, and sent --> the other side's wait or get receives it, and keeps it
+
+Failures: those of the channel. Anything but setting, getting and waiting is refused: nothing of ours uses it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+from torch.distributed import Store
+
+from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.errors import WireError
+
+MAX_ENTRY_BYTES = 64 << 10
+MAX_ENTRIES = 256
+
+
+class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
+    """What two ends know of each other.
+
+    Args:
+        channel: To the other one.
+        timeout_s: Limit of waiting where none is given.
+    """
+
+    def __init__(self, channel: Channel, timeout_s: float) -> None:
+        super().__init__()
+        self._channel = channel
+        self._timeout_s = timeout_s
+        self._entries: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Keep an entry, and tell the other side."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        with self._lock:
+            self._entries[key] = data
+            self._channel.send(msgpack.packb({"key": key, "value": data}))
+
+    def get(self, key: str) -> bytes:
+        """Return an entry, as soon as it is there."""
+        self.wait([key])
+        return self._entries[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return when entries are there.
+
+        Raises:
+            LinkError: They do not come in time.
+        """
+        deadline = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
+        with self._lock:
+            while not all(key in self._entries for key in keys):
+                self.absorb(self._channel.receive(MAX_ENTRY_BYTES, deadline))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether entries are there."""
+        return all(key in self._entries for key in keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long to wait where no limit is given."""
+        self._timeout_s = timeout.total_seconds()
+
+    def has_extended_api(self) -> bool:
+        """Only what is here."""
+        return False
+
+    def absorb(self, body: bytes) -> None:
+        """Take over what the other side has set.
+
+        Raises:
+            WireError: It is no entry.
+        """
+        entry = parse_entry(body)
+        if entry is None or len(self._entries) >= MAX_ENTRIES:
+            raise WireError("a message is no entry of a store, or one too many")
+        self._entries[entry[0]] = entry[1]
+
+
+def parse_entry(body: bytes) -> tuple[str, bytes] | None:
+    """Return an entry in a message; None where it is something else."""
+    unpack: Callable[[bytes], Any] = msgpack.unpackb
+    try:
+        match unpack(body):
+            case {"key": str(key), "value": bytes(value)}:
+                return key, value
+    # msgpack raises a zoo of types, all of which mean the same.
+    except Exception as error:
+        raise WireError(f"a message is not msgpack: {error}") from error
+    return None

@@ -1,0 +1,189 @@
+"""The trainer's side of pulls: a server of staged versions, for many members at once, each at its own pace.
+
+::
+
+    (a member has proven itself: ``listener``) --> read the request --> lease the version --> answer, bytes --> close
+                                                         |                     |                    |
+                                                         +--silent: dropped    +--gone: refused     +--too slow: dropped
+
+The newest version and the one before are kept, so a member that is one version late still gets what it was named for;
+beyond that it is refused, with the versions that there are, and its explorer waits for the next announcement. A member
+that is slow holds its version's buffers and one thread, nobody else; one that takes no more than nothing within the
+time limit is dropped, and so is one that was killed.
+
+Where the member holds a version that is still here, and what has changed since is smaller than the whole, only that is
+sent. A delta is made by the first who asks for it and kept as long as both versions are.
+
+Failures: see the drawing; none reaches training or another member.
+"""
+
+import logging
+import ssl
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+
+from schemas.model_version import ModelVersion
+from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION
+from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.delta import Delta, encode
+from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
+from trinity_bus.weights.listener import PeerListener
+from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
+from trinity_bus.weights.transport import Method
+from trinity_bus.weights.wire import MAX_REQUEST_BYTES, WeightsAnswer, WeightsRequest
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("trinity_bus.weights")
+
+PIECE = 1 << 20
+"""Bytes that a member must take within the time limit."""
+
+
+class WeightServer:
+    """Stages versions and serves them to the members of announcements. All methods may be called from any thread.
+
+    Args:
+        host: Address to listen on.
+        ports: The first free one is taken; 0 is any.
+        tls: Where given, connections are TLS.
+        bucket_bytes: Size of one bucket.
+        timeout_s: Limit of a request's arrival, and of each piece that a member takes.
+        retain: How many of the newest versions can be had.
+        dtype: As what floating-point tensors travel; as they are if None.
+        deltas: Whether to send only what has changed, where that is smaller.
+
+    Raises:
+        LinkError: Nothing can listen on ``host``.
+    """
+
+    method: Method = "memory"
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        ports: Sequence[int] = (0,),
+        tls: ssl.SSLContext | None = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        timeout_s: float = 30.0,
+        retain: int = 2,
+        dtype: str | None = None,
+        deltas: bool = False,
+    ) -> None:
+        self.staging = Staging(bucket_bytes=bucket_bytes, retain=retain, dtype=dtype)
+        self._deltas: _Deltas | None = _Deltas() if deltas else None
+        self._listener = PeerListener(host, ports, timeout_s=timeout_s, attend=self._attend, tls=tls)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, for ``ModelVersion``."""
+        return self._listener.address
+
+    def stage(self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]") -> str:
+        """Copy a version into buffers of its own; its checksum. See ``Staging.stage``."""
+        checksum = self.staging.stage(version, named_tensors).checksum
+        if self._deltas is not None:
+            self._deltas.forget(checksum)
+        return checksum
+
+    def keep(self, version: int) -> None:
+        """Keep a version, whatever newer ones are staged, until another is named. See ``Staging.keep``."""
+        self.staging.keep(version)
+
+    def admit(self, announced: ModelVersion) -> None:
+        """Let the members of an announcement in. See ``listener.Keyring``."""
+        self._listener.keyring.add(announced)
+
+    def serve(self, announced: ModelVersion, traceparent: str | None = None) -> dict[str, str | None]:
+        """Let members in; they come by themselves."""
+        del traceparent
+        self.admit(announced)
+        return {member.explorer: None for member in announced.members}
+
+    def close(self) -> None:
+        """Stop listening and cut all connections."""
+        self._listener.close()
+
+    def _attend(self, channel: Channel, who: str) -> bool:
+        """Serve one member, in a thread of its own; the connection is not kept."""
+        request = WeightsRequest.unpack(channel.receive(MAX_REQUEST_BYTES))
+        with _tracer.start_as_current_span(
+            "send weights",
+            attributes={RL_EXPLORER: who, RL_MODEL_VERSION: request.version},
+        ) as span:
+            try:
+                self._answer(channel, request)
+            except (WeightTransferError, OSError) as error:
+                span.set_status(trace.StatusCode.ERROR, str(error))
+                _log.warning("version %d was not sent to %s: %s", request.version, who, error)
+        return False
+
+    def _answer(self, channel: Channel, request: WeightsRequest) -> None:
+        """Send what is asked for, or say why not.
+
+        Raises:
+            VersionGoneError: The member was refused.
+            LinkError: It is gone or too slow.
+        """
+        try:
+            with self.staging.lease(request.version, request.checksum) as staged:
+                delta = self._delta(staged, request.held)
+                answer = WeightsAnswer(
+                    manifest=staged.manifest.to_json(), changes=None if delta is None else delta.changes
+                )
+                channel.send(answer.pack())
+                parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
+                for part in parts:
+                    view = memoryview(part)
+                    for start in range(0, len(view), PIECE):
+                        _send(channel, view[start : start + PIECE])
+        except VersionGoneError as error:
+            channel.send(WeightsAnswer(refusal=str(error)).pack())
+            raise
+
+    def _delta(self, staged: Staged, held: str | None) -> Delta | None:
+        base = None if self._deltas is None or held is None else self.staging.find(held)
+        if self._deltas is None or base is None or base is staged:
+            return None
+        try:
+            with self.staging.lease(base.manifest.version, base.manifest.checksum):
+                return self._deltas.between(base, staged)
+        except VersionGoneError:
+            # Retired between the two calls: all of it is sent.
+            return None
+
+
+class _Deltas:
+    """Deltas to the newest version, each made once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, str], Delta | None] = {}
+
+    def between(self, base: Staged, target: Staged) -> Delta | None:
+        """Return what turns one into the other; None where all of it is smaller, or they are of different models."""
+        if base.layout != target.layout:
+            return None
+        key = (base.manifest.checksum, target.manifest.checksum)
+        # Whoever else wants the same one waits for it.
+        with self._lock:
+            if key not in self._made:
+                old, new = ([buffer.numpy() for buffer in staged.buffers] for staged in (base, target))
+                self._made[key] = encode(target.layout, old, new, target.nbytes)
+            return self._made[key]
+
+    def forget(self, newest: str) -> None:
+        """Drop those that do not lead to ``newest``."""
+        with self._lock:
+            self._made = {key: delta for key, delta in self._made.items() if key[1] == newest}
+
+
+def _send(channel: Channel, piece: memoryview) -> None:
+    """Send a piece, within the connection's time limit."""
+    channel.write(piece)

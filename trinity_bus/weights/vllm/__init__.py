@@ -1,0 +1,1 @@
+"""vLLM: the receiver behind its weight-transfer interface, and how a model takes a version."""

@@ -1,0 +1,224 @@
+"""vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
+
+A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
+begins that, and hears of its end, through its control server (``control_server``). On a CPU the same thread then loads
+the version into a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through
+vLLM's own phases at once: start; update, which finds the version; and finish, which is the only moment at which the
+model is touched: the shadow is exchanged with it, or, without one, the version is loaded. On GPUs there is no shadow,
+because memory is short, loading is a copy over the bus, and captured graphs know the addresses of parameters.
+
+::
+
+    IDLE --control: begin--> RECEIVING -whole, verified--> (on a CPU: loading into the shadow) --> READY
+                              |                                    |                               |
+                              +--------------FAILED----------------+    IDLE <--start, update, finish
+                                               |
+                                               +--trinity_transfer_cancel--> IDLE
+
+Failures: before ``finish`` nothing has happened to the model; whatever was begun is ended by
+``trinity_transfer_cancel``, which vLLM itself lacks, and the next transfer works. A shadow into which loading has
+failed is given up. If loading into the model itself fails, the weights may be a mix of two versions: ``finish`` raises
+``TornWeightsError``, now and ever after, and the front end must let the engine go.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
+from trinity_bus.weights.manifest import TransferManifest
+from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.vllm.control_server import ControlServer
+from trinity_bus.weights.vllm.loading import Shadow, load
+
+_SWITCH_S = 0.0005
+"""How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms."""
+_NICE = 5
+"""More than the thread had: a third of the weight of what it gives way to, enough to be preempted by it, and not to
+starve beside training."""
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not type-checked
+    """Nothing: each version says where it comes from."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """Which of the versions that may have been received is to be loaded."""
+
+    version: int
+    checksum: str
+
+
+class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
+    """Receives whole versions beside generation."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+    defers_processing = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._beside = self.device.type == "cpu" and self.model_config.enforce_eager
+        self.receiver = WeightReceiver(
+            prepare=self._load_beside if self._beside else None,
+            limit_bytes=_most_bytes(self.model, self.parallel_config),
+        )
+        self._loading = threading.Lock()
+        """Held by the transfer that loads into the shadow; one that was cancelled may still be at it."""
+        self._shadow: Shadow | None = None
+        self._expected: frozenset[str] | None = None
+        self.torn = False
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Nothing: connecting is left to each transfer."""
+
+    def start_weight_update(self) -> None:
+        """Nothing: the model stays as it is until ``finish_weight_update``."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Find the version in the buffers.
+
+        Raises:
+            WeightTransferError: Another is there, or none.
+        """
+        ready = self.receiver.manifest
+        wanted = (update_info.version, update_info.checksum)
+        if ready is None or (ready.version, ready.checksum) != wanted:
+            raise WeightTransferError(f"version {update_info.version} was not received: {self.receiver.progress}")
+
+    def finish_weight_update(self) -> None:
+        """Load the version that was received. Generation must be paused.
+
+        Raises:
+            WeightTransferError: No whole version is there, or not the tensors of this model; the model is as it was.
+            TornWeightsError: Loading failed half way.
+        """
+        if self.torn:
+            raise TornWeightsError("an earlier version was loaded half way; restart the engine")
+        ready = self.receiver.manifest
+        if ready is None:
+            raise WeightTransferError(f"no version is ready: {self.receiver.progress}")
+        self._check_names(ready)
+        tensors = self.receiver.take()
+        try:
+            if self._beside:
+                assert self._shadow is not None  # noqa: S101 - the transfer is ready
+                self._shadow.exchange()
+            else:
+                load(self.model, self.model_config, tensors)
+        except Exception as error:
+            self.torn = True
+            raise TornWeightsError(f"loading failed half way: {error}") from error
+        self._expected = _names(ready)
+
+    def _check_names(self, manifest: TransferManifest) -> None:
+        """Refuse what cannot be this model.
+
+        Raises:
+            WeightTransferError: The tensors have other names than those of the last version.
+        """
+        if self._expected is not None and _names(manifest) != self._expected:
+            odd = sorted(_names(manifest) ^ self._expected)[:5]
+            raise WeightTransferError(f"the trainer's tensors are not those of the last version; differing: {odd}")
+
+    def _load_beside(self, manifest: TransferManifest, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Load a version into the shadow; called by the transfer's thread.
+
+        Raises:
+            WeightTransferError: It is not of this model, or cannot be loaded.
+        """
+        self._check_names(manifest)
+        with self._loading:
+            # It is given up unless all goes well.
+            shadow, self._shadow = self._shadow or Shadow(self._default_model), None
+            try:
+                with set_current_vllm_config(self.vllm_config):
+                    shadow.load(self._default_model_config, tensors)
+            except WeightTransferError:
+                raise
+            except Exception as error:
+                raise WeightTransferError(f"the version cannot be loaded: {error}") from error
+            self._shadow = shadow
+
+    def shutdown(self) -> None:
+        """Let go of the trainer."""
+        self.receiver.close()
+
+
+def _most_bytes(model: torch.nn.Module, parallel: Any) -> int:
+    """Return the most bytes that a version of this model may have.
+
+    Each of its ranks holds a part of the model; an element travels as eight bytes at most; and what is tied here may
+    come twice.
+    """
+    ranks = 1 if parallel is None else int(parallel.world_size)
+    elements: int = sum(parameter.numel() for parameter in model.parameters())
+    return 2 * 8 * ranks * elements
+
+
+def _names(manifest: TransferManifest) -> frozenset[str]:
+    return frozenset(meta.name for meta in manifest.tensors)
+
+
+def _make_way(device: torch.device) -> None:
+    """Let the threads of transfers run as soon as they have something to do, beside this one, which computes.
+
+    A version is delayed by each wait of theirs, and they have little to do between the waits. On a CPU the thread that
+    computes is never idle while there are requests; it gives way to others on its cores, too: to the explorer's event
+    loop, and to the coordinator and the broker where they are here. Threads that exist keep their priority.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    # Elsewhere than on Linux, threads have no priority of their own.
+    if device.type == "cpu" and sys.platform == "linux":
+        # Added to what the process was started with: to give less would need a right that a container does not have.
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker: what its own interface lacks, called by name from the front end."""
+
+    weight_transfer_engine: OverlappedWeightTransferEngine
+    _weight_update_active: bool
+
+    rank: int
+
+    # Methods of the worker that this is mixed into.
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
+
+    def trinity_open_control(self, folder: str) -> str:
+        """Open this worker's control socket in a folder of the front end's; its path. Once."""
+        path = Path(folder) / f"{self.rank}.sock"
+        self.trinity_control = ControlServer(self.weight_transfer_engine.receiver, path)
+        _make_way(self.weight_transfer_engine.device)
+        return str(path)
+
+    def trinity_transfer_load(self, update_info: dict[str, Any]) -> None:
+        """VLLM's three phases at once, because each call is a round trip during which generation stands still."""
+        self.start_weight_update()
+        self.update_weights(update_info)
+        self.finish_weight_update()
+
+    def trinity_transfer_cancel(self) -> bool:
+        """End a session without touching the model; True where an earlier load has already torn the weights."""
+        self.weight_transfer_engine.receiver.cancel()
+        self.weight_transfer_engine.reset_weight_update_target()
+        self._weight_update_active = False
+        return self.weight_transfer_engine.torn

@@ -1,0 +1,156 @@
+"""Loading a version into a model of vLLM: in place, or beside it and then exchanged.
+
+vLLM makes of a checkpoint's tensors what its kernels compute with: it joins them, splits them over ranks, and on CPUs
+packs them for oneDNN. In place, generation stands still for all of that. A *shadow* is the same tree of modules with
+tensors of its own: a version is loaded into it while the model generates, and what is left for the pause is to exchange
+the tensors, and whatever else loading has made, module by module: references, no bytes.
+
+::
+
+    SHADOW --load: beside generation--> LOADED --exchange: generation paused--> SHADOW (holds the former version)
+               |                          |
+               +--failed: give it up      +--load: another version (the one before was never exchanged)
+
+Everything that loading does not touch is shared: configuration, attention's caches, and modules that are referred to in
+other ways than as submodules. A shadow costs one more copy of the weights, and exchanging gives the model's parameters
+other addresses, so it is not for models that are compiled or captured as graphs.
+
+Failures: ``load`` in place leaves a mix of two versions when it fails. A shadow that has failed is a mix, too, but
+nobody computes with it.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
+from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
+
+from trinity_bus.weights.errors import WeightTransferError
+
+# It warns of layers without weights at each reload, of position embeddings among others; ``load`` checks itself.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+_STRUCTURE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Load a version into a model, or into its shadow's.
+
+    Args:
+        model: Has been loaded before.
+        model_config: Of vLLM.
+        tensors: By their names in a checkpoint.
+
+    Raises:
+        WeightTransferError: A layer got nothing.
+    """
+    wanted = {name for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        initialize_layerwise_reload(model)
+        loaded: set[str] | None = model.load_weights(tensors)
+        finalize_layerwise_reload(model, model_config)
+        _refresh_tied(model)
+    # A layer that gets nothing keeps its old weights, and vLLM only warns of it.
+    if loaded is not None and (missing := wanted - set(loaded)):
+        raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
+
+
+def _refresh_tied(model: torch.nn.Module) -> None:
+    """Process the layers again whose weight is another layer's, such as an output layer tied to the embeddings.
+
+    A reload passes them by, because no weight has their name. They see the new values, but not what vLLM derived
+    of the old ones: on a CPU, a copy packed for oneDNN, with which it would go on computing.
+    """
+    owners: dict[int, torch.nn.Module] = {}
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.numel() == 0:
+            continue
+        if owners.setdefault(weight.data_ptr(), layer) is not layer and hasattr(layer, "quant_method"):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+class Shadow:
+    """The modules of a model once more. One thread at a time calls its methods.
+
+    Args:
+        model: A model of vLLM that computes eagerly, with its weights loaded.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._twins: dict[torch.nn.Module, torch.nn.Module] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._model = self._twin(model)
+        # What was shared while it was made, is.
+        self._storages.clear()
+        self._tensors.clear()
+        self._changed: dict[torch.nn.Module, set[str]] = {live: set() for live in self._twins}
+        """Attributes that loading has set since the last exchange, by the module of the model."""
+
+    def load(self, model_config: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load a version beside the model; see :func:`load`. After a failure the shadow is of no use."""
+        before = {live: dict(vars(twin)) for live, twin in self._twins.items()}
+        load(self._model, model_config, tensors)
+        for live, twin in self._twins.items():
+            known = before[live]
+            self._changed[live].update(
+                name for name, value in vars(twin).items() if name not in _STRUCTURE and known.get(name) is not value
+            )
+
+    def exchange(self) -> None:
+        """Give the model what was loaded, and keep what it had. The model must not compute meanwhile."""
+        for live, twin in self._twins.items():
+            for name in ("_parameters", "_buffers", *self._changed[live]):
+                ours, theirs = vars(live), vars(twin)
+                had, had_one = ours.get(name), name in ours
+                ours[name] = theirs[name]
+                if had_one:
+                    theirs[name] = had
+                else:
+                    del theirs[name]
+            self._changed[live].clear()
+
+    def _twin(self, live: torch.nn.Module) -> torch.nn.Module:
+        """Return the same module with tensors of its own; modules that appear twice do so here."""
+        known = self._twins.get(live)
+        if known is not None:
+            return known
+        twin = live.__class__.__new__(live.__class__)
+        self._twins[live] = twin
+        values = vars(twin)
+        values.update(vars(live))
+        values["_parameters"] = {name: self._copy(tensor) for name, tensor in vars(live)["_parameters"].items()}
+        values["_buffers"] = {name: self._copy(tensor) for name, tensor in vars(live)["_buffers"].items()}
+        values["_non_persistent_buffers_set"] = set(vars(live)["_non_persistent_buffers_set"])
+        values["_modules"] = {
+            name: None if child is None else self._twin(child) for name, child in vars(live)["_modules"].items()
+        }
+        recorded = get_layerwise_info(live)
+        # vLLM ties what is recorded to the layer that it is first restored in.
+        parameters, buffers = (
+            {name: to_meta_tensor(tensor) for name, tensor in kind.items()} for kind in recorded.restore_metadata
+        )
+        LAYERWISE_INFO[twin] = LayerReloadingInfo(
+            restore_metadata=(parameters, buffers), restore_device=recorded.restore_device
+        )
+        return twin
+
+    def _copy(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a tensor with the same values elsewhere; tensors that share memory do so among the copies."""
+        if tensor is None:
+            return None
+        if id(tensor) not in self._tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._storages:
+                self._storages[storage.data_ptr()] = storage.clone()
+            made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            made.set_(self._storages[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
+            made.__class__ = tensor.__class__
+            made.__dict__.update(tensor.__dict__)
+            self._tensors[id(tensor)] = made
+        return self._tensors[id(tensor)]

@@ -1,0 +1,261 @@
+"""The attempts that an explorer works on: several at once, each with a limit, each answered once.
+
+::
+
+    order --> WAITING for the version it asks for --> RUNNING its workflow, as soon as a runner has room
+                                                                       |
+         cancelled: no answer (it would not count) <-------------------+--> raised, or out of time: FAILED
+                                                                       |
+                                            experiences durable <------+ (train batches)
+                                                    |                  |
+                                                    +----------------> RolloutFinished durable: ANSWERED
+
+The result is sent only when the experiences are durable, so nobody ever sees a result whose experiences cannot be read.
+
+An attempt that is out of time, or cancelled, ends at once, whatever its workflow does: a runner that does not let go of
+it is the affair of the runners.
+
+Failures: what a workflow raises is the attempt's typed failure, and so is what cannot be trained on or cannot be sent.
+A broken connection to the log is the explorer's own end, told through ``fatal``.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from schemas import Cancel, Dispatch, Position, RolloutFinished, RunningAttempt
+from schemas.errors import SchemaError
+from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
+from schemas.trainable import Bounds
+from trinity_bus.bus import Producer
+from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
+from trinity_bus.runners.attempt_key import AttemptKey, key_of
+from trinity_bus.runners.errors import WorkflowRaisedError
+from trinity_bus.runners.service import AttemptResult, Runners
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import parent_context, traceparent
+from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
+from trinity_bus.telemetry.occupancy import Occupancy, Unit
+from workers.explorer import outcome
+from workers.explorer.outcome import ExplorerIdentity
+from workers.explorer.served_version import ServedVersion
+
+_log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.explorer")
+
+
+_TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
+
+IDLE = "idle"
+WAITING = "waiting_for_version"
+ROLLING_OUT = "rolling_out"
+PUBLISHING = "publishing"
+"""States of a slot."""
+
+
+class AttemptTimeoutError(TrinityError, TimeoutError):
+    """An attempt was not done within its limit."""
+
+
+class RolloutExecutor:
+    """Runs attempts.
+
+    Args:
+        runners: Started.
+        producer: Connected.
+        who: Whose answers these are.
+        bounds: What the model can be trained on.
+        served: The version that the engine serves.
+        slots: Told what the attempts are waiting for.
+        on_ended: Told of every attempt that has ended, however.
+        record_content: Whether spans may tell what workflows say in their errors.
+    """
+
+    def __init__(
+        self,
+        runners: Runners,
+        producer: Producer,
+        who: ExplorerIdentity,
+        *,
+        bounds: Bounds,
+        served: ServedVersion,
+        slots: Occupancy,
+        on_ended: Callable[[AttemptKey], None],
+        record_content: bool = False,
+    ) -> None:
+        self._runners = runners
+        self._producer = producer
+        self._who = who
+        self._bounds = bounds
+        self._served = served
+        self._slots = slots
+        self._on_ended = on_ended
+        self._record_content = record_content
+        self._running: dict[AttemptKey, asyncio.Task[None]] = {}
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises what ends the explorer."""
+
+    @property
+    def running(self) -> list[RunningAttempt]:
+        """What is worked on."""
+        return [RunningAttempt(task_id=task_id, attempt=attempt) for task_id, attempt in self._running]
+
+    def start(self, order: Dispatch, parent: str | None) -> None:
+        """Begin an attempt.
+
+        Args:
+            order: What to do; the attempt is not known yet.
+            parent: Trace context of the dispatch.
+        """
+        attempt = key_of(order)
+        task = asyncio.create_task(self._run_attempt(order, parent), name=f"attempt {attempt}")
+        self._running[attempt] = task
+        task.add_done_callback(lambda ended: self._ended(attempt, ended))
+
+    def cancel(self, order: Cancel) -> None:
+        """Stop an attempt; it is not answered."""
+        task = self._running.get(key_of(order))
+        if task is not None:
+            _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)
+            if order.restart_runner:
+                self._runners.stop_at_once(key_of(order))
+            task.cancel()
+
+    async def drain(self, limit_s: float) -> None:
+        """Let what runs finish for ``limit_s`` seconds, then cancel the rest."""
+        if self._running and limit_s > 0:
+            await asyncio.wait(list(self._running.values()), timeout=limit_s)
+        rest = list(self._running.values())
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+
+    def _ended(self, attempt: AttemptKey, task: asyncio.Task[None]) -> None:
+        self._running.pop(attempt, None)
+        self._on_ended(attempt)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
+            self.fatal.set_exception(error)
+
+    async def _run_attempt(self, order: Dispatch, parent: str | None) -> None:
+        with (
+            self._slots.unit(WAITING) as slot,
+            _tracer.start_as_current_span(
+                f"rollout {order.task.workflow}",
+                context=parent_context(parent),
+                kind=SpanKind.CONSUMER,
+                attributes={
+                    names.RL_TASK_ID: order.task.task_id,
+                    names.RL_ATTEMPT: order.attempt,
+                    names.RL_BATCH_ID: order.batch_id,
+                    names.RL_BATCH_TYPE: order.batch_type,
+                    names.RL_WORKFLOW: order.task.workflow,
+                    names.RL_EXPLORER: self._who.explorer,
+                },
+            ) as span,
+        ):
+            began = time.perf_counter()
+            broke: Exception | None = None
+            try:
+                yielded = await self._roll_out(order, slot)
+                slot.move(PUBLISHING)
+                result = await self._publish(order, yielded, began)
+            except asyncio.CancelledError:
+                self._count(order, "cancelled")
+                raise
+            # Anything that a workflow raises is this attempt's failure, and nobody else's.
+            except Exception as error:
+                if _ends_the_explorer(error):
+                    raise
+                _log.warning("task %s attempt %d failed: %s", order.task.task_id, order.attempt, error)
+                broke = error
+                result = outcome.failed(order, error, self._who, seconds=time.perf_counter() - began)
+            result, durable = await self._answer(order, result)
+            span.set_attribute(names.RL_SAMPLES, result.samples)
+            span.set_attribute(names.RL_MODEL_VERSION, result.version_max)
+            span.set_attribute(names.RL_TASK_STATUS, result.status)
+            kind = None
+            if result.status == "failed":
+                kind = _kind(result.error or "")
+                span.set_attribute(names.ERROR_TYPE, kind)
+                span.set_status(Status(StatusCode.ERROR, result.error if self._tells(broke) else None))
+            self._count(order, result.status, kind)
+            ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
+            await durable
+
+    async def _answer(self, order: Dispatch, result: RolloutFinished) -> tuple[RolloutFinished, Awaitable[Position]]:
+        """Send a result; one that no record can hold is a failure, and that is sent instead."""
+        try:
+            return result, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result)
+        except (SchemaError, RecordTooLargeError) as error:
+            _log.warning("the result of task %s attempt %d cannot be sent: %s", result.task_id, result.attempt, error)
+            failure = outcome.failed(
+                order, outcome.UnsendableResultError(str(error)), self._who, seconds=result.seconds
+            )
+            return failure, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, failure)
+
+    def _tells(self, error: Exception | None) -> bool:
+        """Whether a span may have an error's text: a workflow's may quote what the model has answered."""
+        return self._record_content or not isinstance(error, WorkflowRaisedError)
+
+    def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
+        attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
+        ATTEMPTS.add(1, attributes if error_type is None else {**attributes, names.ERROR_TYPE: error_type})
+
+    async def _roll_out(self, order: Dispatch, slot: Unit) -> AttemptResult:
+        """Run the workflow within the attempt's limit.
+
+        Raises:
+            AttemptTimeoutError: It took too long.
+            WorkflowRaisedError: The workflow raised something.
+            RunnerDiedError: It took its runner with it.
+            WorkflowError: It gave nothing, or too much.
+        """
+        try:
+            async with asyncio.timeout(order.timeout_s) as limit:
+                await self._served.wait_for(order.min_version)
+                slot.move(ROLLING_OUT)
+                yielded = await self._runners.roll_out(order, traceparent())
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
+        outcome.check(order, yielded.rollouts)
+        return yielded
+
+    async def _publish(self, order: Dispatch, yielded: AttemptResult, began: float) -> RolloutFinished:
+        """Make the experiences durable, where there are any; only then is there a result."""
+        position = None
+        if order.batch_type == "train":
+            group = outcome.experiences(order, yielded.rollouts, self._who, self._bounds)
+            position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
+        result = outcome.finished(
+            order,
+            yielded.rollouts,
+            self._who,
+            experience=position,
+            seconds=time.perf_counter() - began,
+            error=yielded.error,
+        )
+        for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
+            TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, names.RL_TOKEN_KIND: kind})
+        return result
+
+
+def _kind(error: str) -> str:
+    """Return the type that an error's text begins with.
+
+    A workflow may claim any, and each would be a metric of its own.
+    """
+    kind = error.partition(":")[0]
+    return kind if _TYPE_NAME.fullmatch(kind) else WorkflowRaisedError.__name__
+
+
+def _ends_the_explorer(error: Exception) -> bool:
+    """Whether an error is the explorer's own rather than the attempt's: its log is gone."""
+    return isinstance(error, BusError) and not isinstance(error, RecordTooLargeError)
