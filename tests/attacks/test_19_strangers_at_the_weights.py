@@ -4,8 +4,11 @@ Real publishers, receivers and sockets. What is public is taken to be everything
 addresses, the version, its checksum, the member's name.
 """
 
+import asyncio
 import contextlib
+import io
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -14,17 +17,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgpack
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from schemas import ModelVersion
 from schemas.codec import decode, encode
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
+from trinity_bus.bus import Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.weights import channel, listener
@@ -37,7 +43,11 @@ from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES, Meeting, message_code
 from trinity_bus.weights.receiver import WeightReceiver
+from workers.coordinator.outputs import Outputs
+from workers.coordinator.spans import Spans
 from workers.trainer.publication import Publisher, make_publisher
+from workers.watch.render import mesh
+from workers.watch.state import MeshView
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}
 WRONG = "00" * 32
@@ -290,6 +300,45 @@ def test_a_secret_is_in_the_record_and_nowhere_else() -> None:
     assert announced.secret not in str(announced)
     assert announced.secret not in repr(source(announced, "a", 5))
     assert decode(encode(announced), ModelVersion).secret == announced.secret
+
+
+class NotingProducer:
+    """FAKE: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[ModelVersion] = []
+
+    async def send(self, topic: object, key: str, record: ModelVersion, *, traceparent: str | None = None) -> None:
+        self.sent.append(record)
+
+
+def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_foresee() -> None:
+    publisher = WeightServer()
+    decided = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"secret": None})
+    publisher.close()
+    producer = NotingProducer()
+
+    async def announce() -> None:
+        with Spans("trinity") as spans:
+            for _ in range(3):
+                await Outputs(cast("Producer", producer)).carry_out([AnnounceVersion(decided, None)], {}, spans)
+
+    asyncio.run(announce())
+    secrets = [sent.secret or "" for sent in producer.sent]
+    assert len(set(secrets)) == 3
+    assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)
+
+
+def test_status_does_not_show_a_secret() -> None:
+    publisher = WeightServer()
+    announced = announcement(publisher, 5, "0" * 64, "a")
+    publisher.close()
+    view = MeshView()
+    view.apply(announced, 1.0)
+    out = io.StringIO()
+    Console(file=out, width=300).print(mesh(view))
+    assert "version 5" in out.getvalue()
+    assert (announced.secret or "") not in out.getvalue()
 
 
 def test_ports_are_chosen_by_the_operator() -> None:

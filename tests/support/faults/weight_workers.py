@@ -229,6 +229,9 @@ class Server:
             self._post.die_if_told("answer")
         return outcome
 
+    def admit(self, announced: ModelVersion) -> None:
+        self._publisher.admit(announced)
+
     def keep(self, version: int) -> None:
         self._publisher.keep(version)
 

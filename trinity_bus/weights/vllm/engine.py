@@ -41,7 +41,7 @@ from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.control_server import ControlServer
-from trinity_bus.weights.vllm.loading import Shadow, load
+from trinity_bus.weights.vllm.loading import Shadow, elements, load
 
 _SWITCH_S = 0.0005
 """How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms."""
@@ -167,8 +167,7 @@ def _most_bytes(model: torch.nn.Module, parallel: Any) -> int:
     come twice.
     """
     ranks = 1 if parallel is None else int(parallel.world_size)
-    elements: int = sum(parameter.numel() for parameter in model.parameters())
-    return 2 * 8 * ranks * elements
+    return 2 * 8 * ranks * elements(model)
 
 
 def _names(manifest: TransferManifest) -> frozenset[str]:

@@ -59,6 +59,19 @@ def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str,
         raise WeightTransferError(f"the trainer sent nothing for {sorted(missing)[:5]}")
 
 
+def elements(model: torch.nn.Module) -> int:
+    """How many elements a model of vLLM has in its checkpoint, as far as this rank holds them.
+
+    What was packed for a kernel has no elements of its own any more; vLLM has noted what it was made of.
+    """
+    found = 0
+    for layer in model.modules():
+        noted, _ = get_layerwise_info(layer).restore_metadata
+        now = dict(layer.named_parameters(recurse=False))
+        found += sum(max(known[name].numel() for known in (noted, now) if name in known) for name in {*noted, *now})
+    return found
+
+
 def _refresh_tied(model: torch.nn.Module) -> None:
     """Process the layers again whose weight is another layer's, such as an output layer tied to the embeddings.
 

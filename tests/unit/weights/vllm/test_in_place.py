@@ -206,6 +206,19 @@ def test_nothing_is_loaded_of_tensors_with_other_names(rig: Rig) -> None:
     rig.run(work)
 
 
+def test_a_version_larger_than_the_model_could_be_is_refused_before_it_comes(rig: Rig) -> None:
+    async def work(control: ControlClient) -> None:
+        await rig.sync(control, version(1.0))
+        with pytest.raises(WeightTransferError, match=f"this model takes {2 * SIZE * SIZE * 8 * 2} at most"):
+            await rig.sync(control, version(2.0) | {"third.weight": torch.ones(10_000)})
+        # It was not even begun to be loaded.
+        assert rig.front_end.told == []
+        await rig.sync(control, version(3.0))
+        assert rig.model.holds(version(3.0)) == [True, True]
+
+    rig.run(work)
+
+
 def misshapen() -> Tensors:
     """The right names, and a shape that the second layer has not; by then, the first one has been loaded."""
     return version(2.0, second=torch.ones(2 * SIZE, SIZE))
