@@ -32,6 +32,7 @@ from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
+from trinity_bus.coordination.effects import AnnounceVersion
 from trinity_bus.errors import ConfigError
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import Channel, meet
