@@ -56,7 +56,8 @@ def render(page: str) -> str:
 
 
 def _topic_row(topic: Topic) -> str:
-    kept = _KEPT[topic.cleanup] + (" and size" if topic.retention_bytes > 0 else "")
+    kept = _KEPT[topic.cleanup] if topic.keep_ms is None else "until needed no more"
+    kept += " and by size" if topic.retention_bytes > 0 else ""
     sentence = re.split(r"(?<=\w)\. ", topic.description, maxsplit=1)[0].rstrip(".")
     cells = (
         f"`{topic.name}`",
