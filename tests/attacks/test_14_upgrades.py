@@ -18,11 +18,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from schemas import CommandReply, FinalizeUpgrade, Record, StepTrained
+from schemas import CommandReply, FinalizeUpgrade, Record
 from schemas.codec import RECORDS, decode
 from schemas.topics import COORDINATOR_STATE
 from tests.support import level_2_reader
-from tests.support.golden_state import GOLDEN, machine_of
+from tests.support.golden_state import GOLDEN, machine_of, with_records
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.waiting import until
 from tests.support.simulation import World, draw_settings
@@ -83,13 +83,6 @@ def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
     plain["sync"] = with_records(plain["sync"])
     plain["books"] = {"turns": {}, "training_turns": {}, **plain["books"]}
     return plain
-
-
-def with_records(body: Any) -> Any:
-    """The same with the records in it decoded: their own codec writes fields that they have got since."""
-    if isinstance(body, dict):
-        return {key: with_records(value) for key, value in body.items()}
-    return decode(body, StepTrained) if isinstance(body, bytes) else body
 
 
 # -- the coordinator's state -----------------------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from schemas import (
     Position,
     PublishVersion,
     RolloutFinished,
+    StepTrained,
     SubmitBatch,
     Task,
     WeightsSynced,
 )
-from schemas.codec import encode
+from schemas.codec import decode, encode
 from tests.support.simulation import random_history
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
@@ -125,6 +126,13 @@ class Rest:
             version_max=max(0, self._machine.fleet.explorers[explorer].version),
             seconds=1.5,
         )
+
+
+def with_records(body: Any) -> Any:
+    """The same with the records in it decoded: their own codec writes fields that they have got since."""
+    if isinstance(body, dict):
+        return {key: with_records(value) for key, value in body.items()}
+    return decode(body, StepTrained) if isinstance(body, bytes) else body
 
 
 def _beat(name: str, incarnation: str, version: int) -> ExplorerHeartbeat:

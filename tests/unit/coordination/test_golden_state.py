@@ -6,9 +6,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from schemas import BatchLifecycleState, BatchRecord
 from schemas.codec import RECORDS, decode
-from tests.support.golden_state import GOLDEN, machine_of
+from tests.support.golden_state import GOLDEN, machine_of, with_records
 from trinity_bus.coordination import EventArrived, PublishBatch, Tick
 
 FILES = sorted(GOLDEN.glob("*.msgpack"))
@@ -28,11 +28,6 @@ def load(path: Path) -> dict[str, Any]:
 def essence(batch: BatchRecord) -> object:
     """What was promised of a batch."""
     return batch.batch_id, batch.batch_type, batch.sequence, batch.manifest, batch.metrics, batch.min_version
-
-
-def with_records(body: dict[str, Any]) -> dict[str, Any]:
-    """The same with the records in it decoded: their own codec writes fields that they have got since."""
-    return {key: decode(value, StepTrained) if isinstance(value, bytes) else value for key, value in body.items()}
 
 
 def test_the_files_hold_entries_of_every_kind() -> None:
