@@ -6,12 +6,10 @@ take turns on the same engine, so that both see the same machine. "Bare" is vLLM
 ids with the same sampling; all requests at once, nothing decoded, nothing rewarded, nothing published.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import secrets
 import statistics
-import sys
 import time
 import uuid
 from multiprocessing.connection import Connection
@@ -19,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from safetensors.torch import load_file
 
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
@@ -41,10 +41,6 @@ from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.weights.link.publisher import WeightPublisher
 from workers.explorer.service import Explorer
-
-# The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
 
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64
@@ -217,9 +213,10 @@ async def measure(pipe: Connection, kafka: KafkaSettings, model: Path, rounds: i
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    rounds = parser.parse_args().rounds
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=ROUNDS)
+    options = arguments.parse_args()
+    rounds = 1 if options.short else options.rounds
     with cluster_to_measure() as cluster:
         kafka = cluster.unused()
         model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
@@ -229,6 +226,8 @@ def main() -> None:
         )
         uvloop.run(make_topics(kafka))
         process.start()
+        # So that its death ends our waiting.
+        theirs.close()
         start_s = ours.recv()
         speeds = uvloop.run(measure(ours, kafka, model, rounds))
         process.join()
@@ -243,6 +242,7 @@ def main() -> None:
             Row("bare engine", bare_speed, "tokens/s"),
             Row("start of engine and runners", start_s, "s", better="lower"),
         ],
+        options,
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
     )
 
