@@ -15,7 +15,7 @@ from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
@@ -39,7 +39,7 @@ class BareReceiver:
         """Receive and verify."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Progress] = loop.create_future()
+        ended: asyncio.Future[TransferProgress] = loop.create_future()
         where = source(announced, member.explorer)
         self._receiver.start(where, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
         progress = await ended

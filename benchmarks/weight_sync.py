@@ -62,7 +62,7 @@ from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from workers.coordinator.service import Coordinator
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 from workers.trainer.publication import Publisher
 
 ROUNDS = 5
@@ -192,7 +192,7 @@ class ExplorerSide:
         if self._fork_server is None:
             self._tasks = [asyncio.create_task(follow(self.settings, bus, self._engine))]
             return
-        self._tasks = [asyncio.create_task(Explorer(self.settings, bus, self._engine, self._fork_server).run())]
+        self._tasks = [asyncio.create_task(ExplorerService(self.settings, bus, self._engine, self._fork_server).run())]
         self._tasks += [asyncio.create_task(keep_busy(self._engine, i)) for i in range(BUSY_REQUESTS)]
 
     async def stop(self) -> None:
