@@ -40,6 +40,7 @@ from benchmarks.rollout import (
     GROUP,
     PROMPT,
     RESPONSE,
+    SHORT_TASKS,
     TASKS,
     explorer_settings,
     incarnation,
@@ -116,7 +117,7 @@ def otlp_sink(received: dict[str, int]) -> Iterator[str]:
 
 
 async def measure(
-    kafka: KafkaSettings, model: Path, explorers: dict[str, psutil.Process], rounds: int
+    kafka: KafkaSettings, model: Path, explorers: dict[str, psutil.Process], rounds: int, tasks: int
 ) -> dict[str, list[tuple[float, float, float]]]:
     """Seconds and seconds of processors per token, and tokens of a task, in each round; both ways taking turns."""
     costs: dict[str, list[tuple[float, float, float]]] = {way: [] for way in explorers}
@@ -134,12 +135,12 @@ async def measure(
                 context = f"00-{uuid.uuid4().hex}-{uuid.uuid4().hex[:16]}-01"
                 before = cpu_seconds(explorers[way])
                 tokens, seconds = await through_explorer(
-                    producer, events, incarnations[way], number, name=way, traceparent=context
+                    producer, events, incarnations[way], number, tasks=tasks, name=way, traceparent=context
                 )
                 spent = cpu_seconds(explorers[way]) - before
                 # The first round of each warms up.
                 if number:
-                    costs[way].append((seconds / tokens, spent / tokens, tokens / TASKS))
+                    costs[way].append((seconds / tokens, spent / tokens, tokens / tasks))
     return costs
 
 
@@ -148,7 +149,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
     options = arguments.parse_args()
-    rounds = 1 if options.short else options.rounds
+    rounds, tasks = (1, SHORT_TASKS) if options.short else (options.rounds, TASKS)
     received: dict[str, int] = {}
     with cluster_to_measure() as cluster, otlp_sink(received) as endpoint:
         kafka = cluster.unused()
@@ -165,16 +166,16 @@ def main() -> None:
                 running.callback(child.stop, GRACE_S)
                 explorers[way] = psutil.Process(child.pid)
             began = time.perf_counter()
-            costs = uvloop.run(measure(kafka, model, explorers, rounds))
+            costs = uvloop.run(measure(kafka, model, explorers, rounds, tasks))
             minutes = (time.perf_counter() - began) / 60
-    spans = received["spans"] / ((rounds + 1) * TASKS)
+    spans = received["spans"] / ((rounds + 1) * tasks)
     a_task = statistics.median(spent * tokens for _, spent, tokens in costs[WITHOUT])
     seconds, processors = (
         [without[i] / with_it[i] for with_it, without in zip(costs[WITH], costs[WITHOUT], strict=True)] for i in (0, 1)
     )
     report(
         "tracing",
-        f"{TASKS} tasks x {GROUP} samples x {PROMPT} + {RESPONSE} tokens, 0.6 M parameters, an explorer on a CPU",
+        f"{tasks} tasks x {GROUP} samples x {PROMPT} + {RESPONSE} tokens, 0.6 M parameters, an explorer on a CPU",
         [
             Row("tokens/s with telemetry over without", statistics.median(seconds), "", GOAL),
             Row("tokens/processor second with telemetry over without", statistics.median(processors), ""),
@@ -184,7 +185,7 @@ def main() -> None:
             Row("with telemetry", 1 / statistics.median(cost[0] for cost in costs[WITH]), "tokens/s"),
             Row("without", 1 / statistics.median(cost[0] for cost in costs[WITHOUT]), "tokens/s"),
             Row("spans of a task", spans, "spans"),
-            Row("sent for a task", received["/v1/traces"] / ((rounds + 1) * TASKS), "bytes"),
+            Row("sent for a task", received["/v1/traces"] / ((rounds + 1) * tasks), "bytes"),
         ],
         options,
         notes=[
