@@ -5,7 +5,7 @@ Start with :class:`Bus`. Importing this package imports no machine-learning fram
 
 from trinity_bus.bus.bus import Bus
 from trinity_bus.bus.dead_letters import dead_letter
-from trinity_bus.bus.follower import Follower
+from trinity_bus.bus.follower import TopicFollower
 from trinity_bus.bus.identity import LogIdentity
 from trinity_bus.bus.partitioning import lane_partition, partition_of
 from trinity_bus.bus.producer import Producer
@@ -14,12 +14,12 @@ from trinity_bus.bus.received import Received, Undecodable
 
 __all__ = [
     "Bus",
-    "Follower",
     "LogIdentity",
     "Producer",
     "Reader",
     "Received",
     "Start",
+    "TopicFollower",
     "Undecodable",
     "dead_letter",
     "lane_partition",

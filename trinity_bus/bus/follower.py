@@ -25,7 +25,7 @@ _WAIT_S: Final = 60.0
 _AGAIN_S: Final = 1.0
 
 
-class Follower:
+class TopicFollower:
     """Feeds every record of a reader to a handler.
 
     Args:

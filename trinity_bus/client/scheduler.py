@@ -44,7 +44,7 @@ from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
-from trinity_bus.bus import Bus, Follower
+from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import NoCoordinatorError
@@ -286,7 +286,7 @@ class Scheduler:
 
     async def _follow(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
-        results = Follower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
+        results = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
         await results.start()
         connection.stack.push_async_callback(results.stop)
         # Most of what explorers say is the coordinator's business, and not even decoded here.

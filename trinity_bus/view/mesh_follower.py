@@ -2,7 +2,7 @@
 
 ::
 
-    topics --Follower--> MeshState --changed()--> whoever waits for something to hold of it
+    topics --TopicFollower--> MeshState --changed()--> whoever waits for something to hold of it
 
 A broker that is away, and records that retention has deleted, are the follower's to outlive: see
 :mod:`trinity_bus.bus.follower`. A record that cannot be read is the coordinator's to complain of; it is passed over.
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, Topic
-from trinity_bus.bus import Bus, Follower, Received, Start
+from trinity_bus.bus import Bus, Received, Start, TopicFollower
 from trinity_bus.bus.offsets import recent
 from trinity_bus.view.state import MeshState
 
@@ -51,7 +51,7 @@ class MeshFollower:
         self._on_end = on_end
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
-        self._follower = Follower(
+        self._follower = TopicFollower(
             lambda position: bus.reader(*topics, start=position, expect=expect), self._take, self._ended, start
         )
 

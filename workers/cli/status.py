@@ -5,18 +5,19 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from trinity_bus.view import follow
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch.render import mesh
 
 app = typer.Typer(add_completion=False, help="Show batches, explorers, versions and lag, live.")
-console = Console()
+out = console()
 
 
 @app.command()
@@ -29,7 +30,7 @@ def status(
     async def show() -> None:
         async with Bus(kafka, client_id="status") as bus:
             await bus.ensure_topics([BATCHES, *EVENTS, MODEL_VERSIONS, TASKS])
-            await _show(bus, live=console.is_terminal and not once)
+            await _show(bus, live=out.is_terminal and not once)
 
     run_service(show)
 
@@ -38,13 +39,13 @@ async def _show(bus: Bus, *, live: bool) -> None:
     async with follow(bus) as follower:
         if not live:
             follower.state.tick(time.time())
-            console.print(mesh(follower.state, await _lag(bus)))
+            out.print(mesh(follower.state, await _lag(bus)))
             return
 
         async def picture() -> RenderableType:
             return mesh(follower.state, await _lag(bus))
 
-        await show_live(console, follower, picture)
+        await show_live(out, follower, picture)
 
 
 async def _lag(bus: Bus) -> Mapping[str, int]:
