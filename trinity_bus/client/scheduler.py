@@ -260,7 +260,7 @@ class Scheduler:
     # -------------------------------------------------------------------------------------------------------- states
 
     def dynamic_timeout(self, timeout: float | None = None) -> float:
-        """Limit of an attempt that starts now, in seconds: what the coordinator says, at most ``timeout`` unless that is 0."""
+        """Limit of an attempt that starts now, in seconds: the coordinator's, at most ``timeout`` unless that is 0."""
         limit = self._coordinator().dynamic_timeout_s
         return min(timeout or limit, limit)
 
