@@ -22,7 +22,7 @@ again on the way.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsFloat
 
 import msgspec
 import numpy as np
@@ -234,7 +234,11 @@ def build_group(
         rewards=np.array([float(s.reward) for s in rollouts], np.float32),
         run_ids=np.arange(run_id_base, run_id_base + len(rollouts), dtype=np.int32),
         versions=np.array(spans, np.int32).reshape(-1, 3),
-        metrics=[{name: float(value) for name, value in s.metrics.items()} for s in rollouts],
+        metrics=[
+            # What is no number is for nobody but the workflow.
+            {str(name): float(value) for name, value in s.metrics.items() if _is_number(value)}
+            for s in rollouts
+        ],
         finish_reasons=[s.finish_reason for s in rollouts],
     )
 
@@ -273,3 +277,8 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
         metrics=[metrics for part in parts for metrics in part.metrics],
         finish_reasons=[reason for part in parts for reason in part.finish_reasons],
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one number, be it in a tensor."""
+    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)

@@ -36,10 +36,11 @@ def encode_answer(order: Dispatch, rollouts: Sequence[Rollout], model: str) -> b
         schemas.errors.SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
         AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
     """
-    _check_limits(order, [rollout.metrics for rollout in rollouts])
+    _check_runs(order, len(rollouts))
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
         group = build_group(rollouts, run_id_base=order.run_id_base, **_said_of(order), model=model)
+    _check_metrics(group.metrics)
     return encode(group)
 
 
@@ -59,7 +60,8 @@ def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup
     for name, asked in {**_said_of(order), "model": model}.items():
         if (said := getattr(group, name)) != asked:
             raise WorkflowError(f"the answer is of {name} {said!r:.100}, asked for was {asked!r}")
-    _check_limits(order, group.metrics)
+    _check_runs(order, len(group.metrics))
+    _check_metrics(group.metrics)
     first = order.run_id_base
     if group.run_ids.tolist() != list(range(first, first + len(group.metrics))):
         raise WorkflowError(f"the answer's runs are not numbered from {first}, each with its metrics")
@@ -79,13 +81,15 @@ def _said_of(order: Dispatch) -> dict[str, Any]:
     }
 
 
-def _check_limits(order: Dispatch, metrics: Sequence[Metrics]) -> None:
-    """Refuse what cannot be an answer, by the metrics of its runs."""
-    if not 0 < len(metrics) <= order.repeat_times:
+def _check_runs(order: Dispatch, runs: int) -> None:
+    if not 0 < runs <= order.repeat_times:
         raise WorkflowError(
-            f"workflow {order.task.workflow!r} gave {len(metrics)} runs of task {order.task.task_id!r}, "
+            f"workflow {order.task.workflow!r} gave {runs} runs of task {order.task.task_id!r}, "
             f"asked for were {order.repeat_times}"
         )
+
+
+def _check_metrics(metrics: Sequence[Metrics]) -> None:
     for i, one in enumerate(metrics):
         if len(one) > MAX_METRICS:
             raise WorkflowError(f"run {i} has {len(one)} metrics, at most {MAX_METRICS} are sent")

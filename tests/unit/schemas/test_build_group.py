@@ -46,6 +46,12 @@ def test_lists_tuples_and_arrays_of_other_types_are_taken() -> None:
     assert group.metrics == [{"accuracy": 1.0}] * 2
 
 
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
+    metrics = {"whole": 1, "right": True, "half": np.float32(0.5), "one": np.array(2.0), "text": "3", "none": None}
+    run = sample(metrics={**metrics, "many": np.zeros(2), "list": [1.0], "complex": 1j})
+    assert build_group([run], **IDENTIFIERS).metrics == [{"whole": 1.0, "right": 1.0, "half": 0.5, "one": 2.0}]
+
+
 def test_joined_parts_have_the_samples_of_all_in_order() -> None:
     first = build_group([sample(mask=[True, False, True]), sample()], **IDENTIFIERS)
     second = build_group([sample(versions=[(0, 7)], reward=2.0)], run_id_base=2, **IDENTIFIERS | {"attempt": 2})
