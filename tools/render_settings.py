@@ -14,14 +14,14 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trinity_bus.config import Section, Settings, env_name, secret_variables
+from trinity_bus.config import Section, env_name, secret_variables, sections
 
 PATH: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 
 _HEAD: Final = """\
 # Settings
 
-Generated from `trinity_bus/config.py`; do not edit. Every setting is an environment variable. A wrong value stops a
+Generated from `trinity_bus/config/`; do not edit. Every setting is an environment variable. A wrong value stops a
 service before it starts anything, with one line that names the variable, its value and what would be right. Secrets
 are never printed; each can also lie in a file that a variable of its name and `_FILE` gives, such as
 `TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE=/run/secrets/explorer`. Durations are in seconds. Traces and metrics are also
@@ -31,13 +31,10 @@ configured by OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_ENDPOIN
 
 def render() -> str:
     """Return the whole page."""
-    return "\n".join([_HEAD, *(_section(name, field) for name, field in Settings.model_fields.items())])
+    return "\n".join([_HEAD, *(_section(name, section) for name, section in sections().items())])
 
 
-def _section(name: str, field: FieldInfo) -> str:
-    section = field.annotation
-    if not (inspect.isclass(section) and issubclass(section, Section)):
-        raise TypeError(f"Settings.{name} is no section but {section!r}")
+def _section(name: str, section: type[Section]) -> str:
     rows = [_row(env_name(f"{name}.{key}"), value) for key, value in section.model_fields.items()]
     title = f"## {name.capitalize()}\n\n{_text(inspect.getdoc(section) or '')}\n"
     return "\n".join([title, "| variable | default | meaning |", "|---|---|---|", *rows, ""])

@@ -24,7 +24,7 @@ _WAIT_S: Final = 60.0
 _AGAIN_S: Final = 1.0
 
 
-class Follower:
+class TopicFollower:
     """Feeds every record of a reader to a handler, from the end of the log on.
 
     Args:

@@ -49,7 +49,7 @@ from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.fleet import FleetView, runner_values, state_table
-from trinity_bus.client.follower import Follower
+from trinity_bus.client.follower import TopicFollower
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
@@ -288,9 +288,9 @@ class Scheduler:
 
     async def _follow(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
-        results = Follower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
+        results = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
         # Most of what explorers say is the coordinator's business, and not even decoded here.
-        events = Follower(
+        events = TopicFollower(
             lambda start: bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start=start, expect=_FLEET), self._see, fail
         )
         for follower in (results, events):

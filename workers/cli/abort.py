@@ -4,7 +4,6 @@ import time
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from schemas.errors import one_line
 from schemas.topics import BATCHES
@@ -12,12 +11,13 @@ from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.runs import program
 from workers.watch import BatchView
 from workers.watch.follow import follow_batches
 
 app = typer.Typer(add_completion=False, help="Give a batch up.")
-console = Console(stderr=True)
+out = console(stderr=True)
 
 _NO: Final = 1
 _WAIT_S: Final = 30.0
@@ -61,8 +61,8 @@ def abort(
 def _say(name: str, batch: BatchView | None) -> None:
     if batch is None:
         line = f"No batch is called {name!r}; {program()} batches lists those that there are."
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     counts = f"{batch.completed} tasks done, {batch.aborted} cut off"
     why = f": {one_line(batch.reason)}" if batch.reason else ""
-    console.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)
+    out.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)

@@ -5,20 +5,21 @@ import time
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.client import runner_values
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch import MeshView
 from workers.watch.follow import Follower, follow
 from workers.watch.render import runners_table
 
 app = typer.Typer(add_completion=False, help="Show every runner of every explorer, live.")
-console = Console()
+out = console()
 
 _REPORT_S: Final = 3.0
 """How long a report is waited for where an explorer is alive and none of its reports is among the newest events."""
@@ -40,8 +41,8 @@ def runners(
                 async def picture() -> RenderableType:
                     return runners_table(follower.view)
 
-                if console.is_terminal and not once and not as_json:
-                    await show_live(console, follower, picture)
+                if out.is_terminal and not once and not as_json:
+                    await show_live(out, follower, picture)
                 else:
                     await _print(follower, as_json=as_json)
 
@@ -59,7 +60,7 @@ async def _print(follower: Follower, *, as_json: bool) -> None:
         for runner in view.fleet.runners():
             typer.echo(json.dumps({"runner": runner.runner, **runner_values(runner)}))
     else:
-        console.print(runners_table(view))
+        out.print(runners_table(view))
 
 
 def _silent(view: MeshView) -> list[str]:

@@ -4,18 +4,19 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.cli.live import show_live
 from workers.watch.follow import follow, lag
 from workers.watch.render import mesh
 
 app = typer.Typer(add_completion=False, help="Show batches, explorers, versions and lag, live.")
-console = Console()
+out = console()
 
 
 @app.command()
@@ -28,7 +29,7 @@ def status(
     async def show() -> None:
         async with Bus(kafka, client_id="status") as bus:
             await bus.ensure_topics([BATCHES, *EVENTS, MODEL_VERSIONS, TASKS])
-            await _show(bus, live=console.is_terminal and not once)
+            await _show(bus, live=out.is_terminal and not once)
 
     run_service(show)
 
@@ -37,10 +38,10 @@ async def _show(bus: Bus, *, live: bool) -> None:
     async with follow(bus) as follower:
         if not live:
             follower.view.tick(time.time())
-            console.print(mesh(follower.view, await lag(bus)))
+            out.print(mesh(follower.view, await lag(bus)))
             return
 
         async def picture() -> RenderableType:
             return mesh(follower.view, await lag(bus))
 
-        await show_live(console, follower, picture)
+        await show_live(out, follower, picture)

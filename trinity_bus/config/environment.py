@@ -1,0 +1,76 @@
+"""The environment as a source of settings.
+
+Each secret can also lie in a file, which a variable of its name and ``_FILE`` gives, as compose and Kubernetes mount
+them.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic_settings import EnvSettingsSource
+
+from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
+from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_paths
+from trinity_bus.errors import ConfigError
+
+_MAX_SECRET_BYTES = 64 << 10
+
+
+class Environment(EnvSettingsSource):
+    """The environment, in which a secret's ``_FILE`` variable stands for what is in the file."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        given = dict(super()._load_env_vars())
+        for variable in secret_variables():
+            path = given.pop((variable + FILE_SUFFIX).lower(), None)
+            if path is None:
+                continue
+            if given.get(variable.lower()) is not None:
+                raise ConfigError(f"{variable} and {variable}{FILE_SUFFIX} are both set; leave one of them")
+            given[variable.lower()] = _read_secret(variable + FILE_SUFFIX, Path(path))
+        return given
+
+
+def _read_secret(variable: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_SECRET_BYTES + 1)
+        secret = content.decode().removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise ConfigError(f"{variable}={str(path)!r}: {error.strerror}; give the path of a readable file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{variable}={str(path)!r}: the file is not UTF-8 text") from None
+    if not secret or len(content) > _MAX_SECRET_BYTES:
+        raise ConfigError(f"{variable}={str(path)!r}: the file is {'too large' if secret else 'empty'}")
+    return secret
+
+
+def forget_secrets() -> None:
+    """Take every secret out of ``os.environ``, so that no process started from now on inherits one.
+
+    Settings that were read before keep theirs; those that are read afterwards have none.
+    """
+    secret = set(secret_variables())
+    # A section may be given as JSON, with its secrets in it.
+    holders = {
+        env_name(section) for section, kind in sections().items() if any(map(is_secret, kind.model_fields.values()))
+    }
+    for name in list(os.environ):
+        if name.upper().removesuffix(FILE_SUFFIX) in secret or name.upper() in holders:
+            del os.environ[name]
+
+
+def refuse_misspelt(variable: str) -> None:
+    """Raise for a variable of ours that is almost, but not quite, a setting.
+
+    pydantic-settings ignores what it does not know, so that one underscore too few would silently have no effect.
+    """
+    name = variable.upper()
+    if not name.startswith(ENV_PREFIX) or name.removeprefix(ENV_PREFIX).split(ENV_DELIMITER)[0].lower() in sections():
+        return
+    known = [path for path, _ in setting_paths()]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+    if close:
+        raise ConfigError(f"{variable} is not a setting; did you mean {close[0]}?")

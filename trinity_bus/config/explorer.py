@@ -1,0 +1,86 @@
+"""The section ``explorer``: its name, its model, its engine and its runners."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from trinity_bus.config.names import ENV_PREFIX
+from trinity_bus.config.section import Section
+from trinity_bus.config.values import Count, InstanceName, Seconds
+
+
+class ExplorerSettings(Section):
+    """One explorer: its name, its model and its engine."""
+
+    name: InstanceName = "explorer-0"
+    """Its identity over restarts: no two live explorers share one. ``{host}`` in it is the host's name."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model to start from."""
+    slots: Count = 64
+    """Rollouts run at once."""
+    max_model_len: Count = 1024
+    """Longest prompt plus response, in tokens."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Of weights and activations."""
+    heartbeat_s: Seconds = 0.5
+    """How often it says that it lives."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Of tasks that name none."""
+    max_tokens: Count = 256
+    """Longest response of tasks that name none, in tokens."""
+    cpu_kvcache_gib: Annotated[float, Field(gt=0)] = 1.0
+    """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
+    max_num_seqs: Count = 256
+    """Sequences that the engine computes at once; the others wait."""
+    cpu_threads: Count = 1
+    """Threads of the engine's arithmetic on a CPU."""
+    cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
+    """Cores that the engine may run on, such as ``0`` or ``0-3,8``; each of several engines its own. Unset: all."""
+    tensor_parallel_size: Count = 1
+    """GPUs that share one copy of the model."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that the engine takes."""
+    compilation: Literal["auto", "on", "off"] = "auto"
+    """Whether the engine compiles the model: slower to start, faster to run. ``auto``: on GPUs."""
+    start_method: Literal["auto", "fork", "spawn"] = "auto"
+    """How the engine's process starts. ``fork`` saves an import and computes with one thread. ``auto``: ``fork`` on
+    a CPU with one thread."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Of the engine's random numbers. Unset: another at each start. Give each of several explorers its own."""
+    start_timeout_s: Seconds = 600.0
+    """Limit of starting the engine."""
+    drain_s: Seconds = 2.0
+    """How long rollouts may still finish when the explorer is told to stop."""
+    runners: Count = 1
+    """Processes that run workflows. The slots are divided among them."""
+    workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None
+    """Modules of yours that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed,
+    in the working folder, or on ``PYTHONPATH``. They are imported once, before runners are forked, and start no
+    threads. Unset: only the workflows that come with the project."""
+    runner_stuck_s: Seconds = 30.0
+    """A runner that answers nothing for this long, because a workflow blocks it, is stopped and replaced."""
+    cancel_grace_s: Seconds = 5.0
+    """How long a workflow that is cancelled may take to let go, before its runner is stopped and replaced."""
+    runner_max_attempts: Count | None = None
+    """Attempts after which a runner is replaced, once they have ended, against what workflows leave behind. Unset:
+    never."""
+    runner_max_rss_mib: Count | None = None
+    """Memory above which a runner takes no more attempts and is replaced, MiB; with twice as much it is killed. An idle
+    one has about 120, most of it shared. Unset: any."""
+    runner_report_s: Seconds = 1.0
+    """How often the states of the runners are told."""
+    runner_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
+    """User, by name or number, as which runners run; the explorer must be started as root. Unset: that of the explorer.
+    Of another user, workflows reach none of the explorer's files and processes: see docs/workflows.md."""
+    runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
+    """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as
+    ``JUDGE_URL,JUDGE_KEY``. Workflow code can read them. Unset: none."""
+
+    @field_validator("runner_environment")
+    @classmethod
+    def _spares_secrets(cls, value: str | None) -> str | None:
+        ours = [name for name in (value or "").split(",") if name.upper().startswith(ENV_PREFIX)]
+        if ours:
+            raise PydanticCustomError("ours", "workflows may not have {name}", {"name": ours[0]})
+        return value

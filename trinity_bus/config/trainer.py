@@ -1,0 +1,96 @@
+"""The section ``trainer``: its model, its algorithm and its checkpoints."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trinity_bus.config.section import Section
+from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds
+
+
+class TrainerSettings(Section):
+    """The trainer: its model, its algorithm and its checkpoints."""
+
+    name: InstanceName = "trainer-0"
+    """Its identity over restarts. ``{host}`` in it is the host's name."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model to start from."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints go, and where a restarted trainer looks for the newest."""
+    checkpoint_interval: Count = 1
+    """Steps between checkpoints. A version is never published before its checkpoint is durable."""
+    keep_checkpoints: Count = 3
+    """How many checkpoints to keep; explorers may still read the one before the newest."""
+    export_dir: Path | None = None
+    """Where the trained model goes, as a Hugging Face folder, when ``total_steps`` are done. Unset: nowhere."""
+    total_steps: Count | None = None
+    """Steps after which training ends; the trainer goes on serving weights. Unset: it trains as long as it runs."""
+    heartbeat_s: Seconds = 0.5
+    """How often it says that it lives."""
+    host: str = "127.0.0.1"
+    """Address at which explorers reach this trainer for weights."""
+    weights_port: PortRange = "0"
+    """Port at which explorers ask for weights, or a range such as ``7000-7009``, of which the first free one is taken.
+    0: any. With ``nccl``, gloo and NCCL listen on others beside, which the operating system chooses."""
+    bucket_mib: Count = 16
+    """Weights are sent in pieces of at most this many MiB."""
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    """Of AdamW, after warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly to its value."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Of AdamW; norms are exempt."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of AdamW: decay of the mean of gradients."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Of AdamW: decay of the mean of squared gradients."""
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Gradients are scaled down to this norm."""
+    mini_batches: Count = 1
+    """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
+    loss_normalizer: Literal["batch", "update"] = "batch"
+    """What the sum over tokens is divided by. ``batch``: the response tokens of the whole batch, those of groups that
+    teach nothing included, in equal parts for each update (Yu et al., arXiv:2503.14476, eq. 8, over the whole batch),
+    so that a batch of which little is to be learned changes the weights little. ``update``: the trained tokens of the
+    update itself, with fewer updates where groups are skipped."""
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+    """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
+    weights at the start of the step, with importance weights between the two; one more forward pass where
+    ``mini_batches`` is not 1."""
+    normalize_std: bool = True
+    """Divide advantages by the standard deviation of their group."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """How far the probability of a token may fall in a step before its gradient stops, as a fraction."""
+    clip_high: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.28
+    """How far it may rise."""
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Bound of the loss of a token with a negative advantage, in multiples of the advantage. Unset: none."""
+    tis_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 2.0
+    """Cap of the importance weights between old and rollout policy. With ``old_logprobs=rollout`` they are all 1."""
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of the KL divergence from the model in ``model_path``. Above 0, a copy of that model is kept in memory."""
+    entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of the entropy bonus."""
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """What logits are divided by; that of the rollouts, where the engine reports logprobs after it."""
+    micro_batch_tokens: Count = 16_384
+    """Tokens that go through the model at once; bounds memory."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer keeps float32)."""
+    tensor_parallel: Count = 1
+    """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel``, all
+    on one machine, each with a GPU of its own where there are GPUs."""
+    pipeline_parallel: Count = 1
+    """Ranks over which the layers are distributed, the same number to each."""
+    threads: Count | None = None
+    """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
+    number."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the shuffling of samples; each step derives its own from it."""
+
+    @property
+    def weights_ports(self) -> range:
+        """``weights_port`` as numbers."""
+        first, _, last = self.weights_port.partition("-")
+        return range(int(first), int(last or first) + 1)

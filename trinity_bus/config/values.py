@@ -1,0 +1,49 @@
+"""Kinds of values that several settings have."""
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from schemas.record import Identifier
+
+_PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
+_SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
+
+
+def _existing_file(path: Path) -> Path:
+    if not path.is_file():
+        raise PydanticCustomError("no_such_file", "no such file; give the path of a readable file")
+    return path
+
+
+def _servers(value: str) -> str:
+    servers = [server.strip() for server in value.split(",")]
+    for server in servers:
+        match = _SERVER.match(server)
+        if match is None or not 0 < int(match[2]) < 1 << 16:
+            raise PydanticCustomError("bad_server", "expected host:port, several separated by commas")
+    return ",".join(servers)
+
+
+def _port_range(value: str) -> str:
+    match = _PORTS.match(value)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+    if not first <= last < 1 << 16 or (first == 0 and last != 0):
+        raise PydanticCustomError("bad_ports", "expected a port, or a range such as 7000-7009")
+    return value
+
+
+def _named_host(value: object) -> object:
+    return value.replace("{host}", socket.gethostname()) if isinstance(value, str) else value
+
+
+type ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
+type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+type Count = Annotated[int, Field(ge=1)]
+type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
+type Servers = Annotated[str, AfterValidator(_servers)]
+type PortRange = Annotated[str, AfterValidator(_port_range)]
