@@ -164,8 +164,8 @@ class Scheduler:
             batch_id: As scheduled. Of one that is not known there is nothing, at once.
             min_num: Results that are enough: when they are there, the others are waited for ``wait_after_min_s`` more.
                 Absent, or more than there are: all.
-            timeout: Seconds. Absent: what all attempts at one task may take together. When it has passed, what is there
-                is taken; that is no error.
+            timeout: Seconds. Absent, or 0: what all attempts at one task may take together. When it has passed, what
+                is there is taken; that is no error.
             clear_timeout_tasks: Whether tasks without a result are then cut off; their runners are stopped at once if
                 the time was up. Otherwise a later call has their results.
             return_partial_tasks: Whether a task that is cut off counts with the runs that it has done.
@@ -232,13 +232,14 @@ class Scheduler:
         """Wait until no task of any batch is without a result. Nothing is taken.
 
         Args:
-            timeout: Longest time without a result, in seconds. Absent: what all attempts at one task may take together.
+            timeout: Longest time without a result, in seconds. Absent, or 0: what all attempts at one task may take
+                together.
             clear_timeout_tasks: Whether all unfinished tasks are then cut off, and their runners stopped.
 
         Raises:
             TimeoutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
-        limit = self._default_timeout() if timeout is None else timeout
+        limit = timeout or self._default_timeout()
         wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
         while (over := wait.over([batch.tracker for batch in self._batches.all], _now())) is None:
             await self._batches.change(wait.pause(_now()), self._batches.all)
@@ -259,9 +260,9 @@ class Scheduler:
     # -------------------------------------------------------------------------------------------------------- states
 
     def dynamic_timeout(self, timeout: float | None = None) -> float:
-        """Limit of an attempt that starts now, in seconds: what the coordinator says, and ``timeout`` at most."""
+        """Limit of an attempt that starts now, in seconds: the coordinator's, at most ``timeout`` unless that is 0."""
         limit = self._coordinator().dynamic_timeout_s
-        return limit if timeout is None else min(timeout, limit)
+        return min(timeout or limit, limit)
 
     def get_key_state(self, key: str) -> dict[str, Any]:
         """One value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""
@@ -329,7 +330,7 @@ class Scheduler:
         known = tracker.unfinished + tracker.ready
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
-        limit = self._default_timeout() if timeout_s is None else timeout_s
+        limit = timeout_s or self._default_timeout()
         wait = Wait(tracker, _now(), limit, self._settings.coordinator.wait_after_min_s, min_num)
         while (over := wait.over(_now())) is None:
             await self._batches.change(wait.pause(_now()), [batch])

@@ -162,8 +162,12 @@ class Synchronizer:
         """Return the same as ``model_version``."""
         return self.model_version
 
-    def get_latest_model_path(self) -> Path | None:
-        """Return the checkpoint of the version to be served, a Hugging Face folder; None where there is none."""
+    def get_latest_model_path(self, use_huggingface: bool = False) -> Path | None:
+        """Return the checkpoint of the version to be served; None where there is none.
+
+        Args:
+            use_huggingface: No matter: every checkpoint is a Hugging Face folder.
+        """
         announced = self._now().announced
         return None if announced is None or announced.checkpoint is None else Path(announced.checkpoint)
 
@@ -172,7 +176,7 @@ class Synchronizer:
         return self._now().rows(self._clock())
 
     async def wait_new_model_state_dict(
-        self, current_version: int, *, no_wait: bool = False, timeout_s: float | None = None
+        self, current_version: int, no_wait: bool = False, *, timeout_s: float | None = None
     ) -> int:
         """Wait until another version than the caller's is to be served.
 

@@ -177,3 +177,15 @@ def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
                 client.get_model_state_dict()
 
     asyncio.run(harness())
+
+
+def test_what_the_reference_takes_by_position_is_taken_by_position() -> None:
+    async def harness() -> None:
+        rig = Rig()
+        await rig.say(announced(3))
+        async with rig.client as client:
+            assert await client.wait_new_model_state_dict(3, True) == 3
+            # Every checkpoint is a Hugging Face folder.
+            assert client.get_latest_model_path(True) == client.get_latest_model_path()
+
+    asyncio.run(harness())
