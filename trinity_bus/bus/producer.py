@@ -174,6 +174,7 @@ class Producer:
         key: str,
         record: Record | ExperienceGroup,
         *,
+        encoded: bytes | None = None,
         partition: int | None = None,
         traceparent: str | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
@@ -186,6 +187,7 @@ class Producer:
             topic: Where to.
             key: Decides its partition, and what compaction keeps.
             record: What to send.
+            encoded: Its bytes, where it came as such: they are sent as they are.
             partition: Overrides the key's partition.
             traceparent: The trace it belongs to; the current span's where absent.
             headers: More Kafka headers.
@@ -200,7 +202,7 @@ class Producer:
             ProducerFencedError: Another producer has taken over.
             BusError: The broker does not take records.
         """
-        value = encode(record)
+        value = encode(record) if encoded is None else encoded
         full_name = topic.full_name(self._settings.namespace)
         parent = None if traceparent is None else parent_context(traceparent)
         span = start_send_span(
