@@ -71,7 +71,7 @@ class Synchronizer:
         self._bus = bus
         self._name = name
         self._clock = clock
-        self._view = VersionsView(self._settings.coordinator.model)
+        self._view = VersionsView(self._settings.mesh.model)
         self._changed = asyncio.Condition()
         self._stack: AsyncExitStack | None = None
         self._connection: Connection | None = None
