@@ -14,7 +14,7 @@ from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
@@ -39,7 +39,7 @@ class BareReceiver:
         """Receive and verify."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Progress] = loop.create_future()
+        ended: asyncio.Future[TransferProgress] = loop.create_future()
         source = Source(
             method=announced.method,
             host=announced.master_address,

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
+
+from workers.cli.console import console
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -49,13 +50,13 @@ def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] =
         table.add_row(
             row.metric, f"{row.value:,.4g}" if row.value < 1000 else f"{row.value:,.0f}", row.unit, goal, verdict
         )
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     for note in notes:
-        console.print(note, style="dim")
+        out.print(note, style="dim")
     if not write:
         return
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8")
-    console.print(f"written to {path}")
+    out.print(f"written to {path}")

@@ -40,7 +40,7 @@ from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.weights.link.publisher import WeightPublisher
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -103,7 +103,7 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
         await fork_server.ready()
         pipe.send(time.perf_counter() - began)
         async with Bus(settings.kafka, client_id=NAME) as bus:
-            exploring = asyncio.create_task(Explorer(settings, bus, engine, fork_server).run())
+            exploring = asyncio.create_task(ExplorerService(settings, bus, engine, fork_server).run())
             while await asyncio.to_thread(pipe.recv) == "bare":
                 pipe.send(await bare(engine))
             exploring.cancel()

@@ -61,7 +61,7 @@ from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
 from workers.coordinator.service import Coordinator
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 from workers.trainer.publication import Publisher
 
 # The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
@@ -195,7 +195,7 @@ class ExplorerSide:
         if self._fork_server is None:
             self._tasks = [asyncio.create_task(follow(self.settings, bus, self._engine))]
             return
-        self._tasks = [asyncio.create_task(Explorer(self.settings, bus, self._engine, self._fork_server).run())]
+        self._tasks = [asyncio.create_task(ExplorerService(self.settings, bus, self._engine, self._fork_server).run())]
         self._tasks += [asyncio.create_task(keep_busy(self._engine, i)) for i in range(BUSY_REQUESTS)]
 
     async def stop(self) -> None:

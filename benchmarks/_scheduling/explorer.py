@@ -18,7 +18,7 @@ from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 
 THINK_S = "TRINITY_BENCH_THINK_S"
 """Environment variable: seconds that the engine pretends to think about each prompt."""
@@ -62,7 +62,7 @@ async def run(settings: Settings) -> None:
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
             engine = ZeroCostEngine(float(os.environ.get(THINK_S, "0")))
             freeze_gc()
-            await Explorer(settings, bus, engine, fork_server).run()
+            await ExplorerService(settings, bus, engine, fork_server).run()
         telemetry.shutdown()
 
 

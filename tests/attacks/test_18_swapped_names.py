@@ -19,7 +19,7 @@ from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from workers.trainer.publication import Publisher, make_publisher
 
 type Rows = list[list[Any]]
@@ -68,7 +68,7 @@ class Trainer:
         self.publisher: Publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, folder, "cpu")
         self._serving: list[threading.Thread] = []
 
-    def offer(self, receiver: WeightReceiver, version: int, weights: dict[str, torch.Tensor]) -> Progress:
+    def offer(self, receiver: WeightReceiver, version: int, weights: dict[str, torch.Tensor]) -> TransferProgress:
         partial = checkpoint.begin(self._folder, version)
         save_file(weights, partial / "model.safetensors")
         progress = TrainingProgress(step=version, version=version)

@@ -28,12 +28,12 @@ from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
+from trinity_bus.view import MeshState
 from workers.cli.versions import table as versions_table
 from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
 from workers.watch.render import mesh
-from workers.watch.state import MeshView
 
 EVIL = "x\r\n12:00:00 ERROR   workers.trainer: all is lost\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2028[red]y[/]"
 STEERS = set("\r\x1b\x07\x9b\u202e\u2028")
@@ -73,7 +73,7 @@ def shown(renderable: RenderableType) -> str:
 
 
 def status() -> RenderableType:
-    view = MeshView()
+    view = MeshState()
     finished = RolloutFinished(
         explorer="explorer-0",
         incarnation="life",

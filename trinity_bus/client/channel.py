@@ -47,9 +47,8 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
-from trinity_bus.bus import Bus, Producer, Received
+from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.client.errors import NoCoordinatorError
-from trinity_bus.client.follower import Follower
 from trinity_bus.client.ids import producer_name
 from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
 from trinity_bus.errors import BusError
@@ -98,7 +97,7 @@ class CommandChannel:
         self._heard_at: float | None = None
         self._failure: BaseException | None = None
         # Read whole, though most are for others: Kafka has no way to read the records of one key.
-        self._follower = Follower(lambda start: bus.reader(REPLIES, start=start), self._take, self._ended)
+        self._follower = TopicFollower(lambda start: bus.reader(REPLIES, start=start), self._take, self._ended)
 
     async def __aenter__(self) -> Self:
         await self._follower.start()

@@ -53,7 +53,7 @@ class ControlClient:
             source: Fields of ``trinity_bus.weights.transport.Source``.
 
         Returns:
-            Fields of ``trinity_bus.weights.receiver.Progress``, of the last to be ready.
+            Fields of ``trinity_bus.weights.receiver.TransferProgress``, of the last to be ready.
 
         Raises:
             WeightTransferError: One did not get it.

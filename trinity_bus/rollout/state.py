@@ -3,6 +3,7 @@
 Small and plain: it goes over a socket and through the log as often as somebody may want to see it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -17,10 +18,14 @@ class RunState:
     """Named values; each replaces the one of its name.
 
     Failures: what is not plain data, or makes the whole too large, is refused, and what was there before stays.
+
+    Args:
+        on_first: Called once, when there is something to be taken for the first time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
         self._values: dict[str, Any] = {}
+        self._on_first = on_first
         self.changed = False
         """Whether there is anything that was not taken."""
 
@@ -36,6 +41,9 @@ class RunState:
             raise ValueError(f"the state of a run would be {size} bytes, at most {MAX_STATE_BYTES} are allowed")
         self._values = merged
         self.changed = True
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
 
     def take(self) -> dict[str, Any]:
         """All values; they count as not changed until the next one is set."""

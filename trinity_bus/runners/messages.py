@@ -26,7 +26,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, SupportsFloat
 
 import msgspec
 import numpy as np
@@ -448,4 +448,10 @@ def unpack_rollouts(rollouts: WireRollouts) -> list[Rollout]:
 
 
 def _plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in metrics.items()}
+    """Return those that are numbers; the others are for nobody but the workflow."""
+    return {str(name): float(value) for name, value in metrics.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one number, be it in a tensor."""
+    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)

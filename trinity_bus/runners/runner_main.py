@@ -9,6 +9,8 @@
                        |--raised-------------> Failed, with the error's type and message
                        '--CancelRun: cancelled, and whatever it does then: Cancelled
 
+What a workflow says of itself first, and last, is told at once, the rest when the explorer asks.
+
 A workflow that blocks the loop blocks all jobs here, and the answers to pings: then the explorer stops this process.
 Spans that a workflow starts are children of the rollout's span, and parents of the engine's.
 """
@@ -18,7 +20,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from opentelemetry.context import attach
@@ -148,7 +150,7 @@ class RemoteEngine:
 @dataclass(slots=True)
 class _Job:
     engine: RemoteEngine
-    state: RunState = field(default_factory=RunState)
+    state: RunState
     cancelled: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -210,7 +212,7 @@ class Runner(asyncio.Protocol):
     def _handle(self, message: messages.ToRunner) -> None:
         match message:
             case Run(job):
-                known = _Job(RemoteEngine(job, self._writer.send))
+                known = _Job(RemoteEngine(job, self._writer.send), RunState(lambda: self._tell_soon(job)))
                 self._jobs[job] = known
                 known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
             case CancelRun(job):
@@ -224,6 +226,16 @@ class Runner(asyncio.Protocol):
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
                 self._writer.send(Pong(news))
 
+    def _tell_soon(self, job: int) -> None:
+        # After this step of the workflow: what it says together is told together.
+        asyncio.get_running_loop().call_soon(self._tell, job)
+
+    def _tell(self, job: int) -> None:
+        """Say what a workflow has set, if there is anything new."""
+        known = self._jobs.get(job)
+        if known is not None and known.state.changed:
+            self._writer.send(Pong({job: known.state.take()}))
+
     async def _work(self, order: Run, known: _Job) -> None:
         answer: RunDone | RunFailed | RunCancelled
         try:
@@ -233,6 +245,7 @@ class Runner(asyncio.Protocol):
             answer = RunFailed(order.job, type(error).__name__, _message(error))
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
+        self._tell(order.job)
         del self._jobs[order.job]
         if known.cancelled:
             answer = RunCancelled(order.job)
@@ -240,6 +253,8 @@ class Runner(asyncio.Protocol):
             self._writer.send(answer)
         except ProtocolError as error:
             self._writer.send(RunFailed(order.job, "ResultTooLargeError", str(error)))
+        except UnicodeEncodeError as error:
+            self._writer.send(RunFailed(order.job, "UnsendableResultError", f"{_sendable(error.object)!r}: {error}"))
 
     async def _run(self, order: Run, known: _Job) -> RunDone:
         task = Task.model_validate_json(order.task)
@@ -258,13 +273,18 @@ class Runner(asyncio.Protocol):
         try:
             rollouts, error = await get_workflow(task.workflow).run(task, context), None
         except PartialRunsError as partial:
-            rollouts, error = partial.rollouts, str(partial)[:MAX_ERROR_CHARS]
+            rollouts, error = partial.rollouts, _message(partial)
         return RunDone(order.job, messages.pack_rollouts(rollouts), error)
+
+
+def _sendable(text: str) -> str:
+    """Return a text in which what is only half a character, and cannot be sent, is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)[:MAX_ERROR_CHARS]
+        return _sendable(str(error)[:MAX_ERROR_CHARS])
     except Exception:  # noqa: BLE001 (an error of the user's that cannot even be shown)
         return "its message cannot be shown"
 

@@ -51,7 +51,7 @@ type ReceiverState = Literal["idle", "receiving", "ready", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TransferProgress:
     """What a receiver says about itself. Times are ``time.monotonic`` of this machine, 0.0 where not reached."""
 
     state: ReceiverState = "idle"
@@ -93,7 +93,7 @@ class _Transfer:
         overlap: bool,
         prepare: Prepare | None,
         limit_bytes: int | None,
-        ended: Callable[[Progress], None],
+        ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
         self._prepare = prepare
@@ -103,16 +103,16 @@ class _Transfer:
         self.cancelled = threading.Event()
         self.manifest: TransferManifest | None = None
         self._ended = ended
-        self._progress = Progress(state="receiving")
+        self._progress = TransferProgress(state="receiving")
         self._waiting_since: float | None = time.monotonic()
         """For the other side; None while it computes."""
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TransferProgress:
         """Where it stands; failed where it has not moved for too long."""
         progress, since, limit_s = self._progress, self._waiting_since, _WAITS * self.source.timeout_s + _GRACE_S
         if progress.state == "receiving" and since is not None and time.monotonic() - since > limit_s:
-            return Progress(state="failed", error=f"WeightTransferError: nothing has moved for {limit_s:g} s")
+            return TransferProgress(state="failed", error=f"WeightTransferError: nothing has moved for {limit_s:g} s")
         return progress
 
     @property
@@ -138,14 +138,14 @@ class _Transfer:
             if transport is resources.links:
                 # What is pending on the link may still write into them.
                 resources.links, resources.buffers, resources.held = LinkTransport(), [], None
-            self._progress = Progress(state="failed", error=f"{type(error).__name__}: {error}")
+            self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
             if transport is not resources.links:
                 transport.close()
             self._progress = progress
         self._ended(self._progress)
 
-    def _receive(self, transport: WeightTransport) -> Progress:
+    def _receive(self, transport: WeightTransport) -> TransferProgress:
         source, resources = self.source, self.resources
         base = resources.held
         offer = transport.open(source, None if base is None else base.checksum, self.cancelled)
@@ -182,7 +182,7 @@ class _Transfer:
                 raise WeightTransferError("the transfer was cancelled")
             yield named
 
-    def _receive_all(self, transport: WeightTransport, layout: list[Bucket]) -> tuple[Progress, str]:
+    def _receive_all(self, transport: WeightTransport, layout: list[Bucket]) -> tuple[TransferProgress, str]:
         """Receive all buckets; also the digest of what has come."""
         self.resources.held = None
         buffers = self._fit_buffers(layout, transport.device)
@@ -201,10 +201,12 @@ class _Transfer:
                 for buffer in buffers:
                     hashing.put(buffer)
         received_nbytes = sum(bucket.nbytes for bucket in layout)
-        progress = Progress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
+        progress = TransferProgress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
         return progress, hashing.hexdigest()
 
-    def _receive_changes(self, transport: WeightTransport, layout: list[Bucket], offer: Offer) -> tuple[Progress, str]:
+    def _receive_changes(
+        self, transport: WeightTransport, layout: list[Bucket], offer: Offer
+    ) -> tuple[TransferProgress, str]:
         """Receive a delta, and write it into the buffers; also the digest of what they hold then."""
         import torch
 
@@ -223,7 +225,7 @@ class _Transfer:
         with ContentHash() as hashing:
             for buffer in resources.buffers:
                 hashing.put(buffer)
-        return Progress(received_nbytes=size, posted_at=posted_at, received_at=received_at), hashing.hexdigest()
+        return TransferProgress(received_nbytes=size, posted_at=posted_at, received_at=received_at), hashing.hexdigest()
 
     def _fit_buffers(self, layout: list[Bucket], device: str) -> "list[torch.Tensor]":
         import torch
@@ -255,11 +257,11 @@ class WeightReceiver:
         self._transfer: _Transfer | None = None
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TransferProgress:
         """Where it stands."""
-        return self._transfer.progress if self._transfer is not None else Progress()
+        return self._transfer.progress if self._transfer is not None else TransferProgress()
 
-    def start(self, source: Source, ended: Callable[[Progress], None] = lambda _: None) -> None:
+    def start(self, source: Source, ended: Callable[[TransferProgress], None] = lambda _: None) -> None:
         """Begin to receive.
 
         Args:

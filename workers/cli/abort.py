@@ -4,20 +4,19 @@ import time
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from schemas.errors import one_line
 from schemas.topics import BATCHES
 from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
+from trinity_bus.view import BatchView, follow_batches
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.runs import program
-from workers.watch import BatchView
-from workers.watch.follow import follow_batches
 
 app = typer.Typer(add_completion=False, help="Give a batch up.")
-console = Console(stderr=True)
+out = console(stderr=True)
 
 _NO: Final = 1
 _WAIT_S: Final = 30.0
@@ -41,7 +40,7 @@ def abort(
         async with Bus(kafka, client_id="abort") as bus:
             await bus.ensure_topics([BATCHES])
             async with follow_batches(bus) as follower:
-                found = follower.view.batches.get(batch)
+                found = follower.state.batches.get(batch)
                 if found is None or found.ended:
                     _say(batch, found)
                     raise typer.Exit(_NO)
@@ -50,7 +49,7 @@ def abort(
                 # It may have ended by itself in the last moment; its record tells which.
                 until = time.monotonic() + _WAIT_S
                 while not found.ended and time.monotonic() < until:
-                    await follower.update(1.0)
+                    await follower.changed(1.0)
                 _say(batch, found)
                 if found.state != "aborted":
                     raise typer.Exit(_NO)
@@ -61,8 +60,8 @@ def abort(
 def _say(name: str, batch: BatchView | None) -> None:
     if batch is None:
         line = f"No batch is called {name!r}; {program()} batches lists those that there are."
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     counts = f"{batch.completed} tasks done, {batch.aborted} cut off"
     why = f": {one_line(batch.reason)}" if batch.reason else ""
-    console.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)
+    out.print(f"Batch {name} is {batch.state}{why} ({counts})", highlight=False, markup=False, soft_wrap=True)

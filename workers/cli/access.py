@@ -4,7 +4,6 @@ import asyncio
 from collections import defaultdict
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from trinity_bus.bus.access import USERS, Kind, Operation, rights, user_name
@@ -12,9 +11,10 @@ from trinity_bus.bus.access_admin import apply_access
 from trinity_bus.bus.quotas import READ, REQUESTS, WRITE
 from trinity_bus.config import Settings
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Users of the mesh, and what each may do.")
-console = Console()
+out = console()
 
 _IMPLIED = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
 
@@ -33,7 +33,7 @@ def show() -> None:
             words = ", ".join(operation.name.lower() for operation in operations)
             table.add_row(user_name(namespace, user), words, f"{kind.name.lower().replace('_', ' ')} {name}")
         table.add_section()
-    console.print(table)
+    out.print(table)
 
 
 @app.command()
@@ -56,7 +56,7 @@ def apply() -> None:
     }
     done = asyncio.run(apply_access(settings.kafka, passwords, {"producer": quotas}))
     bounds = ", ".join(f"{name}={value:g}" for name, value in quotas.items() if value is not None) or "no quotas"
-    console.print(
+    out.print(
         f"{len(USERS)} users of namespace {settings.kafka.namespace}: {done.passwords} passwords set, "
         f"{done.given} rights given, {done.taken} taken away; producers have {bounds}"
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from trinity_bus.broker import daemon
@@ -18,9 +17,10 @@ from trinity_bus.broker.lock import KAFKA_VERSION
 from trinity_bus.broker.restarts import Restarts
 from trinity_bus.config import BrokerSettings, Settings
 from trinity_bus.runtime.service import interrupted_by
+from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and look at the embedded Kafka broker.")
-console = Console()
+out = console()
 
 _NOT_RUNNING = 3
 """Exit code of ``status``, as init scripts have it."""
@@ -41,16 +41,16 @@ def start(port: Port = None, data_dir: DataDir = None) -> None:
     Nobody watches it: where it dies, this command starts it again, at the same address, and those who use it go on.
     """
     state = daemon.start(_settings(port, data_dir))
-    console.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
+    out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
     if port not in {None, 0, state.port}:
-        console.print(f"It was running already; to move it to port {port}, stop it first: trinity-bus broker stop")
+        out.print(f"It was running already; to move it to port {port}, stop it first: trinity-bus broker stop")
 
 
 @app.command()
 def stop(data_dir: DataDir = None) -> None:
     """Stop the broker in the background. Its data stays."""
     stopped = daemon.stop(_settings(data_dir=data_dir))
-    console.print("Stopped." if stopped else "No broker runs.")
+    out.print("Stopped." if stopped else "No broker runs.")
 
 
 @app.command()
@@ -77,7 +77,7 @@ def status(
         table = Table(show_header=False, box=None)
         for name, value in facts.items():
             table.add_row(name.replace("_", " "), "-" if value is None else str(value))
-        console.print(table)
+        out.print(table)
     if not found.running:
         raise typer.Exit(_NOT_RUNNING)
 
@@ -93,7 +93,7 @@ def reset(
     if folder.exists() and not yes:
         typer.confirm(f"Delete every record in {folder}?", abort=True)
     deleted = daemon.reset(settings)
-    console.print(f"Deleted {deleted}" if deleted else f"There is nothing at {folder}")
+    out.print(f"Deleted {deleted}" if deleted else f"There is nothing at {folder}")
 
 
 @app.command()
@@ -102,13 +102,11 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
     restarts = Restarts()
     with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
         while True:
-            console.print(
-                f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it"
-            )
+            out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
             code = broker.wait()
             if not restarts.allow(time.monotonic()):
                 raise BrokerDiedError(f"Kafka ended with status {code} again. Its log: {broker.folder.server_log}")
-            console.print(f"Kafka ended with status {code}; it is started again. Its log: {broker.folder.server_log}")
+            out.print(f"Kafka ended with status {code}; it is started again. Its log: {broker.folder.server_log}")
             broker.start()
 
 

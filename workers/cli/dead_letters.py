@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,9 +24,10 @@ from trinity_bus.bus.headers import (
 )
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
-console = Console()
+out = console()
 
 _LETTERS: Final = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
 _SHOWN_BYTES: Final = 200
@@ -77,12 +77,12 @@ async def _show(bus: Bus, *, follow: bool, as_json: bool) -> None:
             if as_json:
                 typer.echo(json.dumps(letter))
             else:
-                console.print(_line(letter), markup=False, highlight=False, soft_wrap=True)
+                out.print(_line(letter), markup=False, highlight=False, soft_wrap=True)
         return
     table = Table("time", "reason", "source", "key", "detail")
     async for letter in _letters(bus, follow=False):
         table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
-    console.print(table if table.row_count else "No dead letters.")
+    out.print(table if table.row_count else "No dead letters.")
 
 
 def _line(letter: dict[str, str]) -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from schemas.errors import printable
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.service import run_service
+from workers.cli.console import console
 from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
@@ -18,7 +18,7 @@ from workers.demo.settings import LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
 from workers.runs import RUNS, SUMMARY, program
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
-console = Console()
+out = console()
 
 _GRACE_S = 40.0
 """Limit of stopping all services and the broker."""
@@ -59,7 +59,7 @@ def demo(
     logs = options.run_dir / "logs"
     logs.mkdir(parents=True)
     logging.basicConfig(filename=logs / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    display = make_display(console, steps)
+    display = make_display(out, steps)
     done: list[Summary] = []
 
     async def main() -> None:
@@ -71,12 +71,12 @@ def demo(
     except ConfigError:
         raise
     except TrinityError as error:
-        console.print(f"The demo failed: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
+        out.print(f"The demo failed: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     if done:
         _report(done[0], options)
         if options.steps >= MAX_STEPS and done[0].exact_after < LEARNED:
-            console.print(
+            out.print(
                 f"The model has not learned: {done[0].exact_after:.1%} of the held-out prompts are answered exactly, "
                 f"where {LEARNED:.0%} are usual. Try another --seed, and please report this one.",
                 style="red",
@@ -87,8 +87,8 @@ def demo(
 
 def _report(summary: Summary, options: DemoOptions) -> None:
     folder = options.run_dir
-    console.print(stages_table(summary))
-    console.print(results_table(summary))
+    out.print(stages_table(summary))
+    out.print(results_table(summary))
     for label, value in (
         ("Reward plot", folder / PLOT),
         ("Summary", folder / SUMMARY),
@@ -96,7 +96,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
         ("Ask it", f'{program()} ask "copy 3 1 4 =" --model {summary.model}'),
         ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
     ):
-        console.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
+        out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _fresh(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from typing import Annotated, Final, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
@@ -12,12 +11,13 @@ from trinity_bus.bus.offsets import readable
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.intake import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="How far the coordinator has read its inputs.")
-console = Console()
+out = console()
 
 type Where = Literal["beginning", "end"]
 
@@ -40,7 +40,7 @@ def show() -> None:
                     said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
                     numbers = (str(number) for number in (partition, begins[partition], position, end))
                     table.add_row(topic.name, *numbers, said)
-            console.print(table)
+            out.print(table)
 
     run_service(run)
 
@@ -73,7 +73,7 @@ def resolve(
                 async with producer.transaction():
                     await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(positions), partition=0)
             for one in found.beyond:
-                console.print(f"{one}: reading goes on at {positions[one.topic, one.partition]}", highlight=False)
+                out.print(f"{one}: reading goes on at {positions[one.topic, one.partition]}", highlight=False)
 
     run_service(run)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,11 +17,12 @@ from trinity_bus.client import producer_name, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 from workers.runs import program
 from workers.task_lines import BadLine, parse
 
 app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON lines, or from standard input (-).")
-console = Console(stderr=True)
+out = console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
 _NAME: Final = "produce"
@@ -41,20 +41,20 @@ def produce(
     """
     tasks, bad = _read(file)
     for line in bad[:_SHOWN_ERRORS]:
-        console.print(
+        out.print(
             f"[red]{escape(file)}:{line.number}[/]: {escape(printable(line.reason))}", highlight=False, soft_wrap=True
         )
     if len(bad) > _SHOWN_ERRORS:
-        console.print(f"... and {len(bad) - _SHOWN_ERRORS} more bad lines")
+        out.print(f"... and {len(bad) - _SHOWN_ERRORS} more bad lines")
     if dry_run or not tasks or (bad and not keep_going):
-        console.print(f"{len(tasks)} tasks are good, {len(bad)} lines are bad; nothing was sent")
+        out.print(f"{len(tasks)} tasks are good, {len(bad)} lines are bad; nothing was sent")
         raise typer.Exit(1 if bad else 0)
     settings = connected_settings()
     asyncio.run(_produce(settings, tasks))
     name = TASKS.full_name(settings.kafka.namespace)
-    console.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]")
+    out.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]")
     if (run_dir := settings.telemetry.run_dir) is not None:
-        console.print(f"Follow one: {program()} trace {tasks[0].task_id} --run-dir {run_dir}", soft_wrap=True)
+        out.print(f"Follow one: {program()} trace {tasks[0].task_id} --run-dir {run_dir}", soft_wrap=True)
     if bad:
         raise typer.Exit(1)
 
@@ -81,7 +81,7 @@ async def _produce(settings: Settings, tasks: list[Task]) -> None:
         async with Bus(settings.kafka, client_id="produce") as bus:
             await bus.ensure_topics([TASKS])
             async with bus.producer() as producer:
-                with Progress(*columns, console=console, transient=True) as progress:
+                with Progress(*columns, console=out, transient=True) as progress:
                     bar = progress.add_task("sending", total=len(tasks))
                     named = sent_by(producer_name(settings.kafka, _NAME), tasks)
                     await send_tasks(producer, named, lambda: progress.advance(bar))

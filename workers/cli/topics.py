@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from aiokafka.admin import AIOKafkaAdminClient
-from rich.console import Console
 from rich.table import Table
 
 from schemas.topics import TOPICS, Topic
@@ -15,9 +14,10 @@ from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.shutdown import close_admin
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, create and describe the topics.")
-console = Console()
+out = console()
 
 _CLIENT_ID = "trinity-bus-topics"
 _NAMES = {topic.name: topic for topic in TOPICS}
@@ -68,7 +68,7 @@ def list_topics() -> None:
                 offsets = "absent"
             kept = "compacted" if topic.cleanup == "compact" else "by time" if topic.keep_ms is None else "by position"
             table.add_row(name, str(topic.partitions), kept, offsets)
-        console.print(table)
+        out.print(table)
 
     _with_bus(show)
 
@@ -79,7 +79,7 @@ def create() -> None:
 
     async def ensure(bus: Bus) -> None:
         await bus.ensure_topics()
-        console.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
+        out.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
 
     _with_bus(ensure)
 
@@ -91,7 +91,7 @@ def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"On
 
     async def show(bus: Bus) -> None:
         name = topic.full_name(bus.settings.namespace)
-        console.print(f"[bold]{name}[/]  {topic.description}")
+        out.print(f"[bold]{name}[/]  {topic.description}")
         facts = Table(show_header=False, box=None)
         facts.add_row("key", topic.key)
         facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
@@ -99,14 +99,14 @@ def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"On
         facts.add_row("read by", ", ".join(topic.readers))
         for setting, value in topic.config().items():
             facts.add_row(setting, value)
-        console.print(facts)
+        out.print(facts)
         if name not in await _present(bus.settings):
-            console.print("It does not exist yet: trinity-bus topics create")
+            out.print("It does not exist yet: trinity-bus topics create")
             return
         first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
         partitions = Table("partition", "first offset", "end offset")
         for number in sorted(end):
             partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
-        console.print(partitions)
+        out.print(partitions)
 
     _with_bus(show)

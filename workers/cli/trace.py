@@ -1,18 +1,15 @@
 """``trinity-bus trace``: what became of a task, as a tree of spans."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from trinity_bus.config import Settings
 from trinity_bus.telemetry import load_spans, load_task_spans, tree_of_task
 from trinity_bus.telemetry.spans import TRACES
+from workers.cli.console import console
 from workers.runs import newest_run
-
-WIDTH = 240
 
 app = typer.Typer(add_completion=False, help="Print a task's way from its send to the gradient as a tree.")
 
@@ -34,6 +31,4 @@ def trace(
         spans = load_task_spans(jaeger, task_id)
     else:
         spans = load_spans(run_dir or Settings().telemetry.run_dir or newest_run(TRACES))
-    # A terminal wraps; a file or a pipe has no width.
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-    console.print(tree_of_task(spans, task_id))
+    console().print(tree_of_task(spans, task_id))

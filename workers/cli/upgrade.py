@@ -3,16 +3,16 @@
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from schemas.topics import OPERATOR_COMMANDS
 from trinity_bus.client.connection import Connection
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.runtime.service import run_service
 from workers.cli.connection import connected_settings
+from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, help="End an upgrade.", no_args_is_help=True)
-console = Console(stderr=True)
+out = console(stderr=True)
 
 _NO: Final = 1
 
@@ -43,7 +43,7 @@ def finalize(
             reply = await connection.channel.finalize_upgrade(level)
         finally:
             await connection.close()
-        console.print(reply.detail, highlight=False, markup=False, soft_wrap=True)
+        out.print(reply.detail, highlight=False, markup=False, soft_wrap=True)
         if reply.error is not None:
             raise typer.Exit(_NO)
 

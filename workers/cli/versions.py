@@ -6,17 +6,17 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
 from trinity_bus.client import Synchronizer, VersionRow
 from trinity_bus.runtime.service import run_service
+from workers.cli.console import console
 
 app = typer.Typer(add_completion=False, help="List the versions of the model, and choose which is served.")
-console = Console()
-_errors = Console(stderr=True)
+out = console()
+_errors = console(stderr=True)
 
 _NO: Final = 1
 _NEWEST: Final = "latest"
@@ -40,7 +40,7 @@ def versions(
             for row in rows:
                 typer.echo(json.dumps(_plain(row)))
         else:
-            console.print(table(rows, last))
+            out.print(table(rows, last))
 
     run_service(show)
 

@@ -96,14 +96,14 @@ async def run(settings: Settings) -> None:
             try:
                 async with Bus(settings.kafka, client_id=name) as bus:
                     freeze_gc()
-                    await Explorer(settings, bus, engine, fork_server).run()
+                    await ExplorerService(settings, bus, engine, fork_server).run()
             finally:
                 telemetry.shutdown()
         finally:
             await engine.stop()
 
 
-class Explorer:
+class ExplorerService:
     """One incarnation of an explorer, over a connected bus, a started engine and a fork server of runners.
 
     Args:

@@ -20,7 +20,7 @@ type Offsets = dict[int, int]
 """Partition to the offset to read next."""
 
 
-class Progress:
+class TasksetProgress:
     """The state of one taskset.
 
     Args:

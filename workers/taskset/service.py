@@ -36,7 +36,7 @@ from trinity_bus.errors import ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry
 from workers.taskset.dataset import Dataset, load
-from workers.taskset.progress import Progress
+from workers.taskset.progress import TasksetProgress
 
 log = logging.getLogger("workers.taskset")
 
@@ -96,7 +96,7 @@ class Taskset:
         try:
             # Its start fences an earlier incarnation, so that the position is the last one when it is read.
             async with self._bus.producer(transactional_id=f"taskset.{name}") as producer:
-                progress = Progress(
+                progress = TasksetProgress(
                     name,
                     self._train,
                     ahead=self._settings.ahead,
@@ -117,7 +117,7 @@ class Taskset:
                     last = received.record
         return last
 
-    async def _place(self, progress: Progress) -> None:
+    async def _place(self, progress: TasksetProgress) -> None:
         """Fix where answers are read from: at the first start from now on, later past what retention deleted."""
         for topic, offsets in ((RESULTS, progress.results), (DEAD_LETTERS, progress.dead_letters)):
             if not offsets:
@@ -131,7 +131,7 @@ class Taskset:
             if found.lost or found.beyond:
                 progress.ended = progress.produced
 
-    async def _work(self, producer: Producer, progress: Progress) -> None:
+    async def _work(self, producer: Producer, progress: TasksetProgress) -> None:
         answers = {**_start(RESULTS, progress.results), **_start(DEAD_LETTERS, progress.dead_letters)}
         async with (
             self._bus.reader(RESULTS, DEAD_LETTERS, start=answers) as reader,
@@ -144,7 +144,7 @@ class Taskset:
                 await self._listen(reader, versions, progress)
         log.info("all %d tasks have been answered", progress.ended)
 
-    async def _listen(self, reader: Reader, versions: Reader, progress: Progress) -> None:
+    async def _listen(self, reader: Reader, versions: Reader, progress: TasksetProgress) -> None:
         """Wait until something has ended, a version has come, or a while has passed."""
         for received in await reader.batch(_POLL_S):
             if received.topic is DEAD_LETTERS:
@@ -160,7 +160,7 @@ class Taskset:
         if isinstance(record, ModelVersion) and record.model == self._model:
             self._newest = record.version
 
-    async def _produce(self, producer: Producer, progress: Progress) -> None:
+    async def _produce(self, producer: Producer, progress: TasksetProgress) -> None:
         """One transaction, where there is anything to produce."""
         count = min(progress.room, _MOST_TASKS)
         evaluate = self._eval_set is not None and self._newest >= 0 and progress.is_eval_due(self._newest)

@@ -32,7 +32,7 @@ from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error
 from trinity_bus.weights.errors import WeightTransferError
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +111,7 @@ async def exploring(
     settings: Settings, engine: FakeEngine, fork_server: ForkServer
 ) -> AsyncIterator[asyncio.Task[None]]:
     async with Bus(settings.kafka, client_id=NAME) as bus:
-        task = asyncio.create_task(Explorer(settings, bus, engine, fork_server).run())
+        task = asyncio.create_task(ExplorerService(settings, bus, engine, fork_server).run())
         try:
             yield task
         finally:

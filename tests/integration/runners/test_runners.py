@@ -250,6 +250,27 @@ def test_what_a_workflow_raises_is_its_attempts_failure_even_an_exit(fork_server
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("where", ["error", "metric", "finish_reason"])
+def test_half_a_character_is_the_attempts_failure_at_once(fork_server: ForkServer, where: str) -> None:
+    async def body() -> None:
+        async with rig(fork_server, runner_stuck_s=600) as all_of_it:
+            with pytest.raises(WorkflowRaisedError) as raised:
+                await asyncio.wait_for(all_of_it.begin("surrogate", prompt=where), 30)
+            assert r"\ud83d" in str(raised.value)
+            assert [state.restarts for state in all_of_it.runners.states()] == [0]
+
+    asyncio.run(body())
+
+
+def test_half_a_character_in_the_error_of_some_runs_costs_the_others_nothing(fork_server: ForkServer) -> None:
+    async def body() -> None:
+        async with rig(fork_server) as all_of_it:
+            result = await asyncio.wait_for(all_of_it.begin("surrogate", prompt="partial", repeat_times=2), 30)
+            assert (len(result.rollouts), result.error) == (1, r"ValueError: half of it: \ud83d")
+
+    asyncio.run(body())
+
+
 def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_server: ForkServer) -> None:
     async def body() -> None:
         async with rig(fork_server) as all_of_it:
@@ -293,6 +314,20 @@ def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_say(for
             ended, _ = all_of_it.runners.states()
             assert (ended.state, ended.running, ended.completed) == ("idle", [], 1)
             assert ended.values[0]["terminate_time"] >= ended.values[0]["begin_time"]
+
+    asyncio.run(body())
+
+
+def test_what_a_workflow_says_at_its_start_and_last_is_known_when_it_is_heard_of(fork_server: ForkServer) -> None:
+    async def body() -> None:
+        async with rig(fork_server, runner_stuck_s=600) as all_of_it:
+            all_of_it.engine.open.clear()
+            all_of_it.begin("tell")
+            await until(lambda: all_of_it.engine.waiting == 1)
+            assert [values["turn"] for values in all_of_it.runners.states()[0].values] == [7]
+            all_of_it.engine.open.set()
+            await all_of_it.begin("last-words", "last")
+            assert [values["turn"] for values in all_of_it.runners.states()[0].values][-1:] == [2]
 
     asyncio.run(body())
 

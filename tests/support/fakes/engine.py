@@ -15,7 +15,7 @@ from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 
 TOKENIZER = "tests.support.fakes.tokenizer:load"
 """For the fork server of an explorer on a fake engine."""
@@ -72,7 +72,7 @@ async def main() -> None:
     engine.open.clear()
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
-            await Explorer(settings, bus, engine, fork_server).run()
+            await ExplorerService(settings, bus, engine, fork_server).run()
 
 
 if __name__ == "__main__":

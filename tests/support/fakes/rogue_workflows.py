@@ -17,7 +17,7 @@ from typing import Any
 from opentelemetry import trace
 
 from schemas.task import Task
-from trinity_bus.rollout import Rollout, RolloutContext, SingleRunWorkflow, register
+from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, SingleRunWorkflow, register
 
 CHUNK = 8 << 20
 
@@ -159,6 +159,38 @@ class Tell:
         with trace.get_tracer(__name__).start_as_current_span("think"):
             await ctx.generate([1, 2, 3])
         return [one()] * ctx.repeat_times
+
+
+@register("surrogate")
+class Surrogate:
+    """Puts half a character, which no record can hold, where its prompt says."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        half = "half of it: \ud83d"
+        match task.prompt:
+            case "error":
+                raise ValueError(half)
+            case "partial":
+                raise PartialRunsError([one()], ValueError(half))
+            case "metric":
+                return [dataclasses.replace(one(), metrics={half: 1.0})]
+            case _:
+                return [dataclasses.replace(one(), finish_reason=half)]
+
+
+@register("last-words")
+class LastWords:
+    """Says something of itself, and is done before anybody asks."""
+
+    name: str
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        ctx.set_state(turn=1)
+        await asyncio.sleep(0)
+        ctx.set_state(turn=2)
+        return [one()]
 
 
 @register("some")

@@ -20,7 +20,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import run_service
-from workers.explorer.service import Explorer
+from workers.explorer.service import ExplorerService
 
 WORDS = ("red", "green", "blue")
 """What its tasks want to hear, in this order."""
@@ -57,7 +57,7 @@ async def run(settings: Settings) -> None:
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
             await bus.ensure_topics()
-            await Explorer(settings, bus, engine, fork_server).run()
+            await ExplorerService(settings, bus, engine, fork_server).run()
 
 
 def main() -> None:

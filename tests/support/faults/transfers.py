@@ -6,7 +6,7 @@ from pathlib import Path
 
 from schemas import Member, ModelVersion
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
 from workers.trainer.publication import Publisher
 
@@ -60,7 +60,7 @@ def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
     )
 
 
-def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> Progress:
+def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> TransferProgress:
     """The receiver's progress as soon as it is no longer receiving."""
     wait_until(lambda: receiver.progress.state != "receiving", "end of the transfer", limit_s)
     return receiver.progress

@@ -117,6 +117,18 @@ def test_rollouts_arrive_whatever_kind_of_sequence_a_workflow_used() -> None:
     assert (len(second.response_token_ids), second.mask, second.reward, second.metrics) == (0, None, 0.5, {"a": 1.0})
 
 
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
+    metrics = {"whole": 1, "right": True, "half": np.float32(0.5), "one": np.array(2.0), "text": "3", "none": None}
+    run = Rollout(
+        prompt_token_ids=[1],
+        response_token_ids=[2],
+        logprobs=[-1.0],
+        reward=1,
+        metrics={**metrics, "many": np.zeros(2), "list": [1.0], "complex": 1j},  # type: ignore[arg-type]
+    )
+    assert pack_rollouts([run]).runs[0].metrics == {"whole": 1.0, "right": 1.0, "half": 0.5, "one": 2.0}
+
+
 def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
     for wrong in ([[1, 2]], np.zeros((2, 2)), ["a"], [1 << 40]):
         with pytest.raises((ValueError, TypeError, OverflowError)):

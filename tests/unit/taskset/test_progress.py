@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from schemas import Task, TasksetPosition
 from schemas.codec import decode, encode
 from workers.taskset.dataset import Dataset, DatasetError
-from workers.taskset.progress import Progress
+from workers.taskset.progress import TasksetProgress
 
 DATASET = Dataset(
     tuple(Task(task_id=f"t-{i}", workflow="math", prompt="1 + 1") for i in range(5)), seed=0, fingerprint="00ff"
@@ -16,8 +16,8 @@ DATASET = Dataset(
 EVENTS = ["produce", "produce, not committed", "answer", "refuse", "restart"]
 
 
-def progress(last: TasksetPosition | None = None, *, ahead: int = 4, epochs: int | None = 3) -> Progress:
-    return Progress("set", DATASET, ahead=ahead, epochs=epochs, eval_interval=10, last=last)
+def progress(last: TasksetPosition | None = None, *, ahead: int = 4, epochs: int | None = 3) -> TasksetProgress:
+    return TasksetProgress("set", DATASET, ahead=ahead, epochs=epochs, eval_interval=10, last=last)
 
 
 @given(

@@ -11,7 +11,7 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.server import WeightServer
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 
 
 def model(value: float) -> dict[str, torch.Tensor]:
@@ -50,7 +50,7 @@ def begin(server: WeightServer, receiver: WeightReceiver, version: int, checksum
     receiver.start(source(announcement(server, version, checksum, "a"), "a", 5))
 
 
-def pull(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> Progress:
+def pull(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> TransferProgress:
     begin(server, receiver, version, checksum)
     return settled(receiver)
 

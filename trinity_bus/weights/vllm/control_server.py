@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
 
 _log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ class ControlServer:
         try:
             self._receiver.start(Source(**command["source"]), lambda progress: self._say(token, progress))
         except WeightTransferError as error:
-            self._say(token, Progress(state="failed", error=str(error)))
+            self._say(token, TransferProgress(state="failed", error=str(error)))
 
-    def _say(self, token: int, progress: Progress) -> None:
+    def _say(self, token: int, progress: TransferProgress) -> None:
         line = json.dumps({"token": token, **asdict(progress)}).encode() + b"\n"
         with self._sending:
             if self._connection is not None:

@@ -19,7 +19,7 @@ from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.link.publisher import WeightPublisher
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 
 BUCKET = 1 << 12
 
@@ -54,7 +54,7 @@ class Trainer:
         return announcement(self.publisher, step, self.publisher.stage(step, weights.items()), "a", checkpoint=folder)
 
 
-def read(receiver: WeightReceiver, announced: ModelVersion) -> Progress:
+def read(receiver: WeightReceiver, announced: ModelVersion) -> TransferProgress:
     receiver.start(source(announced, "a", 5))
     return settled(receiver)
 

@@ -19,7 +19,7 @@ from trinity_bus.weights.channel import meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES
-from trinity_bus.weights.receiver import Progress, WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.wire import LENGTH, MAX_ANSWER_BYTES, WeightsAnswer, WeightsRequest, body_length
 
 BUCKET = 1 << 12
@@ -55,7 +55,9 @@ def receiver() -> Iterator[WeightReceiver]:
     made.close()
 
 
-def pull(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str, timeout_s: float = 5) -> Progress:
+def pull(
+    server: WeightServer, receiver: WeightReceiver, version: int, checksum: str, timeout_s: float = 5
+) -> TransferProgress:
     receiver.start(source(announcement(server, version, checksum, "a"), "a", timeout_s))
     return settled(receiver)
 
