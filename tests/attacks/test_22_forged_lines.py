@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rich.console import Console, RenderableType
 
 from schemas import Dispatch, PublishedVersion, RolloutFinished, Task
+from schemas.codec import encode
 from schemas.errors import printable
 from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
@@ -183,7 +184,7 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, traceparent: str | None) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None) -> AttemptResult:
         raise self.error
 
 
@@ -225,7 +226,7 @@ def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, rec
             on_ended=lambda _: ended.set(),
             record_content=record_content,
         )
-        one.start(order, None)
+        one.start(order, encode(order), None)
         await ended.wait()
 
     asyncio.run(attempt())
