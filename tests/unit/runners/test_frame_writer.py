@@ -4,7 +4,8 @@ import asyncio
 from typing import cast
 
 from trinity_bus.runners.frame_writer import FLUSH_BYTES, FrameWriter
-from trinity_bus.runners.messages import FrameReader, RunCancelled, RunFailed, to_explorer
+from trinity_bus.runners.messages import TO_EXPLORER, RunCancelled, RunFailed, to_explorer
+from trinity_bus.runtime.frames import FrameReader
 
 
 class Written:
@@ -22,7 +23,7 @@ class Written:
 
     @property
     def messages(self) -> list[object]:
-        return [to_explorer(body) for body in FrameReader().feed(b"".join(self.pieces))]
+        return [to_explorer(body) for body in FrameReader(TO_EXPLORER.limit).feed(b"".join(self.pieces))]
 
 
 async def turn() -> None:
@@ -32,7 +33,7 @@ async def turn() -> None:
 
 def test_the_messages_of_one_turn_are_one_write_and_keep_their_order() -> None:
     async def main() -> None:
-        outbox, written = FrameWriter(), Written()
+        outbox, written = FrameWriter(TO_EXPLORER), Written()
         outbox.connected(written.transport)
         for job in range(5):
             outbox.send(RunCancelled(job))
@@ -48,7 +49,7 @@ def test_the_messages_of_one_turn_are_one_write_and_keep_their_order() -> None:
 
 def test_what_is_said_before_there_is_a_socket_is_kept() -> None:
     async def main() -> None:
-        outbox, written = FrameWriter(), Written()
+        outbox, written = FrameWriter(TO_EXPLORER), Written()
         outbox.send(RunCancelled(1))
         await turn()
         outbox.connected(written.transport)
@@ -59,7 +60,7 @@ def test_what_is_said_before_there_is_a_socket_is_kept() -> None:
 
 def test_much_is_written_at_once() -> None:
     async def main() -> None:
-        outbox, written = FrameWriter(), Written()
+        outbox, written = FrameWriter(TO_EXPLORER), Written()
         outbox.connected(written.transport)
         long = RunFailed(1, "Error", "x" * FLUSH_BYTES)
         outbox.send(long)
@@ -70,7 +71,7 @@ def test_much_is_written_at_once() -> None:
 
 def test_after_the_end_nothing_is_written() -> None:
     async def main() -> None:
-        outbox, written = FrameWriter(), Written()
+        outbox, written = FrameWriter(TO_EXPLORER), Written()
         outbox.connected(written.transport)
         outbox.send(RunCancelled(1))
         outbox.close()
