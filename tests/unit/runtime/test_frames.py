@@ -82,18 +82,15 @@ def test_a_file_that_ends_within_a_frame_has_ended() -> None:
         assert read_frame(io.BytesIO(SPOKEN.frame(Count(300))[:cut]), SPOKEN.limit) is None
 
 
-def test_a_wait_for_a_frame_that_is_cancelled_loses_nothing() -> None:
-    async def main() -> None:
-        stream = asyncio.StreamReader()
-        frames = FrameStream(stream, SPOKEN.limit)
-        whole = SPOKEN.frame(Say("whole"))
-        stream.feed_data(whole[:6])
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await frames.next()
-        stream.feed_data(whole[6:] + SPOKEN.frame(Count(1)))
-        stream.feed_eof()
-        said = [await frames.next() for _ in range(3)]
-        assert [None if body is None else SPOKEN.decode(body) for body in said] == [Say("whole"), Count(1), None]
-
-    asyncio.run(main())
+async def test_a_wait_for_a_frame_that_is_cancelled_loses_nothing() -> None:
+    stream = asyncio.StreamReader()
+    frames = FrameStream(stream, SPOKEN.limit)
+    whole = SPOKEN.frame(Say("whole"))
+    stream.feed_data(whole[:6])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await frames.next()
+    stream.feed_data(whole[6:] + SPOKEN.frame(Count(1)))
+    stream.feed_eof()
+    said = [await frames.next() for _ in range(3)]
+    assert [None if body is None else SPOKEN.decode(body) for body in said] == [Say("whole"), Count(1), None]
