@@ -7,7 +7,6 @@ imports no machine-learning framework.
 
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.coordinator import RolloutCoordinator
-from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.fleet import FleetView, runner_values
 from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
@@ -20,7 +19,6 @@ __all__ = [
     "CommandChannel",
     "CompletedTaskResult",
     "FleetView",
-    "NoCoordinatorError",
     "RolloutCoordinator",
     "Scheduler",
     "Status",

@@ -47,7 +47,6 @@ from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLOR
 from trinity_bus.bus import Bus, Received
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
-from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.fleet import FleetView, runner_values, state_table
 from trinity_bus.client.follower import TopicFollower
 from trinity_bus.client.ids import BatchId
@@ -55,6 +54,7 @@ from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.config import Settings
+from trinity_bus.errors import NoCoordinatorError, NotStartedError, TimedOutError
 
 log = logging.getLogger(__name__)
 
@@ -141,8 +141,8 @@ class Scheduler:
             does every later wait for the batch.
 
         Raises:
-            ValueError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
-            RuntimeError: The scheduler is not started.
+            RefusedError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
+            NotStartedError: The scheduler is not started.
         """
         if tasks:
             return self._batches.schedule(tasks, batch_id)
@@ -236,7 +236,7 @@ class Scheduler:
             clear_timeout_tasks: Whether all unfinished tasks are then cut off, and their runners stopped.
 
         Raises:
-            TimeoutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
+            TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
         limit = self._default_timeout() if timeout is None else timeout
         wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
@@ -251,7 +251,7 @@ class Scheduler:
             await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
             for batch in batches:
                 self._batches.forget_if_empty(batch)
-        raise TimeoutError(
+        raise TimedOutError(
             f"Timeout after {limit} seconds. Still have {len(outstanding) - running} pending tasks and "
             f"{running} running tasks."
         )
@@ -346,7 +346,7 @@ class Scheduler:
 
     def _coordinator(self) -> CoordinatorHeartbeat:
         if self._fleet.coordinator is None:
-            raise RuntimeError("Scheduler is not started: await start() first.")
+            raise NotStartedError("Scheduler is not started: await start() first.")
         return self._fleet.coordinator
 
 

@@ -13,9 +13,9 @@ modules is told by the services here, as events; docs/counterparts.md has the wh
 ==================================  ===================================================================================
 what fails                          what happens
 ==================================  ===================================================================================
-a version does not come             ``TimeoutError``; nothing is left behind by having waited
+a version does not come             ``TimedOutError``; nothing is left behind by having waited
 the trainer has stopped             a wait for a new version returns the present one
-the version is gone                 ``publish_version`` raises ``ValueError``, with the versions that can be had
+the version is gone                 ``publish_version`` raises ``RefusedError``, with the versions that can be had
 no coordinator answers              ``NoCoordinatorError``
 ==================================  ===================================================================================
 """
@@ -32,9 +32,10 @@ from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HI
 from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.bus.offsets import recent
 from trinity_bus.client.connection import Connection
+from trinity_bus.client.errors import within
 from trinity_bus.client.versions import ALIVE_S, VersionRow, VersionsView
 from trinity_bus.config import Settings
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError, TrinityError
 
 if TYPE_CHECKING:
     import torch
@@ -186,12 +187,12 @@ class Synchronizer:
             be an older one, which somebody has chosen.
 
         Raises:
-            TimeoutError: None came in time.
+            TimedOutError: None came in time.
         """
         if no_wait:
             return self.model_version
         limit = self._settings.synchronizer.sync_timeout_s if timeout_s is None else timeout_s
-        async with asyncio.timeout(limit):
+        async with within(limit, f"no version but {current_version} came"):
             while self.model_version == current_version and self.get_trainer_status() == "running":
                 await self._until_changed()
         return self.model_version
@@ -204,9 +205,9 @@ class Synchronizer:
         """Wait until all explorers that live serve a version, and at least these; their names.
 
         Raises:
-            TimeoutError: They did not, in time.
+            TimedOutError: They did not, in time.
         """
-        async with asyncio.timeout(timeout_s):
+        async with within(timeout_s, f"not all explorers serve version {version}"):
             while True:
                 view, now = self._now(), self._clock()
                 living = {name for name, e in view.explorers.items() if now - e.heard_at <= ALIVE_S}
@@ -252,18 +253,18 @@ class Synchronizer:
             What it costs: the batches that wait meanwhile; empty where none do.
 
         Raises:
-            ValueError: It cannot be had; the message lists those that can.
-            TimeoutError: The trainer did not answer.
+            RefusedError: It cannot be had; the message lists those that can.
+            TimedOutError: The trainer did not answer.
             NoCoordinatorError: No coordinator answers.
         """
         self._now()
         if self._connection is None:
-            raise NotPreparedError("prepare() comes first")
+            raise NotStartedError("prepare() comes first")
         reply = await self._connection.channel.publish_version(self._view.model, version)
         if reply.error == "timeout":
-            raise TimeoutError(reply.detail)
+            raise TimedOutError(reply.detail)
         if reply.error is not None:
-            raise ValueError(reply.detail)
+            raise RefusedError(reply.detail)
         return reply.detail
 
     async def roll_back(self, version: int, *, reason: str) -> str:
@@ -277,18 +278,18 @@ class Synchronizer:
             What it costs: the batches that are passed over.
 
         Raises:
-            ValueError: It cannot be had; the message lists those that can.
-            TimeoutError: The trainer did not answer; it is done when it does.
+            RefusedError: It cannot be had; the message lists those that can.
+            TimedOutError: The trainer did not answer; it is done when it does.
             NoCoordinatorError: No coordinator answers.
         """
         self._now()
         if self._connection is None:
-            raise NotPreparedError("prepare() comes first")
+            raise NotStartedError("prepare() comes first")
         reply = await self._connection.channel.roll_back(self._view.model, version, reason)
         if reply.error == "timeout":
-            raise TimeoutError(reply.detail)
+            raise TimedOutError(reply.detail)
         if reply.error is not None:
-            raise ValueError(reply.detail)
+            raise RefusedError(reply.detail)
         return reply.detail
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class Synchronizer:
         if self._failure is not None:
             raise self._failure
         if self._stack is None:
-            raise NotPreparedError("prepare() comes first")
+            raise NotStartedError("prepare() comes first")
         return self._view
 
     def _weights(self) -> Path | None:
@@ -326,10 +327,6 @@ class Synchronizer:
 
     def _apply(self, received: Received[Any]) -> None:
         self._view.apply(received.record, received.timestamp_ms / 1000)
-
-
-class NotPreparedError(TrinityError):
-    """A method was called before ``prepare``."""
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

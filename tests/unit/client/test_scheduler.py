@@ -23,10 +23,10 @@ from schemas.codec import decode
 from schemas.topics import TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
-from trinity_bus.client import NoCoordinatorError, Scheduler
+from trinity_bus.client import Scheduler
 from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
-from trinity_bus.errors import BusError, SendError
+from trinity_bus.errors import BusError, NoCoordinatorError, SendError
 
 NEVER = 60.0
 
