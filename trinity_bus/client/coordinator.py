@@ -123,8 +123,8 @@ class RolloutCoordinator:
                 ``over_rollout_ratio`` decides for train batches; eval batches wait for all.
 
         Raises:
-            RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be a
-                batch id, or two tasks have one id. Nothing was sent.
+            RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be
+                a batch id, or two tasks have one id. Nothing was sent.
             SendError: The batch is registered, but not all tasks are known to be durable: abort it.
             NoCoordinatorError: None answers.
         """
@@ -156,7 +156,7 @@ class RolloutCoordinator:
             an aborted batch, what it came to.
 
         Raises:
-            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is not remembered.
+            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
             RefusedError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
             TimedOutError: ``Timeout waiting for batch X.``
             NoCoordinatorError: None answers.
@@ -174,7 +174,7 @@ class RolloutCoordinator:
             As of ``finalize_train_batch``; ``metrics`` are ``eval/<batch id after the first slash>/...``.
 
         Raises:
-            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is not remembered.
+            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
             RefusedError: ``Batch X is train, expected eval.``, at once; or it is open.
             NoCoordinatorError: None answers.
         """

@@ -25,7 +25,7 @@ type VersionSpan = tuple[int, int]
 """(first response token, model version): this version drew the tokens from here to the next span."""
 
 
-class WorkflowError(TrinityError):
+class WorkflowError(TrinityError, ValueError):
     """A workflow cannot run this task; the message names the task and what it lacks."""
 
 

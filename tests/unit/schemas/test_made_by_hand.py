@@ -1,4 +1,4 @@
-"""Records that a program makes: a field that does not exist is refused there, and passed over where a record is read."""
+"""Records that a program makes: a field that does not exist is refused there. Readers pass over it."""
 
 import json
 
