@@ -147,6 +147,8 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
         raise DecodeError("not_msgpack_or_json", f"no msgpack map and no JSON object, starts with {shown(value[:16])}")
     try:
         return _decoded(value, form, types, known)
+    except DecodeError:
+        raise
     except _UNREADABLE as error:
         raise _unreadable(error, value, form) from error
 

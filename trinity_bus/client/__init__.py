@@ -1,12 +1,15 @@
 """Clients: what the coordinator service does, as methods of local objects, from any process.
 
-:class:`RolloutCoordinator` is for batches that are trained on or evaluated as a whole; :class:`Scheduler` for tasks
+:class:`Client` is the plain way. The others have the names and methods of the reference: :class:`RolloutCoordinator` is
+for batches that are trained on or evaluated as a whole; :class:`Scheduler` for tasks
 whose results the caller wants one by one; :class:`Synchronizer` for versions of the model. Importing this package
 imports no machine-learning framework.
 """
 
 from trinity_bus.client.channel import CommandChannel
+from trinity_bus.client.client import BatchHandle, Client
 from trinity_bus.client.coordinator import RolloutCoordinator
+from trinity_bus.client.experiences import deserialize_many
 from trinity_bus.client.fleet import FleetView, runner_values
 from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
@@ -16,6 +19,8 @@ from trinity_bus.client.tasks import send_tasks
 from trinity_bus.client.versions import VersionRow
 
 __all__ = [
+    "BatchHandle",
+    "Client",
     "CommandChannel",
     "CompletedTaskResult",
     "FleetView",
@@ -24,6 +29,7 @@ __all__ = [
     "Status",
     "Synchronizer",
     "VersionRow",
+    "deserialize_many",
     "producer_name",
     "runner_values",
     "send_tasks",

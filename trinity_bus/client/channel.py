@@ -151,6 +151,14 @@ class CommandChannel:
         command = FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level)
         return await self._ask(command, OPERATOR_COMMANDS)
 
+    async def ask_whether_present(self) -> None:
+        """Return when a coordinator answers.
+
+        Raises:
+            NoCoordinatorError: None does.
+        """
+        await self._ask(self._question())
+
     def _names(self, batch_id: str | None) -> dict[str, str]:
         """Who asks, under a new id, about a batch; about none where there is none."""
         command_id = self.command_id()

@@ -65,7 +65,7 @@ class Scheduler:
     """Runs tasks on the fleet. Also an async context manager: ``start`` and ``stop``.
 
     Args:
-        settings: Where the log is, and ``coordinator.wait_after_min_s``. Read from the environment where absent.
+        settings: Where the log is. Read from the environment where absent.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
     """
@@ -330,7 +330,7 @@ class Scheduler:
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
         limit = self._default_timeout() if timeout_s is None else timeout_s
-        wait = Wait(tracker, _now(), limit, self._settings.coordinator.wait_after_min_s, min_num)
+        wait = Wait(tracker, _now(), limit, self._coordinator().wait_after_min_s, min_num)
         while (over := wait.over(_now())) is None:
             await self._batches.change(wait.pause(_now()), [batch])
         if over is WaitOutcome.TIMEOUT:

@@ -50,9 +50,7 @@ class Mesh:
         self.log = FakeLog()
         self.bus: Any = FakeBus(self.log)
         self.coordinator = FakeCoordinator(self.bus)
-        base = Settings()
-        values = base.coordinator.model_copy(update={"wait_after_min_s": 0.05})
-        self.settings = base.model_copy(update={"coordinator": values})
+        self.settings = Settings()
         self.scheduler = Scheduler(self.settings, bus=self.bus)
 
     @contextlib.asynccontextmanager
