@@ -10,20 +10,18 @@ from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.client import BatchHandle, Client
 from trinity_bus.client.coordinator import RolloutCoordinator
 from trinity_bus.client.experiences import deserialize_many
-from trinity_bus.client.fleet import FleetView, runner_values
 from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
 from trinity_bus.client.scheduler import Scheduler
 from trinity_bus.client.synchronizer import Synchronizer
 from trinity_bus.client.tasks import send_tasks
-from trinity_bus.client.versions import VersionRow
+from trinity_bus.view import VersionRow
 
 __all__ = [
     "BatchHandle",
     "Client",
     "CommandChannel",
     "CompletedTaskResult",
-    "FleetView",
     "RolloutCoordinator",
     "Scheduler",
     "Status",
@@ -31,7 +29,6 @@ __all__ = [
     "VersionRow",
     "deserialize_many",
     "producer_name",
-    "runner_values",
     "send_tasks",
     "sent_by",
 ]

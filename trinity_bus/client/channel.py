@@ -47,8 +47,7 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
-from trinity_bus.bus import Bus, Producer, Received
-from trinity_bus.client.follower import TopicFollower
+from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.client.ids import producer_name
 from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
 from trinity_bus.errors import BusError, NoCoordinatorError

@@ -33,10 +33,9 @@ from schemas import BatchResult, ExperienceGroup, Task, TaskResult
 from schemas.experience import join_groups
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
-from trinity_bus.bus import Bus, Received
+from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
-from trinity_bus.client.follower import TopicFollower
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
 from trinity_bus.client.rejections import Rejection, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S

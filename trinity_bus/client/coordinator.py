@@ -149,7 +149,7 @@ class RolloutCoordinator:
 
         Args:
             batch_id: As it was submitted.
-            timeout: Seconds. Absent: what all attempts at one task may take together.
+            timeout: Seconds. Absent, or 0: what all attempts at one task may take together.
 
         Returns:
             ``batch_id`` as it was given, ``batch_type``, ``finished_task_count``, and ``metrics``: ``rollout/...``. Of
@@ -168,7 +168,7 @@ class RolloutCoordinator:
 
         Args:
             batch_id: As it was submitted.
-            timeout: Seconds. Absent: what all attempts at one task may take together.
+            timeout: Seconds. Absent, or 0: what all attempts at one task may take together.
 
         Returns:
             As of ``finalize_train_batch``; ``metrics`` are ``eval/<batch id after the first slash>/...``.
@@ -237,7 +237,7 @@ class RolloutCoordinator:
 
     async def _finalize(self, batch_id: BatchId, batch_type: BatchType, timeout_s: float | None) -> dict[str, Any]:
         reply: CommandReply = await self._connected().channel.finalize(
-            batch_name(batch_id), batch_type=batch_type, timeout_s=timeout_s
+            batch_name(batch_id), batch_type=batch_type, timeout_s=timeout_s or None
         )
         if reply.error is not None:
             raise_refusal(reply, batch_id, batch_type)

@@ -44,17 +44,16 @@ from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
-from trinity_bus.bus import Bus, Received
+from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
-from trinity_bus.client.fleet import FleetView, runner_values, state_table
-from trinity_bus.client.follower import TopicFollower
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.config import Settings
 from trinity_bus.errors import NoCoordinatorError, NotStartedError, TimedOutError
+from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +76,7 @@ class Scheduler:
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
         self._batches = OpenBatches(self._settings.coordinator.group_size)
-        self._fleet = FleetView(self._settings.coordinator.explorer_timeout_s)
-        self._heard = asyncio.Event()
+        self._mesh = MeshState(alive_s=self._settings.coordinator.explorer_timeout_s)
 
     # ------------------------------------------------------------------------------------------------ start and stop
 
@@ -164,8 +162,8 @@ class Scheduler:
             batch_id: As scheduled. Of one that is not known there is nothing, at once.
             min_num: Results that are enough: when they are there, the others are waited for ``wait_after_min_s`` more.
                 Absent, or more than there are: all.
-            timeout: Seconds. Absent: what all attempts at one task may take together. When it has passed, what is there
-                is taken; that is no error.
+            timeout: Seconds. Absent, or 0: what all attempts at one task may take together. When it has passed, what
+                is there is taken; that is no error.
             clear_timeout_tasks: Whether tasks without a result are then cut off; their runners are stopped at once if
                 the time was up. Otherwise a later call has their results.
             return_partial_tasks: Whether a task that is cut off counts with the runs that it has done.
@@ -232,20 +230,21 @@ class Scheduler:
         """Wait until no task of any batch is without a result. Nothing is taken.
 
         Args:
-            timeout: Longest time without a result, in seconds. Absent: what all attempts at one task may take together.
+            timeout: Longest time without a result, in seconds. Absent, or 0: what all attempts at one task may take
+                together.
             clear_timeout_tasks: Whether all unfinished tasks are then cut off, and their runners stopped.
 
         Raises:
             TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
-        limit = self._default_timeout() if timeout is None else timeout
+        limit = timeout or self._default_timeout()
         wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
         while (over := wait.over([batch.tracker for batch in self._batches.all], _now())) is None:
             await self._batches.change(wait.pause(_now()), self._batches.all)
         if over is WaitOutcome.COMPLETE:
             return
         outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
-        running = len(outstanding & self._fleet.running_tasks())
+        running = len(outstanding & self._mesh.running_tasks())
         if clear_timeout_tasks:
             batches = self._batches.all
             await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
@@ -259,9 +258,9 @@ class Scheduler:
     # -------------------------------------------------------------------------------------------------------- states
 
     def dynamic_timeout(self, timeout: float | None = None) -> float:
-        """Limit of an attempt that starts now, in seconds: what the coordinator says, and ``timeout`` at most."""
+        """Limit of an attempt that starts now, in seconds: the coordinator's, at most ``timeout`` unless that is 0."""
         limit = self._coordinator().dynamic_timeout_s
-        return limit if timeout is None else min(timeout, limit)
+        return min(timeout or limit, limit)
 
     def get_key_state(self, key: str) -> dict[str, Any]:
         """One value of each runner that has it, such as ``workflow_id`` or ``model_version``, by runner."""
@@ -274,10 +273,10 @@ class Scheduler:
     def get_all_state(self) -> dict[str, dict[str, Any]]:
         """Return the state of every runner in the fleet, as last told.
 
-        See ``trinity_bus.client.fleet.runner_values``.
+        See ``trinity_bus.view.runner_values``.
         """
-        self._fleet.tick(time.time())
-        return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
+        self._mesh.tick(time.time())
+        return {runner.runner: runner_values(runner) for runner in self._mesh.runners()}
 
     def print_all_state(self) -> None:
         """Log the states of all runners as an aligned table."""
@@ -289,28 +288,23 @@ class Scheduler:
     async def _follow(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
         results = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
+        await results.start()
+        connection.stack.push_async_callback(results.stop)
         # Most of what explorers say is the coordinator's business, and not even decoded here.
-        events = TopicFollower(
-            lambda start: bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start=start, expect=_FLEET), self._see, fail
+        mesh = MeshFollower(
+            bus, EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end", state=self._mesh, expect=_FLEET, on_end=fail
         )
-        for follower in (results, events):
-            await follower.start()
-            connection.stack.push_async_callback(follower.stop)
+        await connection.stack.enter_async_context(mesh)
         self._batches.connect(connection, results.caught_up)
         try:
             async with asyncio.timeout(SILENCE_S):
-                await self._heard.wait()
+                while mesh.state.coordinator is None:
+                    await mesh.changed(SILENCE_S)
         except TimeoutError:
             raise NoCoordinatorError(
                 f"no coordinator of namespace {bus.settings.namespace!r} was heard within {SILENCE_S:g} s: start one "
                 "with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that runs"
             ) from None
-
-    def _see(self, received: Received[Any]) -> None:
-        """Something that the coordinator or an explorer says."""
-        self._fleet.apply(received.record, received.timestamp_ms / 1000)
-        if isinstance(received.record, CoordinatorHeartbeat):
-            self._heard.set()
 
     async def _get(
         self,
@@ -329,7 +323,7 @@ class Scheduler:
         known = tracker.unfinished + tracker.ready
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
-        limit = self._default_timeout() if timeout_s is None else timeout_s
+        limit = timeout_s or self._default_timeout()
         wait = Wait(tracker, _now(), limit, self._coordinator().wait_after_min_s, min_num)
         while (over := wait.over(_now())) is None:
             await self._batches.change(wait.pause(_now()), [batch])
@@ -345,9 +339,9 @@ class Scheduler:
         return coordinator.max_timeout_s * coordinator.attempts_per_task
 
     def _coordinator(self) -> CoordinatorHeartbeat:
-        if self._fleet.coordinator is None:
+        if self._mesh.coordinator is None:
             raise NotStartedError("Scheduler is not started: await start() first.")
-        return self._fleet.coordinator
+        return self._mesh.coordinator
 
 
 def _now() -> float:

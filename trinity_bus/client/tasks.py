@@ -6,7 +6,7 @@ from typing import Final
 
 from schemas import Position, Task
 from schemas.topics import TASKS
-from trinity_bus.bus import Producer
+from trinity_bus.bus import Producer, partition_of
 
 IN_FLIGHT: Final = 1000
 """Tasks that are sent but not yet known to be durable."""
@@ -14,6 +14,9 @@ IN_FLIGHT: Final = 1000
 
 async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Callable[[], None] = lambda: None) -> int:
     """Send tasks and wait until all are durable.
+
+    Those of one batch go to one partition, so that the coordinator accepts them in this order, which is that of the
+    manifest and of being handed out; batches are spread over the partitions.
 
     Args:
         producer: Started.
@@ -29,7 +32,9 @@ async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Calla
     pending: list[asyncio.Future[Position]] = []
     count = 0
     for task in tasks:
-        pending.append(asyncio.ensure_future(await producer.send(TASKS, task.task_id, task)))
+        partition = None if task.batch_id is None else partition_of(task.batch_id, TASKS.partitions)
+        sent = await producer.send(TASKS, task.task_id, task, partition=partition)
+        pending.append(asyncio.ensure_future(sent))
         count += 1
         on_queued()
         if len(pending) >= IN_FLIGHT:

@@ -29,11 +29,14 @@ class CoordinatorSettings(Section):
     """Train batches handed out and not yet finalized."""
     over_rollout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of a train batch's tasks that need not be waited for: it may end with the others. 0: wait for all."""
-    wait_after_min_s: Seconds = 30.0
-    """How long a batch that has as many tasks done as it needs still waits for the others."""
+    wait_after_min_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """How long a batch that has as many tasks done as it needs still waits for the others. 0: not at all."""
     return_partial_tasks: bool = False
     """Whether a task of which only some runs are done counts, with those, when an attempt at it breaks off or its
     batch ends. Otherwise its runs are all done again, or not at all."""
+    detailed_eval_stats: bool = False
+    """Whether an evaluation tells of each metric the mean, maximum, minimum and standard deviation over its tasks, not
+    the mean alone."""
     max_repeat_times_per_runner: Count | None = None
     """Runs of one task that one attempt does at most: larger groups are split, and may run on several explorers at
     once. Unset: groups are not split."""

@@ -10,8 +10,9 @@
 import asyncio
 from abc import ABC, abstractmethod
 
+from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.rollout.workflow import PartialRunsError, Rollout, RolloutContext
+from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext
 
 
 class SingleRunWorkflow(ABC):

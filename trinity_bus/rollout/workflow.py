@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from schemas.record import BatchType, Metrics
+from schemas.experience import Rollout, VersionSpan
+from schemas.record import BatchType
 from schemas.task import Sampling, Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.state import RunState
-
-type VersionSpan = tuple[int, int]
-"""(first response token, model version): this version drew the tokens from here to the next span."""
 
 
 class WorkflowError(TrinityError, ValueError):
@@ -94,24 +92,6 @@ class Tokenizer(Protocol):
     ) -> list[int]:
         """Token ids of a conversation."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """One run of a task: one sample of its group."""
-
-    prompt_token_ids: Sequence[int]
-    response_token_ids: Sequence[int]
-    """Everything after the prompt: the model's own tokens and, in workflows of several turns, what was said to it."""
-    logprobs: Sequence[float]
-    """[response] as the engine gave them; anything (0.0 by custom) where the token is not the model's own."""
-    mask: Sequence[bool] | None = None
-    """[response] True where the token is the model's own; None when all are."""
-    reward: float
-    metrics: Metrics = field(default_factory=dict)
-    """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
-    finish_reason: str = "stop"
-    versions: Sequence[VersionSpan] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

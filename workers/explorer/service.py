@@ -223,7 +223,7 @@ class ExplorerService:
                     )
                 order = self._orders.handle(received.record)
                 if isinstance(order, Dispatch):
-                    executor.start(order, received.traceparent)
+                    executor.start(order, received.raw, received.traceparent)
                 elif order is not None:
                     executor.cancel(order)
 

@@ -75,6 +75,32 @@ def test_tasks_are_told_what_batch_they_are_of_whatever_they_said() -> None:
     run(main())
 
 
+def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission() -> None:
+    async def main() -> None:
+        async with clients() as (log, _, (client,)):
+            for batch_id in (1, 2, "2/held-out"):
+                await client.submit_batch(batch_id=batch_id, tasks=tasks(20), batch_type="train")
+                read = [r for r in log.all(TASKS) if r.record.batch_id == str(batch_id)]
+                assert [r.record.task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
+                assert len({r.partition for r in read}) == 1, "no reader can mix what is in one partition"
+            assert len({r.partition for r in log.all(TASKS)}) > 1, "batches share the partitions"
+
+    run(main())
+
+
+def test_a_timeout_of_0_is_none() -> None:
+    async def main() -> None:
+        async with clients() as (_, coordinator, (client,)):
+            await client.submit_batch(batch_id=1, tasks=tasks(1), batch_type="train")
+            waiting = asyncio.create_task(client.finalize_train_batch(1, timeout=0))
+            await coordinator.until(lambda: len(coordinator.commands) == 2)
+            assert coordinator.commands[1].timeout_s is None
+            await coordinator.finish("1#t0")
+            assert (await waiting)["finished_task_count"] == 1
+
+    run(main())
+
+
 def test_an_empty_batch_can_be_finalized_at_once() -> None:
     async def main() -> None:
         async with clients() as (log, coordinator, (client,)):

@@ -160,12 +160,29 @@ def test_partial_tasks_count_when_they_are_asked_for() -> None:
             mesh.scheduler.schedule(tasks(1, first=2, repeat_times=1), 1)
             await mesh.finish("t0")
             await mesh.coordinator.until(lambda: len(mesh.coordinator.tasks) == 3)
-            statuses, payloads = await mesh.scheduler.get_payload_results(1, timeout=0, return_partial_tasks=True)
+            statuses, payloads = await mesh.scheduler.get_payload_results(1, timeout=0.01, return_partial_tasks=True)
             assert [(s.completed_runs, s.total_runs) for s in statuses] == [(4, 4), (1, 4)]
             assert statuses[1].message == f"1/4 runs completed successfully. {CLEANUP}"
             assert len(payloads) == 2
             (cancel,) = mesh.sent(CancelTasks)
             assert (cancel.restart_runners, cancel.return_partial_tasks) == (True, True)
+
+    run(main())
+
+
+def test_a_timeout_of_0_waits_as_long_as_none() -> None:
+    async def main() -> None:
+        async with Mesh().running() as mesh:
+            mesh.scheduler.schedule(tasks(1), 1)
+            waiting = [
+                asyncio.create_task(mesh.scheduler.wait_all(timeout=0)),
+                asyncio.create_task(mesh.scheduler.get_statuses(1, timeout=0)),
+            ]
+            await mesh.coordinator.until(lambda: mesh.coordinator.tasks)
+            await mesh.finish("t0")
+            _, statuses = await asyncio.gather(*waiting)
+            assert [status.ok for status in statuses] == [True]
+            assert mesh.scheduler.dynamic_timeout(0) == mesh.scheduler.dynamic_timeout()
 
     run(main())
 

@@ -65,7 +65,7 @@ class Rig:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not condition():
-                await self.client._until_changed()
+                await self.client._follower().changed(1.0)
 
 
 def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_down_disconnects() -> None:
@@ -175,5 +175,17 @@ def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
             await rig.until(lambda: client.model_version == 1)
             with pytest.raises(TensorFileError, match="lies at 0 to 400 of 392"):
                 client.get_model_state_dict()
+
+    asyncio.run(harness())
+
+
+def test_what_the_reference_takes_by_position_is_taken_by_position() -> None:
+    async def harness() -> None:
+        rig = Rig()
+        await rig.say(announced(3))
+        async with rig.client as client:
+            assert await client.wait_new_model_state_dict(3, True) == 3
+            # Every checkpoint is a Hugging Face folder.
+            assert client.get_latest_model_path(True) == client.get_latest_model_path()
 
     asyncio.run(harness())

@@ -61,8 +61,28 @@ def test_a_batch_from_its_first_task_to_its_manifest() -> None:
         "rollout/time/task_execution/min": 3.0,
         "rollout/finished_task_count": 2.0,
         "rollout/failed_task_count": 0.0,
+        "experience_pipeline/experience_count": 4.0,
     }
     assert ended[1].trace_links == [TRACE]
+
+
+@pytest.mark.parametrize(
+    ("detailed", "expected"),
+    [(False, {"": 0.75}), (True, {"/mean": 0.75, "/max": 1.0, "/min": 0.5, "/std": 0.25})],
+)
+def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
+    detailed: bool, expected: dict[str, float]
+) -> None:
+    harness = Harness(detailed_eval_stats=detailed)
+    harness.beat()
+    for name in "ab":
+        harness.task(name, batch_id="1/held-out", batch_type="eval", batch_size=2)
+    for name, score in (("a", 0.5), ("b", 1.0)):
+        metrics = [{"score": score}]
+        ended = harness.finished(name, batch_id="1/held-out", batch_type="eval", experience=None, metrics=metrics)
+    found = {name: value for name, value in batches(ended)[-1].metrics.items() if "score/mean@1" in name}
+    assert found == {f"eval/held-out/score/mean@1{stat}": value for stat, value in expected.items()}
+    assert not [name for name in batches(ended)[-1].metrics if "experience_count" in name]
 
 
 def test_a_batch_that_never_fills_holds_up_nobody() -> None:

@@ -181,8 +181,16 @@ class Batch(Row):
         else:
             del self.queued[workflow]
 
-    def record(self, *, reason: str | None = None, with_results: bool = False) -> BatchRecord:
-        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for."""
+    def record(
+        self, *, reason: str | None = None, with_results: bool = False, detailed_stats: bool = False
+    ) -> BatchRecord:
+        """Return the batch as others see it; with manifest, metrics and trace links where they are asked for.
+
+        Args:
+            reason: Why it was aborted.
+            with_results: Whether they are.
+            detailed_stats: Whether evaluation tells the spread over tasks.
+        """
         results = sorted(self.results.values(), key=lambda r: r.order) if with_results else []
         return BatchRecord(
             batch_id=self.batch_id,
@@ -197,12 +205,12 @@ class Batch(Row):
             min_wait_num=self.min_wait_num,
             min_version=self.min_version,
             manifest=[r.entry for r in results],
-            metrics=self._metrics(results) if with_results else {},
+            metrics=self._metrics(results, detailed_stats=detailed_stats) if with_results else {},
             reason=reason,
             trace_links=_trace_links(results),
         )
 
-    def _metrics(self, results: list[Result]) -> Metrics:
+    def _metrics(self, results: list[Result], *, detailed_stats: bool) -> Metrics:
         """As the reference names them: ``rollout/...`` for train batches, ``eval/<name>/...`` for eval batches."""
         of_tasks = [r.metrics for r in results]
         if self.batch_type == "train":
@@ -210,10 +218,13 @@ class Batch(Row):
             metrics = bounded(aggregate_metrics(of_tasks, prefix))
         else:
             prefix = f"eval/{self.batch_id.partition('/')[2] or self.batch_id}"
-            metrics = bounded(aggregate_eval_metrics(of_tasks, prefix))
+            metrics = bounded(aggregate_eval_metrics(of_tasks, prefix, detailed_stats=detailed_stats))
         metrics[f"{prefix}/finished_task_count"] = float(self.finished)
         if results:
             metrics[f"{prefix}/failed_task_count"] = float(self.failed)
+        samples = sum(part.samples for result in results for part in result.parts)
+        if samples and self.batch_type == "train":
+            metrics["experience_pipeline/experience_count"] = float(samples)
         return metrics
 
 

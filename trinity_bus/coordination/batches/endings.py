@@ -233,7 +233,9 @@ class Endings:
 
     def _tell_end(self, batch: Batch, reason: str | None, *, with_results: bool) -> None:
         self._to_cut.pop(batch.batch_id, None)
-        record = batch.record(reason=reason, with_results=with_results)
+        record = batch.record(
+            reason=reason, with_results=with_results, detailed_stats=self._settings.detailed_eval_stats
+        )
         self._out.add(PublishBatch(record))
         result = BatchResult(
             batch_id=batch.batch_id,

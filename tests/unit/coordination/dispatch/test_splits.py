@@ -224,6 +224,15 @@ def test_runs_that_are_done_when_a_batch_ends_count_with_partial_results() -> No
     assert (result.task_id, result.status, result.completed_runs, result.total_runs) == ("b", "partial", 2, 4)
 
 
+def test_a_batch_with_enough_may_wait_for_nothing_more() -> None:
+    harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=0, explorer_timeout_s=1000)
+    harness.beat()
+    harness.task("a")
+    harness.task("b")
+    harness.finished("a")
+    assert statuses(harness.wait(1)) == [("b", "aborted")]
+
+
 def test_evaluation_waits_for_all_unless_told() -> None:
     harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=1, explorer_timeout_s=1000)
     harness.beat()
