@@ -30,11 +30,11 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.producer import producer as producer_module
 
 _LIMIT_S: Final = 0.2
-_opener: ContextVar["Client"] = ContextVar("opener")
+_opener: ContextVar["_Client"] = ContextVar("opener")
 """Whose connection is being opened: the library does not tell the function that opens it."""
 
 
-class Client(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
+class _Client(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
     """What producers, consumers and administrators are built on."""
 
     def __init__(self, **options: Any) -> None:
@@ -96,11 +96,11 @@ async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnecti
 
 
 client_module.create_conn = _create_conn
-admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = Client
+admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = _Client
 
 
 @contextlib.asynccontextmanager
-async def bounded_shutdown(client: Client) -> AsyncIterator[None]:
+async def bounded_shutdown(client: _Client) -> AsyncIterator[None]:
     """Within the block, in which a client is stopped, no connection takes much longer than ``_LIMIT_S`` to close.
 
     However it ends, none is open after it.
@@ -142,7 +142,7 @@ async def close_connection(connection: AIOKafkaConnection) -> None:
         await asyncio.wait([closed])
 
 
-async def _abort_closing(client: Client) -> None:
+async def _abort_closing(client: _Client) -> None:
     while True:
         await asyncio.sleep(_LIMIT_S)
         client.abort_closing()
