@@ -54,7 +54,7 @@ class Demo:
         environment = {
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
-            "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
             MARK: self.mark,
         }
         if embedded:
