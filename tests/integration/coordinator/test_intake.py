@@ -9,7 +9,8 @@ from schemas import ExplorerLeft, Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from workers.coordinator.intake import MAX_TASKS, Intake
+from trinity_bus.coordination.commit_schedule import MAX_TASKS
+from workers.coordinator.intake import Intake
 
 pytestmark = pytest.mark.integration
 
