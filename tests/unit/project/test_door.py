@@ -3,6 +3,7 @@
 import ast
 import builtins
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,20 @@ def test_a_users_program_passes_mypy_and_a_wrong_one_does_not(tmp_path: Path) ->
     told = checked(tmp_path, wrong)
     assert 'Unexpected keyword argument "repeat_time" for "Task"' in told
     assert '"dict[str, float]" has no attribute "reward"' in told
+
+
+def test_the_defaults_in_the_table_of_what_people_set_are_those_of_the_settings() -> None:
+    from trinity_bus import Settings
+
+    settings, checked_names = Settings(), 0
+    for line in (ROOT / "docs" / "counterparts.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        here = re.match(r"`([a-z]+)\.(\w+)`", cells[2]) if len(cells) == 4 else None
+        if here is None:
+            continue
+        value = getattr(getattr(settings, here[1]), here[2])
+        told = cells[3].strip("`").split(",")[0]
+        wanted = "unset" if value is None else f"{value:g}" if type(value) is float else str(value)
+        assert told.partition(":")[0].partition(" ")[0] in {wanted, str(value)}, line
+        checked_names += 1
+    assert checked_names > 18
