@@ -91,6 +91,7 @@ from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans, sound
 from workers.coordinator.standby import LASTING, TRANSACTIONAL_ID, Standby
 from workers.coordinator.upset import is_upset, told
+from workers.preconditions import ensure
 
 log = logging.getLogger("workers.coordinator")
 
@@ -113,10 +114,12 @@ async def run(settings: Settings) -> None:
     """Run a coordinator until it is cancelled.
 
     Raises:
+        ConfigError: It cannot start with these settings.
         ProducerFencedError: Another coordinator of this namespace has taken over from this one.
         StateError: The changelog cannot be read by this program.
         TrinityError: The broker cannot be reached, or something is wrong with its topics.
     """
+    ensure("coordinator", settings)
     telemetry = setup_telemetry(
         "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
     )
