@@ -82,7 +82,7 @@ audit: sbom ## Ask whether vulnerabilities are known of what the locks pin. Ends
 bench: setup ## Run one benchmark: NAME=codec, bus, compression, rollout, training, tracing, weight_sync, checksum, scheduling or demo.
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
-	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
 	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

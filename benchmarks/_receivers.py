@@ -49,7 +49,11 @@ class BareReceiver:
             checksum=announced.checksum,
             secret=announced.secret or "",
         )
-        self._receiver.start(source, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
+
+        def on_end(progress: TransferProgress) -> None:
+            loop.call_soon_threadsafe(ended.set_result, progress)
+
+        self._receiver.start(source, on_end)
         progress = await ended
         if progress.state != "ready":
             self._receiver.cancel()

@@ -19,14 +19,15 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from msgspec.structs import replace
 
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._report import Row, report
 from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import EXPERIENCES, TASKS
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 
@@ -154,7 +155,7 @@ async def read_small(bus: Bus, control: Connection, count: int) -> None:
         while len(latencies) < count + 50:
             received = await reader.batch(LIMIT_S)
             now = time.monotonic()
-            latencies += [now - record.record.data["sent"] for record in received]
+            latencies += [now - record_of(record).data["sent"] for record in received]
         control.send(latencies[50:])
 
 
@@ -210,7 +211,7 @@ def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> f
         read_at, tokens = receive(reader)
     if tokens != count * TOKENS:
         raise AssertionError(f"{tokens} tokens arrived of {count * TOKENS}")
-    return tokens / (max(acknowledged, read_at) - started) / 1e6
+    return float(tokens / (max(acknowledged, read_at) - started) / 1e6)
 
 
 def latencies(settings: KafkaSettings) -> list[float]:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from _report import Row, report
 
+from benchmarks._report import Row, report
 from trinity_bus.weights.buckets import TensorMeta
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest

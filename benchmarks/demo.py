@@ -1,7 +1,7 @@
 """The demo: how soon it gives a first reward, how long each of its stages takes, and what a step is made of.
 
 Runs the demo once, as a user does, and reads its ``summary.json``; or reads that of an earlier run:
-``python benchmarks/demo.py runs/ID/summary.json``.
+``python -m benchmarks.demo runs/ID/summary.json``.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _report import Row, report
+from benchmarks._report import Row, report
 
 LIMIT_S = 300.0
 """The demo's own limit on two cores, after set-up."""

@@ -11,7 +11,6 @@ import asyncio
 import multiprocessing
 import secrets
 import statistics
-import sys
 import time
 import uuid
 from multiprocessing.connection import Connection
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from safetensors.torch import load_file
 
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._report import Row, report
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
@@ -34,6 +33,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
+from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
@@ -41,10 +41,6 @@ from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.weights.link.publisher import WeightPublisher
 from workers.explorer.service import ExplorerService
-
-# The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
 
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64

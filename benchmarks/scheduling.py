@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvloop
-from _cluster import Cluster, cluster_to_measure
-from _report import Row, report
-from _scheduling import consumer, crash, fleet, memory, throughput
-from _scheduling.explorer import THINK_S
-from _scheduling.mesh import Mesh, mesh, ready
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks._cluster import Cluster, cluster_to_measure
+from benchmarks._report import Row, report
+from benchmarks._scheduling import consumer, crash, fleet, memory, throughput
+from benchmarks._scheduling.explorer import THINK_S
+from benchmarks._scheduling.mesh import Mesh, mesh, ready
 from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings
 
@@ -147,9 +147,9 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
 
 def fleet_rows(batches: int, bars: Bars) -> list[Row]:
     """Return the synchronous way, and the asynchronous one with and without what shortens the tail."""
-    one = {"max_staleness": 0, "max_inflight_batches": 1}
-    some = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
-    more = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
+    one: dict[str, float] = {"max_staleness": 0, "max_inflight_batches": 1}
+    some: dict[str, float] = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
+    more: dict[str, float] = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
     ways: list[tuple[str, dict[str, float], float | None]] = [
         ("synchronous: one batch at a time", one, None),
         ("synchronous, over-rollout 10 %", one | _over_rollout(0.1), None),
@@ -167,7 +167,7 @@ def fleet_rows(batches: int, bars: Bars) -> list[Row]:
             CoordinatorSettings.model_validate({**common, **patient, **settings}),
             batches,
             SEED,
-            progress=lambda done, told=told: told(done, batches),  # type: ignore[misc]
+            progress=lambda done, told=told: told(done, batches),  # type: ignore[misc]  # of a lambda with a default
         )
         spent = simulation.run()
         rows += [

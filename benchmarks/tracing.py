@@ -25,13 +25,14 @@ from pathlib import Path
 
 import psutil
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from rollout import (
+
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._report import Row, report
+from benchmarks.rollout import (
     GROUP,
     LIMIT_S,
     PROMPT,
@@ -42,15 +43,12 @@ from rollout import (
     serve_weights,
     through_explorer,
 )
-
 from schemas.topics import EXPLORER_EVENTS
+from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
-
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
-from tests.support.mesh.waiting import wait_until
 
 ROUNDS = 12
 GOAL = 0.99

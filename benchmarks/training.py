@@ -11,20 +11,17 @@ compared.
 """
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from _report import Row, report
-
+from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.advantages import group_advantages
@@ -160,7 +157,7 @@ class PlainTrainer:
             losses.append(loss_sum)
         return statistics.fmean(losses)
 
-    def _micro_batch(self, chosen: list[tuple]) -> torch.Tensor:
+    def _micro_batch(self, chosen: list[tuple[Any, Any]]) -> torch.Tensor:
         rows, longest = len(chosen), max(len(sample.tokens) for sample, _ in chosen)
         tokens = torch.zeros(rows, longest, dtype=torch.long)
         attention = torch.zeros(rows, longest, dtype=torch.long)

@@ -31,7 +31,6 @@ import contextlib
 import multiprocessing
 import secrets
 import statistics
-import sys
 import threading
 import time
 import uuid
@@ -44,13 +43,14 @@ from typing import Any
 
 import torch
 import uvloop
-from _cluster import Cluster, cluster_to_measure
-from _receivers import BareReceiver, Timed, follow
-from _report import Row, report
 from safetensors.torch import load_file
 
+from benchmarks._cluster import Cluster, cluster_to_measure
+from benchmarks._receivers import BareReceiver, Timed, follow
+from benchmarks._report import Row, report
 from schemas import Member, ModelVersion, Sampling, StepTrained, TrainerHeartbeat, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
+from tests.support.fakes.tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
@@ -63,10 +63,6 @@ from trinity_bus.weights.transport import Source
 from workers.coordinator.service import Coordinator
 from workers.explorer.service import ExplorerService
 from workers.trainer.publication import Publisher
-
-# The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
 
 ROUNDS = 5
 LIMIT_S = 60.0
@@ -317,7 +313,7 @@ class Trainer:
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
                     last_at = max(last_at, received.timestamp_ms / 1000)
-        slowest = (
+        transfer, verify, prepare, pause, meeting = (
             max(getattr(a, name) for a in answers.values())
             for name in ("transfer_s", "verify_s", "prepare_s", "pause_s", "control_s")
         )
@@ -325,7 +321,11 @@ class Trainer:
         return Round(
             last_at - began_at,
             staged - began,
-            *slowest,
+            transfer,
+            verify,
+            prepare,
+            pause,
+            meeting,
             control=statistics.median(firsts) - self.announced_at,
             news=statistics.median(firsts) - told_at,
         )
@@ -382,7 +382,7 @@ def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool) -> 
     """Medians of one configuration."""
 
     def median(name: str) -> float:
-        return statistics.median(getattr(result, name) for result in results)
+        return float(statistics.median(getattr(result, name) for result in results))
 
     yield Row(f"{title}: step done to all serving", median("total"), "s", better="lower")
     yield Row(f"{title}: announcement to first byte (control)", median("control"), "s", CONTROL_GOAL_S, better="lower")

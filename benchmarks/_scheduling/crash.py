@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
-from _scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
-from _scheduling.mesh import LIMIT_S, Mesh
+from benchmarks._scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
+from benchmarks._scheduling.mesh import LIMIT_S, Mesh
 from schemas import BatchLifecycleState, BatchRecord, RolloutFinished, Task
 from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader
@@ -157,7 +157,7 @@ class History:
 
     def _start_consumer(self) -> None:
         self._since = time.time()
-        self._mesh.start("consumer", [sys.executable, "-m", "_scheduling.consumer", self._folder], {})
+        self._mesh.start("consumer", [sys.executable, "-m", "benchmarks._scheduling.consumer", self._folder], {})
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
