@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._options import parser
 from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
@@ -185,7 +186,7 @@ def seconds(function: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def measure(load: Workload, folder: Path) -> list[Row]:
+def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
     """Time both, in turns."""
     make_model(load, folder)
     groups = make_groups(load)
@@ -202,8 +203,7 @@ def measure(load: Workload, folder: Path) -> list[Row]:
     losses = (engine.train_step(groups)["loss"], plain.train_step(groups))
     assert abs(losses[0] - losses[1]) < 1e-4, losses
     timings = [
-        (seconds(lambda: engine.train_step(groups)), seconds(lambda: plain.train_step(groups)))
-        for _ in range(load.repeats)
+        (seconds(lambda: engine.train_step(groups)), seconds(lambda: plain.train_step(groups))) for _ in range(repeats)
     ]
     ours, theirs = (statistics.median(column) for column in zip(*timings, strict=True))
     tokens = sum(len(group.tokens) for group in groups)
@@ -217,15 +217,17 @@ def measure(load: Workload, folder: Path) -> list[Row]:
 
 def main() -> None:
     """Run all workloads."""
+    options = parser(__doc__).parse_args()
     torch.set_num_threads(THREADS)
     rows = []
-    for load in WORKLOADS:
+    for load in WORKLOADS[:1] if options.short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(load, Path(folder))
+            rows += measure(load, Path(folder), 1 if options.short else load.repeats)
     report(
         "training",
         "GRPO step, Megatron-core engine against plain torch and transformers, one CPU thread, float32",
         rows,
+        options,
     )
 
 

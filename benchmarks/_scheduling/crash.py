@@ -16,9 +16,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 from benchmarks._scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
 from benchmarks._scheduling.mesh import LIMIT_S, Mesh
@@ -91,10 +90,9 @@ class History:
         self._finalized: list[BatchRecord] = []
         self._since = 0.0
 
-    async def live(self, positions: int, progress: Callable[[int, int], None]) -> Cost:
-        """Crashes every victim at each of the first ``positions`` positions of the cycle, and settles the account."""
+    async def live(self, plan: Sequence[tuple[int, str]], progress: Callable[[int, int], None]) -> Cost:
+        """Crashes each victim of the plan at its position of the cycle, and settles the account."""
         cost = Cost()
-        plan = list(product(range(positions), VICTIMS))
         self._start_consumer()
         async with self._bus.producer() as producer, self._bus.reader(BATCHES, start="beginning") as batches:
             feeding = asyncio.create_task(self._feed(producer))

@@ -54,15 +54,12 @@ class Mesh:
 
     def start_coordinator(self) -> None:
         """Run a real one, with the settings of the environment."""
-        self.start("coordinator", [sys.executable, "-m", "workers.coordinator"], {})
+        self.start("coordinator", [sys.executable, "-m", "workers.cli.app", "run", "coordinator"], {})
 
     def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """Run a real one around the fake engine."""
-        self.start(
-            name,
-            [sys.executable, "-m", "benchmarks._scheduling.explorer"],
-            {env_name("explorer.name"): name, **(more or {})},
-        )
+        command: list[str | Path] = [sys.executable, "-m", "benchmarks._scheduling.explorer"]
+        self.start(name, command, {env_name("explorer.name"): name, **(more or {})})
 
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
         """Start a process.

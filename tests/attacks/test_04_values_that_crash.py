@@ -259,6 +259,7 @@ async def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
             letters = await read(bus, DEAD_LETTERS, 2)
             answers = await read(bus, RESULTS, 8)
         assert not service.done()
+        assert coordinator.machine is not None
         assert "poison" not in coordinator.machine.ledger.batches
         service.cancel()
         await asyncio.wait([service])

@@ -156,6 +156,8 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
         "report",
     ]
     assert summary["train_seconds"] == summary["stages"]["train"] > 0
+    command = [sys.executable, "-m", "benchmarks.demo", str(demo.run_dir / "summary.json"), "--short"]
+    assert "time to first reward" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert all(value is not None for step in summary["steps"] for value in step.values())
     assert (demo.run_dir / "reward.png").stat().st_size > 1000

@@ -10,7 +10,8 @@ from schemas.topics import EXPLORER_EVENTS, TASKS
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from workers.coordinator.intake import MAX_TASKS, Intake
+from trinity_bus.coordination.commit_schedule import MAX_TASKS
+from workers.coordinator.intake import Intake
 
 pytestmark = pytest.mark.integration
 

@@ -390,7 +390,7 @@ def test_a_fork_server_whose_explorer_is_gone_before_it_is_loaded_ends_without_a
         namespace="n",
         telemetry=b"{}",
     )
-    ours.send(control.encode(load))
+    ours.send(control.TO_FORK_SERVER.encode(load))
     command = [sys.executable, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())]
     with theirs:
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

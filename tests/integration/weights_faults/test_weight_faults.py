@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults.weight_workers import METHODS, FaultMethod, Phase
-from tests.support.faults.weights import FaultyMesh, Victim, faults
+from benchmarks._weight_faults.mesh import FaultyMesh, Victim, faults
+from benchmarks._weight_faults.workers import METHODS, FaultMethod, Phase
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 

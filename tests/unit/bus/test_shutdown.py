@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from trinity_bus.bus.shutdown import Client
+from trinity_bus.bus.internals import Client
 
 
 class SilentBroker:

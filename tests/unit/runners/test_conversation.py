@@ -15,8 +15,8 @@ from trinity_bus.runners.conversation import (
     RunnerAnswered,
     ServeRequest,
 )
-from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
+from trinity_bus.runtime.frames import ProtocolError
 
 ENDS: dict[str, Callable[[int], RunDone | RunFailed | RunCancelled]] = {
     "done": lambda job: RunDone(job, b"", None),
