@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,13 +21,13 @@ class Mesh:
     def __init__(self) -> None:
         self.bus: Any = FakeBus(FakeLog())
         self.coordinator = FakeCoordinator(self.bus)
-        self.client = Client(bus=self.bus)
+        self.client = Client(bus=cast("Any", self.bus))
 
 
 type Story = Callable[[Mesh], Coroutine[Any, Any, None]]
 
 
-def in_a_mesh(story: Story) -> Callable[[], None]:
+def in_a_mesh(story: Story) -> Callable[[], Coroutine[Any, Any, None]]:
     """Runs it in a mesh, with a limit."""
 
     async def told() -> None:
@@ -35,7 +35,7 @@ def in_a_mesh(story: Story) -> Callable[[], None]:
         async with asyncio.timeout(20), mesh.coordinator.running(), mesh.client:
             await story(mesh)
 
-    return lambda: asyncio.run(told())
+    return told
 
 
 def tasks(*names: str, **fields: Any) -> list[Task]:
