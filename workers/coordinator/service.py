@@ -161,6 +161,8 @@ class Coordinator:
         self._commits = Commits({})
         self._keeper = Keeper(bus, lambda: self.machine, self._commits, every_s=self._settings.retention_s, keep_s=None)
         """Of its present or last time of working too, both."""
+        self._newest_ms = 0
+        """When the newest record was written that was read, by the brokers' clocks."""
         self._has_unmarked = False
         """Whether records were read whose positions are not committed under the group."""
         self._marked_at = self._ticked_at = self._beat_at = clock()
@@ -375,6 +377,7 @@ class Coordinator:
         """Has the machine decide upon records that came together."""
         pending.take(received, now)
         for item in received:
+            self._newest_ms = max(self._newest_ms, item.timestamp_ms)
             self._positions[item.topic.name, item.partition] = item.last_offset + 1
             self._has_unmarked = True
         inputs = self._inputs(received, pending.spans)
@@ -439,7 +442,7 @@ class Coordinator:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
         self._changelog.committed(changes, positions)
         now = self._clock()
-        self._commits.made(positions)
+        self._commits.made(positions, self._newest_ms)
         if beats:
             self._leadership.committed(now)
         if pending.since is not None:
