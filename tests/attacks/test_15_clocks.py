@@ -29,33 +29,30 @@ def _off(request: pytest.FixtureRequest, kafka: KafkaSettings, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("_off")
-def test_explorers_trainers_producers_and_clients_whose_clocks_are_off_work_like_others(
+async def test_explorers_trainers_producers_and_clients_whose_clocks_are_off_work_like_others(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     mesh = Mesh(kafka, tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            with mesh.coordinator():
-                async with FakeTrainer(bus).alive() as trainer, FakeExplorer(bus).alive():
-                    await send_tasks(producer, 8)
-                    await trainer.until_trained(2)
-                    async with Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as client:
-                        assert client.get_trainer_status() == "running"
-                        assert client.get_explorer_status_counts() == {"ready": 1}
-                        await send_tasks(producer, 4, "later")
-                        await client.wait_served(3, timeout_s=60)
-                assert [batch.failed_task_count for batch in trainer.trained] == [0, 0, 0]
-            async with Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as client:
-                # Now nobody says anything any more.
-                await until(lambda: client.get_trainer_status() == "stopped")
-                await until(lambda: client.get_explorer_status_counts() == {"stopped": 1})
-
-    asyncio.run(main())
+    async with mesh.connected() as (bus, producer):
+        with mesh.coordinator():
+            async with FakeTrainer(bus).alive() as trainer, FakeExplorer(bus).alive():
+                await send_tasks(producer, 8)
+                await trainer.until_trained(2)
+                async with Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as client:
+                    assert client.get_trainer_status() == "running"
+                    assert client.get_explorer_status_counts() == {"ready": 1}
+                    await send_tasks(producer, 4, "later")
+                    await client.wait_served(3, timeout_s=60)
+            assert [batch.failed_task_count for batch in trainer.trained] == [0, 0, 0]
+        async with Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as client:
+            # Now nobody says anything any more.
+            await until(lambda: client.get_trainer_status() == "stopped")
+            await until(lambda: client.get_explorer_status_counts() == {"stopped": 1})
 
 
 @pytest.mark.usefixtures("_off")
-def test_a_coordinator_whose_clock_is_off_deletes_nothing_before_its_time(
+async def test_a_coordinator_whose_clock_is_off_deletes_nothing_before_its_time(
     kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh, looks = Mesh(kafka, tmp_path), [0]
@@ -68,19 +65,16 @@ def test_a_coordinator_whose_clock_is_off_deletes_nothing_before_its_time(
     monkeypatch.setattr(Keeper, "_look", counting)
     settings = CoordinatorSettings(batch_size=4, tick_s=0.05, retention_s=0.1, keep_s=HOUR_S / 2)
 
-    async def main() -> None:
-        async with (
-            mesh.connected() as (bus, producer),
-            FakeTrainer(bus).alive() as trainer,
-            FakeExplorer(bus).alive(),
-        ):
-            working = asyncio.create_task(Coordinator(Settings(kafka=mesh.kafka, coordinator=settings), bus).run())
-            await send_tasks(producer, 4)
-            await trainer.until_trained(1)
-            enough = looks[0] + 4
-            await until(lambda: looks[0] >= enough)
-            assert set((await bus.beginning_offsets(TASKS)).values()) == {0}
-            working.cancel()
-            await asyncio.wait([working])
-
-    asyncio.run(main())
+    async with (
+        mesh.connected() as (bus, producer),
+        FakeTrainer(bus).alive() as trainer,
+        FakeExplorer(bus).alive(),
+    ):
+        working = asyncio.create_task(Coordinator(Settings(kafka=mesh.kafka, coordinator=settings), bus).run())
+        await send_tasks(producer, 4)
+        await trainer.until_trained(1)
+        enough = looks[0] + 4
+        await until(lambda: looks[0] >= enough)
+        assert set((await bus.beginning_offsets(TASKS)).values()) == {0}
+        working.cancel()
+        await asyncio.wait([working])

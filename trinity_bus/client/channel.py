@@ -229,7 +229,7 @@ class CommandChannel:
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
-            "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that "
+            "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
             f"runs. What was asked about {_subject(command)} may still be done when one starts"
         )
 

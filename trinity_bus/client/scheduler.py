@@ -302,7 +302,7 @@ class Scheduler:
         except TimeoutError:
             raise NoCoordinatorError(
                 f"no coordinator of namespace {bus.settings.namespace!r} was heard within {SILENCE_S:g} s: start one "
-                "with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that runs"
+                "with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that runs"
             ) from None
 
     async def _get(

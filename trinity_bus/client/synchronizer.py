@@ -95,10 +95,9 @@ class Synchronizer:
             topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
             connection = await Connection.open(self._settings, self._bus, self._name, [*topics, OPERATOR_COMMANDS])
             stack.push_async_callback(connection.close)
-            state = MeshState(self._settings.coordinator.model)
-            self._mesh = await stack.enter_async_context(
-                follow(connection.bus, topics=topics, state=state, clock=self._clock)
-            )
+            state = MeshState(self._settings.mesh.model)
+            following = follow(connection.bus, topics=topics, state=state, clock=self._clock)
+            self._mesh = await stack.enter_async_context(following)
             self._connection = connection
             self._stack = stack.pop_all()
 
@@ -254,7 +253,7 @@ class Synchronizer:
         self._now()
         if self._connection is None:
             raise NotPreparedError("prepare() comes first")
-        reply = await self._connection.channel.publish_version(self._settings.coordinator.model, version)
+        reply = await self._connection.channel.publish_version(self._settings.mesh.model, version)
         if reply.error == "timeout":
             raise TimeoutError(reply.detail)
         if reply.error is not None:
@@ -279,7 +278,7 @@ class Synchronizer:
         self._now()
         if self._connection is None:
             raise NotPreparedError("prepare() comes first")
-        reply = await self._connection.channel.roll_back(self._settings.coordinator.model, version, reason)
+        reply = await self._connection.channel.roll_back(self._settings.mesh.model, version, reason)
         if reply.error == "timeout":
             raise TimeoutError(reply.detail)
         if reply.error is not None:
