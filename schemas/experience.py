@@ -12,7 +12,7 @@ buffer               dtype     shape               meaning
 ``logprobs``         float32   [responses]         of each response token, under the policy that drew it
 ``mask_bits``        uint8     [responses / 8]     a bit per response token, first in the highest bit; 1 is trained on
 ``rewards``          float32   [samples]           NaN where the workflow gave none
-``run_ids``          int32     [samples]           0 .. repeat_times - 1
+``run_ids``          int32     [samples]           0 .. repeat_times - 1; samples with the same are one run
 ``versions``         int32     [spans, 3]          (sample, first response token, model version): who drew what
 ===================  ========  ==================  ==================================================================
 
@@ -69,7 +69,7 @@ COLUMNS = (
     Column("logprobs", "<f4", (), "responses", "of each response token, under the policy that drew it"),
     Column("mask_bits", "|u1", (), "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
     Column("rewards", "<f4", (), "samples", "NaN where the workflow gave none"),
-    Column("run_ids", "<i4", (), "samples", "0 .. repeat_times - 1"),
+    Column("run_ids", "<i4", (), "samples", "0 .. repeat_times - 1; samples with the same are one run"),
     Column("versions", "<i4", (3,), "spans", "(sample, first response token, model version): who drew what"),
 )
 """The buffers of a group, in the order in which they are written."""

@@ -98,7 +98,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One run of a task: one sample of its group."""
+    """One sample of a task's group: what a run gave, or a step of it."""
 
     prompt_token_ids: Sequence[int]
     response_token_ids: Sequence[int]
@@ -112,6 +112,10 @@ class Rollout:
     """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
     finish_reason: str = "stop"
     versions: Sequence[VersionSpan] = ()
+    """Who drew its tokens; empty where no engine was asked: it is then of the version that was served at the start."""
+    run_id: int | None = None
+    """Which run of the task it is of. Those with the same are one run, whose metrics are those of its last rollout.
+    None, for all that a workflow gives: each is a run, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,7 @@ class RolloutContext:
     engine: Engine
     tokenizer: Tokenizer
     repeat_times: int
-    """How many runs are asked for: ``run`` returns this many rollouts, in order of their run ids."""
+    """How many runs are asked for: ``run`` returns a rollout of each, or several."""
     run_id_base: int = 0
     """The run id of the first of them."""
     sampling: Sampling = field(default_factory=Sampling)

@@ -128,7 +128,7 @@ class AbandonRequest(Struct, tag=7, array_like=True, gc=False, frozen=True):
 
 
 class WireRollout(Struct, array_like=True, gc=False, frozen=True):
-    """One run of a task, without its vectors, whose lengths these are."""
+    """One rollout, without its vectors, whose lengths these are."""
 
     prompt: _Length
     response: _Length
@@ -138,10 +138,11 @@ class WireRollout(Struct, array_like=True, gc=False, frozen=True):
     metrics: dict[str, float]
     finish_reason: str
     versions: list[tuple[int, int]]
+    run_id: int | None
 
 
 class WireRollouts(Struct, array_like=True, gc=False, frozen=True):
-    """Runs of a task. Each vector of all of them lies in one buffer, one after the other."""
+    """Rollouts of a task. Each vector of all of them lies in one buffer, one after the other."""
 
     prompts: memoryview
     responses: memoryview
@@ -397,8 +398,10 @@ def pack_rollouts(rollouts: Sequence[Rollout]) -> WireRollouts:
     """Return what a workflow returned, for the wire.
 
     Raises:
-        ValueError, TypeError, OverflowError, AttributeError: It is not what a workflow returns.
+        ValueError, TypeError, OverflowError, AttributeError: It is not what a workflow returns, or too much.
     """
+    if len(rollouts) > MAX_SAMPLES:
+        raise ValueError(f"a workflow gave {len(rollouts)} rollouts, at most {MAX_SAMPLES} are sent")
     prompts, responses, logprobs, masks = (
         VectorColumn(INT32),
         VectorColumn(INT32),
@@ -415,6 +418,7 @@ def pack_rollouts(rollouts: Sequence[Rollout]) -> WireRollouts:
             _plain_metrics(run.metrics),
             str(run.finish_reason),
             [(int(start), int(version)) for start, version in run.versions],
+            None if run.run_id is None else int(run.run_id),
         )
         for run in rollouts
     ]
@@ -439,6 +443,7 @@ def unpack_rollouts(rollouts: WireRollouts) -> list[Rollout]:
             metrics=run.metrics,
             finish_reason=run.finish_reason,
             versions=run.versions,
+            run_id=run.run_id,
         )
         for run in rollouts.runs
     ]

@@ -214,19 +214,20 @@ class RolloutExecutor:
             AttemptTimeoutError: It took too long.
             WorkflowRaisedError: The workflow raised something.
             RunnerDiedError: It took its runner with it.
-            WorkflowError: It gave nothing, or too much.
+            WorkflowError: It gave nothing, too much, or runs that it was not asked for.
         """
         try:
             async with asyncio.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
                 slot.move(ROLLING_OUT)
+                version = self._served.version
                 yielded = await self._runners.roll_out(order, traceparent())
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
         outcome.check(order, yielded.rollouts)
-        return yielded
+        return AttemptResult(outcome.stamped(yielded.rollouts, version), yielded.error)
 
     async def _publish(self, order: Dispatch, yielded: AttemptResult, began: float) -> RolloutFinished:
         """Make the experiences durable, where there are any; only then is there a result."""

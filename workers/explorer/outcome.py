@@ -1,5 +1,6 @@
 """What an attempt yielded, as the records that tell of it. Pure: no clock, no client, no task."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from schemas.experience import SampleInput, build_group
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import Rollout, WorkflowError
+from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME
 from trinity_bus.runners.errors import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
@@ -39,14 +41,20 @@ def check(order: Dispatch, rollouts: Sequence[Rollout]) -> None:
     """Refuse what cannot be an answer.
 
     Raises:
-        WorkflowError: The workflow gave nothing, more runs than it was asked for, or more metrics than are sent.
+        WorkflowError: The workflow gave nothing, runs that it was not asked for, or more metrics than are sent.
     """
-    if not 0 < len(rollouts) <= order.repeat_times:
+    who = f"workflow {order.task.workflow!r}"
+    if 0 < sum(rollout.run_id is None for rollout in rollouts) < len(rollouts):
+        raise WorkflowError(f"{who} says of some of its rollouts which run they are of, and of others not")
+    runs = _runs(order, rollouts)
+    if not 0 < len(set(runs)) <= order.repeat_times:
         raise WorkflowError(
-            f"workflow {order.task.workflow!r} gave {len(rollouts)} runs of task {order.task.task_id!r}, "
-            f"asked for were {order.repeat_times}"
+            f"{who} gave {len(set(runs))} runs of task {order.task.task_id!r}, asked for were {order.repeat_times}"
         )
-
+    asked = range(order.run_id_base, order.run_id_base + order.repeat_times)
+    unasked = next((run for run in runs if run not in asked), None)
+    if unasked is not None:
+        raise WorkflowError(f"{who} gave run {unasked}, asked for were {asked.start} to {asked.stop - 1}")
     for i, rollout in enumerate(rollouts):
         if len(rollout.metrics) > MAX_METRICS:
             raise WorkflowError(f"run {i} has {len(rollout.metrics)} metrics, at most {MAX_METRICS} are sent")
@@ -57,12 +65,24 @@ def check(order: Dispatch, rollouts: Sequence[Rollout]) -> None:
             )
 
 
+def stamped(rollouts: Sequence[Rollout], version: int) -> list[Rollout]:
+    """Return the rollouts; those that do not say who drew them are of this version, if there is one."""
+    if version < 0:
+        return list(rollouts)
+    return [one if one.versions else dataclasses.replace(one, versions=[(0, version)]) for one in rollouts]
+
+
+def _runs(order: Dispatch, rollouts: Sequence[Rollout]) -> list[int]:
+    """Return the run of each rollout."""
+    return [order.run_id_base + i if one.run_id is None else one.run_id for i, one in enumerate(rollouts)]
+
+
 def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: ExplorerIdentity, bounds: Bounds) -> ExperienceGroup:
     """Return the samples of an attempt, for the trainer.
 
     Args:
         order: What was asked for.
-        rollouts: The runs that were done.
+        rollouts: Of the runs that were done.
         who: Who did them.
         bounds: Of the model that is trained.
 
@@ -75,8 +95,8 @@ def experiences(order: Dispatch, rollouts: Sequence[Rollout], who: ExplorerIdent
         group = _group(order, rollouts, who)
     found = flaws(group, bounds)
     if found:
-        more = f", and {len(found) - 1} other runs are no better" if len(found) > 1 else ""
-        raise UntrainableSampleError(f"run {order.run_id_base + found[0].sample}: {found[0].detail}{more}")
+        more = f", and {len(found) - 1} other samples are no better" if len(found) > 1 else ""
+        raise UntrainableSampleError(f"run {group.run_ids[found[0].sample]}: {found[0].detail}{more}")
     return group
 
 
@@ -89,12 +109,12 @@ def _group(order: Dispatch, rollouts: Sequence[Rollout], who: ExplorerIdentity) 
                 logprobs=rollout.logprobs,
                 mask=rollout.mask,
                 reward=rollout.reward,
-                run_id=order.run_id_base + i,
+                run_id=run,
                 versions=rollout.versions,
                 finish_reason=rollout.finish_reason,
                 metrics=rollout.metrics,
             )
-            for i, rollout in enumerate(rollouts)
+            for run, rollout in zip(_runs(order, rollouts), rollouts, strict=True)
         ],
         task_id=order.task.task_id,
         attempt=order.attempt,
@@ -120,14 +140,15 @@ def finished(
 
     Args:
         order: What was asked for.
-        rollouts: The runs that were done.
+        rollouts: Of the runs that were done.
         who: Who did them.
         experience: Where they lie in the log.
         seconds: How long it took.
         error: The first error, where the workflow told one.
     """
     versions = [version for rollout in rollouts for _, version in rollout.versions]
-    missing = order.repeat_times - len(rollouts)
+    last = dict(zip(_runs(order, rollouts), rollouts, strict=True))
+    missing = order.repeat_times - len(last)
     return RolloutFinished(
         explorer=who.explorer,
         incarnation=who.incarnation,
@@ -136,9 +157,9 @@ def finished(
         batch_id=order.batch_id,
         batch_type=order.batch_type,
         status="partial" if missing else "completed",
-        completed_runs=len(rollouts),
+        completed_runs=len(last),
         total_runs=order.repeat_times,
-        metrics=[{**rollout.metrics, "time/task_execution": seconds} for rollout in rollouts],
+        metrics=[{RUN_TIME: seconds, **rollout.metrics, TASK_TIME: seconds} for rollout in last.values()],
         experience=experience,
         samples=len(rollouts),
         version_min=min(versions, default=-1),
@@ -146,7 +167,7 @@ def finished(
         prompt_tokens=sum(len(rollout.prompt_token_ids) for rollout in rollouts),
         response_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
         seconds=seconds,
-        error=_missing(len(rollouts), order.repeat_times, error) if missing else None,
+        error=_missing(len(last), order.repeat_times, error) if missing else None,
     )
 
 

@@ -13,6 +13,7 @@ from tests.support.simulation.harness import (
     TRACE,
     Harness,
     announced,
+    answers,
     batches,
     cancels,
     dispatches,
@@ -235,6 +236,29 @@ def test_a_failed_attempt_goes_elsewhere_and_the_first_error_is_told_in_the_end(
     assert final.failed_task_count == 1
     assert "rollout/reward/mean" not in final.metrics, "a failure is not a reward of zero"
     assert final.trace_links == []
+
+
+def test_a_failed_task_tells_how_long_its_attempts_took() -> None:
+    harness = Harness(batch_size=1, max_attempts=2, task_timeout_s=4.0, explorer_timeout_s=1000)
+    harness.beat()
+    harness.task("a")
+    harness.now += 3
+    harness.finished("a", status="failed", error="ValueError: no", metrics=[])
+    (result,) = answers(harness.wait(5))
+    assert (result.status, result.metrics) == ("failed", {"time/task_execution": 7.0})
+    harness.task("c", batch_id="1/c", batch_type="eval", batch_size=1)
+    harness.now += 3
+    harness.finished("c", status="failed", batch_type="eval", metrics=[])
+    # What is under way across a restart is timed by nobody.
+    harness.restart()
+    (result,) = answers(harness.wait(5))
+    assert result.metrics == {"time/task_execution": 3.0}
+    harness.task("b", batch_id="1/e", batch_type="eval", batch_size=1)
+    harness.now += 1
+    harness.finished("b", status="failed", batch_type="eval", metrics=[])
+    harness.now += 1
+    ended = harness.finished("b", attempt=2, status="failed", batch_type="eval", metrics=[])
+    assert batches(ended)[-1].metrics["eval/e/time/task_execution"] == 2.0
 
 
 def test_a_partial_result_counts_with_its_error() -> None:

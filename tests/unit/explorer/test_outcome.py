@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -8,7 +9,15 @@ from schemas.errors import SchemaError
 from schemas.trainable import Bounds
 from trinity_bus.rollout import Rollout, WorkflowError
 from trinity_bus.runners.errors import WorkflowRaisedError
-from workers.explorer.outcome import MAX_ERROR_CHARS, ExplorerIdentity, check, experiences, failed, finished
+from workers.explorer.outcome import (
+    MAX_ERROR_CHARS,
+    ExplorerIdentity,
+    check,
+    experiences,
+    failed,
+    finished,
+    stamped,
+)
 
 WHO = ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy")
 BOUNDS = Bounds(vocabulary=32, positions=64)
@@ -61,10 +70,40 @@ def test_a_result_sums_up_its_runs() -> None:
     assert (result.version_min, result.version_max) == (5, 6)
     assert (result.prompt_tokens, result.response_tokens) == (4, 4)
     assert result.metrics == [
-        {"reward": 1.0, "time/task_execution": 0.25},
-        {"reward": 0.0, "time/task_execution": 0.25},
+        {"reward": 1.0, "time/run_execution": 0.25, "time/task_execution": 0.25},
+        {"reward": 0.0, "time/run_execution": 0.25, "time/task_execution": 0.25},
     ]
     assert result.error is None
+
+
+def test_a_run_that_was_timed_by_itself_keeps_its_time() -> None:
+    run = dataclasses.replace(rollout([1], 1.0, []), metrics={"time/run_execution": 0.125})
+    result = finished(order(1), [run], WHO, experience=None, seconds=0.25)
+    assert result.metrics == [{"time/run_execution": 0.125, "time/task_execution": 0.25}]
+
+
+def test_rollouts_of_one_run_are_its_experiences_and_its_metrics_are_those_of_the_last() -> None:
+    given = [(0, 0.25), (1, 0.5), (0, 0.75)]
+    rollouts = [dataclasses.replace(rollout([1], reward, [(0, 5)]), run_id=4 + run) for run, reward in given]
+    check(order(run_id_base=4), rollouts)
+    result = finished(order(run_id_base=4), rollouts, WHO, experience=None, seconds=0.0)
+    assert (result.status, result.completed_runs, result.total_runs, result.samples) == ("completed", 2, 2, 3)
+    assert [metrics["reward"] for metrics in result.metrics] == [0.75, 0.5]
+    assert experiences(order(run_id_base=4), rollouts, WHO, BOUNDS).run_ids.tolist() == [4, 5, 4]
+    half = finished(order(run_id_base=4), rollouts[:1], WHO, experience=None, seconds=0.0)
+    assert (half.status, half.completed_runs, half.error) == ("partial", 1, "the workflow gave 1 of 2 runs")
+
+
+@pytest.mark.parametrize(("runs", "error"), [((4, None), "some of its rollouts"), ((3, 4), "run 3"), ((4, 6), "run 6")])
+def test_a_run_that_was_not_asked_for_is_refused(runs: tuple[int | None, ...], error: str) -> None:
+    with pytest.raises(WorkflowError, match=error):
+        check(order(run_id_base=4), [dataclasses.replace(rollout([1], 1.0, []), run_id=run) for run in runs])
+
+
+def test_what_no_engine_was_asked_for_is_of_the_version_that_was_served() -> None:
+    asked, unasked = rollout([1, 2], 1.0, [(0, 5), (1, 6)]), rollout([3], 0.0, [])
+    assert [list(run.versions) for run in stamped([asked, unasked], 4)] == [[(0, 5), (1, 6)], [(0, 4)]]
+    assert list(stamped([unasked], -1)[0].versions) == []
 
 
 def test_missing_runs_make_a_result_partial_and_none_or_too_many_are_no_result() -> None:

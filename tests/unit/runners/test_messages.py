@@ -104,7 +104,9 @@ def test_completions_arrive_as_plain_lists() -> None:
 def test_rollouts_arrive_whatever_kind_of_sequence_a_workflow_used() -> None:
     sent = [
         Rollout(prompt_token_ids=[1], response_token_ids=(2, 3), logprobs=np.array([-1.0, 0.0]), reward=1, mask=[1, 0]),
-        Rollout(prompt_token_ids=np.array([4]), response_token_ids=[], logprobs=[], reward=0.5, metrics={"a": 1}),
+        Rollout(
+            prompt_token_ids=np.array([4]), response_token_ids=[], logprobs=[], reward=0.5, run_id=3, metrics={"a": 1}
+        ),
     ]
     message = to_explorer(body(RunDone(1, pack_rollouts(sent), None)))
     assert isinstance(message, RunDone)
@@ -114,6 +116,7 @@ def test_rollouts_arrive_whatever_kind_of_sequence_a_workflow_used() -> None:
     assert first.mask is not None
     assert np.asarray(first.mask).tolist() == [True, False]
     assert np.asarray(second.prompt_token_ids).tolist() == [4]
+    assert (first.run_id, second.run_id) == (None, 3)
     assert (len(second.response_token_ids), second.mask, second.reward, second.metrics) == (0, None, 0.5, {"a": 1.0})
 
 
@@ -127,6 +130,12 @@ def test_metrics_that_are_no_numbers_are_left_out() -> None:
         metrics={**metrics, "many": np.zeros(2), "list": [1.0], "complex": 1j},  # type: ignore[arg-type]
     )
     assert pack_rollouts([run]).runs[0].metrics == {"whole": 1.0, "right": 1.0, "half": 0.5, "one": 2.0}
+
+
+def test_more_rollouts_than_a_record_holds_are_refused_before_they_are_sent() -> None:
+    run = Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-1.0], reward=1)
+    with pytest.raises(ValueError, match="16385 rollouts, at most 16384"):
+        pack_rollouts([run] * 16_385)
 
 
 def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
