@@ -77,20 +77,31 @@ class Endings:
         else:
             self._settle(task, results.joined(task, batch_type))
 
-    def failed(self, attempt: Attempt, error: str, fact: Fact, *, cancel: bool = False, timed: bool = True) -> None:
+    def failed(
+        self,
+        attempt: Attempt,
+        error: str,
+        fact: Fact,
+        *,
+        took_s: float = 0.0,
+        cancel: bool = False,
+        timed: bool = True,
+    ) -> None:
         """Note that the running attempt ended without an answer: its part is tried again, or fails.
 
         Args:
             attempt: That has ended.
             error: What went wrong.
             fact: What to count it as.
+            took_s: Seconds that it took, as far as that is known.
             cancel: Whether its explorer may still be at it.
             timed: Whether it tells something about how long attempts take.
         """
-        elapsed = self._timed(attempt) if timed else None
+        if timed:
+            self._timed(attempt)
         error = short_error(error)
         task, part = self._dispatcher.stop(attempt)
-        task.lost_s += elapsed or 0.0
+        task.lost_s += took_s
         if cancel:
             self._dispatcher.recall(attempt, task, error)
         self._out.observe(fact, attempt.task_id, f"attempt {attempt.number} on {attempt.explorer}: {error}")
