@@ -90,9 +90,7 @@ class Timed:
 
 async def follow(settings: Settings, bus: Bus, engine: Any) -> None:
     """Note that what an explorer does about weights, and nothing else of it."""
-    who = ExplorerIdentity(
-        explorer=settings.explorer.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model
-    )
+    who = ExplorerIdentity(explorer=settings.explorer.name, incarnation=uuid.uuid4().hex, model=settings.mesh.model)
     served = ServedVersion()
 
     def heartbeat(state: Any) -> ExplorerHeartbeat:

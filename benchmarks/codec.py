@@ -32,7 +32,7 @@ import safetensors.torch
 import torch
 from _report import Row, report
 
-from schemas import ExperienceGroup, SampleInput, build_group
+from schemas import ExperienceGroup, Rollout, build_group
 from schemas.codec import decode, encode
 
 SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
@@ -53,17 +53,16 @@ class Format:
     decode: Callable[[bytes], Any]
 
 
-def make_inputs(seed: int) -> list[SampleInput]:
+def make_inputs(seed: int) -> list[Rollout]:
     """One group's samples, as an engine hands them out."""
     rng = np.random.default_rng(seed)
     return [
-        SampleInput(
+        Rollout(
             prompt_token_ids=rng.integers(0, 151_936, PROMPT, np.int32),
             response_token_ids=rng.integers(0, 151_936, RESPONSE, np.int32),
             logprobs=-rng.random(RESPONSE, np.float32),
             mask=rng.random(RESPONSE) < 0.95,
             reward=float(rng.integers(0, 2)),
-            run_id=run,
             versions=[(0, 41), (1200, 42)] if run % 4 == 0 else [(0, 41)],
             metrics={"accuracy": float(rng.integers(0, 2)), "format_reward": 0.1},
         )
@@ -85,10 +84,9 @@ def identifiers(seed: int) -> dict[str, Any]:
     }
 
 
-def fields(sample: SampleInput) -> dict[str, Any]:
+def fields(sample: Rollout) -> dict[str, Any]:
     """Return a sample's plain fields."""
     return {
-        "run_id": sample.run_id,
         "reward": sample.reward,
         "prompt_length": PROMPT,
         "versions": list(sample.versions),
@@ -97,7 +95,7 @@ def fields(sample: SampleInput) -> dict[str, Any]:
     }
 
 
-def arrays(sample: SampleInput) -> dict[str, np.ndarray]:
+def arrays(sample: Rollout) -> dict[str, np.ndarray]:
     """Return a sample's numbers by token."""
     return {
         "tokens": np.concatenate([np.asarray(sample.prompt_token_ids), np.asarray(sample.response_token_ids)]),

@@ -71,7 +71,7 @@ def environment(kafka: KafkaSettings, model: Path, name: str, endpoint: str | No
     for key, value in settings.items():
         own[f"TRINITY_BUS_EXPLORER__{key.upper()}"] = str(value)
     own["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers or ""
-    own["TRINITY_BUS_KAFKA__NAMESPACE"] = kafka.namespace
+    own["TRINITY_BUS_MESH__NAMESPACE"] = kafka.namespace
     own["TRINITY_BUS_TELEMETRY__METRICS_INTERVAL_S"] = str(METRICS_EVERY_S)
     if endpoint is not None:
         own["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint

@@ -33,7 +33,7 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
-from schemas.experience import ExperienceGroup, Sample, SampleInput, build_group
+from schemas.experience import ExperienceGroup, Rollout, Sample, build_group
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
@@ -70,12 +70,12 @@ __all__ = [
     "ResultPart",
     "RollBack",
     "Rollback",
+    "Rollout",
     "RolloutFinished",
     "RunnerState",
     "RunnersReport",
     "RunningAttempt",
     "Sample",
-    "SampleInput",
     "Sampling",
     "SkipBatch",
     "SkippedBatch",

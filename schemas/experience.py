@@ -20,17 +20,18 @@ buffer               dtype     shape               meaning
 again on the way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsFloat
 
 import msgspec
 import numpy as np
 from msgspec import Struct
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from schemas.errors import SchemaError, shown
 from schemas.record import BatchType, Metrics
+from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 type Int32 = NDArray[np.int32]
 type Float32 = NDArray[np.float32]
@@ -155,27 +156,37 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
             response += n
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleInput:
-    """One sample as an engine and a workflow made it: the raw material of ``build_group``."""
+type VersionSpan = tuple[int, int]
+"""(first response token, model version): this version drew the tokens from here to the next span."""
 
-    prompt_token_ids: ArrayLike
-    response_token_ids: ArrayLike
-    logprobs: ArrayLike
-    """One per response token."""
-    mask: ArrayLike | None = None
-    """One per response token, true where it is to be trained on; ``None`` for all."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sample of a task's group, as a workflow gives it: a run, or a step of one; what ``build_group`` takes."""
+
+    prompt_token_ids: Sequence[int] | Int32
+    response_token_ids: Sequence[int] | Int32
+    """Everything after the prompt: the model's own tokens and, in workflows of several turns, what was said to it."""
+    logprobs: Sequence[float] | Float32
+    """[response] as the engine gave them; anything (0.0 by custom) where the token is not the model's own."""
+    mask: Sequence[bool] | Bool | None = None
+    """[response] True where the token is the model's own; None when all are."""
     reward: float
-    run_id: int
-    versions: Sequence[tuple[int, int]]
-    """(first response token, model version) of each stretch that one version drew, in order."""
+    metrics: Metrics = field(default_factory=dict)
+    """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
     finish_reason: str = "stop"
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    versions: Sequence[VersionSpan] = ()
+    """Who drew what, in order; empty where no engine was asked: then it is of the version served at the start."""
+    run_id: int | None = None
+    """Of which run of the task: rollouts with the same are one run, with the metrics of its last. None for all of a
+    group: each is a run, in order."""
 
 
 def build_group(
-    samples: Sequence[SampleInput],
+    rollouts: Sequence[Rollout],
     *,
+    run_id_base: int = 0,
+    version: int = -1,
     task_id: str,
     attempt: int,
     batch_id: str,
@@ -185,27 +196,48 @@ def build_group(
     explorer: str,
     incarnation: str,
 ) -> ExperienceGroup:
-    """Return the group of ``samples``, its columns freshly allocated.
+    """Return the group of ``rollouts``, its columns freshly allocated.
+
+    Args:
+        rollouts: In order.
+        run_id_base: The run of the first of them, where they do not say of which run they are.
+        version: Who drew those that do not say it; -1: nobody knows.
+        task_id: Here and below, what the group says of itself.
+        attempt: Of the task.
+        batch_id: Of the task.
+        batch_type: Of the batch.
+        workflow: Of the task.
+        model: That drew them.
+        explorer: Who answers.
+        incarnation: Of the explorer.
 
     Raises:
-        SchemaError: There is no sample, or a sample's response, logprobs and mask differ in length.
+        SchemaError: There is none, one's vectors are none, its response, logprobs and mask differ in length, or some
+            say of which run they are and some do not.
+        AttributeError, TypeError, ValueError, OverflowError: It is no rollout, or a value is no number for its column.
     """
-    if not samples:
+    if not rollouts:
         raise SchemaError(f"task {shown(task_id)}: a group needs at least one sample")
-    prompts = [_vector(s.prompt_token_ids, np.int32, "prompt_token_ids") for s in samples]
-    responses = [_vector(s.response_token_ids, np.int32, "response_token_ids") for s in samples]
-    logprobs = [_vector(s.logprobs, np.float32, "logprobs") for s in samples]
-    masks = [
-        np.ones(len(response), np.bool_) if s.mask is None else _vector(s.mask, np.bool_, "mask")
-        for s, response in zip(samples, responses, strict=True)
-    ]
-    for i, (response, logprob, mask) in enumerate(zip(responses, logprobs, masks, strict=True)):
-        if not len(response) == len(logprob) == len(mask):
+    tokens, logprobs, masks = VectorColumn(INT32), VectorColumn(FLOAT32), VectorColumn(UINT8)
+    prompt_lengths, lengths = [], []
+    for i, one in enumerate(rollouts):
+        try:
+            prompt, response = tokens.add(one.prompt_token_ids), tokens.add(one.response_token_ids)
+            drawn = logprobs.add(one.logprobs)
+            masked = masks.add([1] * response if one.mask is None else one.mask)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(f"task {shown(task_id)}, sample {i}: {error}") from error
+        if not response == drawn == masked:
             raise SchemaError(
-                f"task {shown(task_id)}, sample {i}: {len(response)} response tokens, {len(logprob)} logprobs and "
-                f"{len(mask)} mask entries; all three must be equal"
+                f"task {shown(task_id)}, sample {i}: {response} response tokens, {drawn} logprobs and "
+                f"{masked} mask entries; all three must be equal"
             )
-    spans = [(i, start, version) for i, s in enumerate(samples) for start, version in s.versions]
+        prompt_lengths.append(prompt)
+        lengths.append(prompt + response)
+    if 0 < sum(one.run_id is None for one in rollouts) < len(rollouts):
+        raise SchemaError(f"task {shown(task_id)}: some rollouts say of which run they are, others do not")
+    unknown = [(0, version)] if version >= 0 else []
+    spans = [(i, start, drawn_by) for i, s in enumerate(rollouts) for start, drawn_by in s.versions or unknown]
     return ExperienceGroup(
         task_id=task_id,
         attempt=attempt,
@@ -215,16 +247,20 @@ def build_group(
         model=model,
         explorer=explorer,
         incarnation=incarnation,
-        tokens=np.concatenate([part for pair in zip(prompts, responses, strict=True) for part in pair]),
-        lengths=np.array([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], np.int32),
-        prompt_lengths=np.array([len(p) for p in prompts], np.int32),
-        logprobs=np.concatenate(logprobs),
-        mask_bits=np.packbits(np.concatenate(masks)),
-        rewards=np.array([s.reward for s in samples], np.float32),
-        run_ids=np.array([s.run_id for s in samples], np.int32),
+        tokens=tokens.array,
+        lengths=np.array(lengths, np.int32),
+        prompt_lengths=np.array(prompt_lengths, np.int32),
+        logprobs=logprobs.array,
+        mask_bits=np.packbits(masks.array),
+        rewards=np.array([float(s.reward) for s in rollouts], np.float32),
+        run_ids=np.array([run_id_base + i if s.run_id is None else s.run_id for i, s in enumerate(rollouts)], np.int32),
         versions=np.array(spans, np.int32).reshape(-1, 3),
-        metrics=[{name: float(value) for name, value in s.metrics.items()} for s in samples],
-        finish_reasons=[s.finish_reason for s in samples],
+        metrics=[
+            # What is no number is for nobody but the workflow.
+            {str(name): float(value) for name, value in s.metrics.items() if _is_number(value)}
+            for s in rollouts
+        ],
+        finish_reasons=[s.finish_reason for s in rollouts],
     )
 
 
@@ -264,8 +300,6 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
     )
 
 
-def _vector[T: np.generic](values: ArrayLike, dtype: type[T], name: str) -> NDArray[T]:
-    array = np.asarray(values, dtype)
-    if array.ndim != 1:
-        raise SchemaError(f"{name} has shape {list(array.shape)}; one dimension is needed")
-    return array
+def _is_number(value: Any) -> bool:
+    """Whether it is one number, be it in a tensor."""
+    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)

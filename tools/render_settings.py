@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from trinity_bus.config import Section, env_name, secret_variables, sections
+from trinity_bus.config.mesh import is_of_mesh
 
 PATH: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -35,7 +36,9 @@ def render() -> str:
 
 
 def _section(name: str, section: type[Section]) -> str:
-    rows = [_row(env_name(f"{name}.{key}"), value) for key, value in section.model_fields.items()]
+    rows = [
+        _row(env_name(f"{name}.{key}"), value) for key, value in section.model_fields.items() if not is_of_mesh(value)
+    ]
     title = f"## {name.capitalize()}\n\n{_text(inspect.getdoc(section) or '')}\n"
     return "\n".join([title, "| variable | default | meaning |", "|---|---|---|", *rows, ""])
 
@@ -56,7 +59,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> str:
-    values = [value for value in get_args(annotation) if isinstance(value, str)]
+    values = [value for value in get_args(getattr(annotation, "__value__", annotation)) if isinstance(value, str)]
     return f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
 
 

@@ -114,7 +114,7 @@ def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")])),
         env_name("kafka.bootstrap_servers"): str(kafka.bootstrap_servers),
-        env_name("kafka.namespace"): kafka.namespace,
+        env_name("mesh.namespace"): kafka.namespace,
         **{env_name(name): value for name, value in settings.items()},
     }
     logs = cluster.folder / kafka.namespace

@@ -90,7 +90,7 @@ namespace=$(setting NAMESPACE)
 for user in producer operator admin; do
   {
     echo "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS=${1:-$host}:$port"
-    echo "TRINITY_BUS_KAFKA__NAMESPACE=$namespace"
+    echo "TRINITY_BUS_MESH__NAMESPACE=$namespace"
     echo "TRINITY_BUS_KAFKA__SECURITY_PROTOCOL=SASL_SSL"
     echo "TRINITY_BUS_KAFKA__SASL_USERNAME=$namespace.$user"
     echo "TRINITY_BUS_KAFKA__SASL_PASSWORD=$(password_of "$user")"

@@ -221,7 +221,7 @@ def test_who_works_and_who_stands_by_stay_ready_while_there_is_nothing_to_read(
             env = {
                 **os.environ,
                 "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-                "TRINITY_BUS_KAFKA__NAMESPACE": namespace,
+                "TRINITY_BUS_MESH__NAMESPACE": namespace,
                 "TRINITY_BUS_HEALTH__PORT": str(port),
                 "TRINITY_BUS_HEALTH__UNREAD_S": "2",
             }

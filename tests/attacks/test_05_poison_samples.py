@@ -230,7 +230,7 @@ def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_works(
             env={
                 **os.environ,
                 "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": mesh.kafka.bootstrap_servers or "",
-                "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+                "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
                 "COLUMNS": "160",
             },
             capture_output=True,

@@ -71,7 +71,7 @@ def test_topics_that_were_made_anew_do_not_stop_the_mesh(
                     command = [sys.executable, "-m", "workers.cli.app", "positions", "resolve", "--tasks", decision]
                     env = {
                         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-                        "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+                        "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
                     }
                     done = await asyncio.to_thread(subprocess.run, command, env=env, capture_output=True, text=True)
                     assert done.returncode == 0, done.stderr

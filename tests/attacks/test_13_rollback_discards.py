@@ -236,7 +236,7 @@ def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
             env={
                 **os.environ,
                 "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
-                "TRINITY_BUS_KAFKA__NAMESPACE": settings.kafka.namespace,
+                "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
                 "COLUMNS": "160",
             },
             capture_output=True,

@@ -329,7 +329,7 @@ def trinity_bus(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]
     environment = {
         **os.environ,
         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-        "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+        "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
         "COLUMNS": "160",
     }
     command = [sys.executable, "-m", "workers.cli.app", *arguments]

@@ -34,6 +34,7 @@ from trinity_bus.bus import Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.coordination.effects import AnnounceVersion
 from trinity_bus.errors import ConfigError
+from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError
@@ -48,7 +49,6 @@ from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans
 from workers.trainer.publication import Publisher, make_publisher
 from workers.watch.render import mesh
-from workers.watch.state import MeshView
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}
 WRONG = "00" * 32
@@ -334,7 +334,7 @@ def test_status_does_not_show_a_secret() -> None:
     publisher = WeightServer()
     announced = announcement(publisher, 5, "0" * 64, "a")
     publisher.close()
-    view = MeshView()
+    view = MeshState()
     view.apply(announced, 1.0)
     out = io.StringIO()
     Console(file=out, width=300).print(mesh(view))

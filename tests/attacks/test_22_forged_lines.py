@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rich.console import Console, RenderableType
 
 from schemas import Dispatch, PublishedVersion, RolloutFinished, Task
+from schemas.codec import encode
 from schemas.errors import printable
 from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
@@ -28,12 +29,12 @@ from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
+from trinity_bus.view import MeshState
 from workers.cli.versions import table as versions_table
 from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
 from workers.watch.render import mesh
-from workers.watch.state import MeshView
 
 EVIL = "x\r\n12:00:00 ERROR   workers.trainer: all is lost\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2028[red]y[/]"
 STEERS = set("\r\x1b\x07\x9b\u202e\u2028")
@@ -73,7 +74,7 @@ def shown(renderable: RenderableType) -> str:
 
 
 def status() -> RenderableType:
-    view = MeshView()
+    view = MeshState()
     finished = RolloutFinished(
         explorer="explorer-0",
         incarnation="life",
@@ -183,7 +184,7 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, traceparent: str | None) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None) -> AttemptResult:
         raise self.error
 
 
@@ -225,7 +226,7 @@ def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, rec
             on_ended=lambda _: ended.set(),
             record_content=record_content,
         )
-        one.start(order, None)
+        one.start(order, encode(order), None)
         await ended.wait()
 
     asyncio.run(attempt())

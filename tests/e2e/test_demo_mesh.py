@@ -19,8 +19,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 from trinity_bus.telemetry.tree import Node, trace_of_task
-from workers.watch import MeshView
-from workers.watch.follow import follow
+from trinity_bus.view import MeshState, follow
 
 LIMIT_S = 900.0
 """Of a whole demo. Two engines that start beside other tests take a minute, and many on a machine at its limit."""
@@ -55,7 +54,7 @@ class Demo:
         environment = {
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
-            "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
             MARK: self.mark,
         }
         if embedded:
@@ -123,10 +122,10 @@ def start(namespaced: KafkaSettings, tmp_path: Path) -> Iterator[Callable[..., D
         demo.clean_up()
 
 
-async def seen(kafka: KafkaSettings) -> MeshView:
+async def seen(kafka: KafkaSettings) -> MeshState:
     """What any client can see of the mesh, afterwards."""
     async with Bus(kafka, client_id="test") as bus, follow(bus, whole=True) as follower:
-        return follower.view
+        return follower.state
 
 
 def names(node: Node) -> Iterator[str]:
@@ -173,7 +172,7 @@ def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
         assert step.metrics["weights_mismatched"] == 0
     receivers: set[str] = set()
     for version in range(STEPS + 1):
-        took = view.synced[version]
+        took = view.synced(version)
         # One that is slow may be told the next version before it has taken this one.
         assert took.keys() <= EXPLORERS
         assert took

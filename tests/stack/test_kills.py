@@ -12,7 +12,7 @@ import pytest
 from tests.support.mesh.compose import ComposeStack, docker
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.telemetry.setup import SHUTDOWN_S
-from workers.watch import MeshView
+from trinity_bus.view import MeshState
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(2700)]
 
@@ -39,13 +39,13 @@ def start(container: str) -> None:
     assert docker("start", container).returncode == 0
 
 
-def coordinator_of(stack: ComposeStack, view: MeshView) -> str:
+def coordinator_of(stack: ComposeStack, view: MeshState) -> str:
     """The container of the coordinator that works."""
-    assert view.fleet.coordinator is not None
+    assert view.coordinator is not None
     (found,) = [
         container
         for container in stack.containers("coordinator")
-        if view.fleet.coordinator.coordinator == f"coordinator-{container[:12]}"
+        if view.coordinator.coordinator == f"coordinator-{container[:12]}"
     ]
     return found
 
@@ -69,7 +69,7 @@ def starts(stack: ComposeStack) -> dict[str, str]:
 def goes_on(stack: ComposeStack, kill: Kill) -> None:
     """A step is trained of a batch that was handed out after the kill."""
 
-    def on(view: MeshView) -> bool:
+    def on(view: MeshState) -> bool:
         batches = [view.batches.get(step.batch_id or "") for step in view.trained]
         return any(batch is not None and (batch.running_at or 0.0) > kill.at for batch in batches)
 
@@ -90,13 +90,13 @@ def test_kafka(stack: ComposeStack, figures: dict[str, str]) -> None:
 
 @pytest.mark.usefixtures("lives")
 def test_the_coordinator_that_works(stack: ComposeStack, figures: dict[str, str]) -> None:
-    view = stack.watch(lambda view: view.fleet.coordinator is not None, "coordinator", LIMIT_S)
+    view = stack.watch(lambda view: view.coordinator is not None, "coordinator", LIMIT_S)
     container = coordinator_of(stack, view)
     name = f"coordinator-{container[:12]}"
     kill = Kill(stack, container, figures, "coordinator that works")
 
-    def taken_over(view: MeshView) -> bool:
-        return view.fleet.coordinator is not None and view.fleet.coordinator.coordinator != name
+    def taken_over(view: MeshState) -> bool:
+        return view.coordinator is not None and view.coordinator.coordinator != name
 
     stack.watch(taken_over, "other coordinator", LIMIT_S)
     kill.recovered("the other took over")
@@ -107,7 +107,7 @@ def test_the_coordinator_that_works(stack: ComposeStack, figures: dict[str, str]
 
 @pytest.mark.usefixtures("lives")
 def test_the_coordinator_that_stands_by(stack: ComposeStack, figures: dict[str, str]) -> None:
-    view = stack.watch(lambda view: view.fleet.coordinator is not None, "coordinator", LIMIT_S)
+    view = stack.watch(lambda view: view.coordinator is not None, "coordinator", LIMIT_S)
     (container,) = set(stack.containers("coordinator")) - {coordinator_of(stack, view)}
     kill = Kill(stack, container, figures, "coordinator that stands by")
     start(container)
@@ -124,7 +124,7 @@ def test_the_explorer(stack: ComposeStack, figures: dict[str, str]) -> None:
     before = kill.view.explorers[name].incarnation
     start(container)
 
-    def serves(view: MeshView) -> bool:
+    def serves(view: MeshState) -> bool:
         explorer, newest = view.explorers[name], max(view.steps)
         return explorer.incarnation != before and explorer.state == "ready" and explorer.model_version >= newest
 
@@ -142,7 +142,7 @@ def test_the_trainer(stack: ComposeStack, figures: dict[str, str]) -> None:
     before = kill.view.trainer.incarnation
     start(container)
 
-    def trains(view: MeshView) -> bool:
+    def trains(view: MeshState) -> bool:
         return view.trainer is not None and view.trainer.incarnation != before and max(view.steps) > last
 
     stack.watch(trains, "step of the new trainer", LIMIT_S)

@@ -50,9 +50,11 @@ def test_it_trains_and_the_explorer_serves_what_was_learnt(stack: ComposeStack, 
     figures["from up to the first trained step"] = f"{first.trained_at - stack.up_began:.1f} s"
     assert view.batches[first.batch_id or ""].state.value == "finalized"
 
-    view = stack.watch(lambda view: any(version >= 1 for version in view.synced), "synced version")
-    version = min(version for version in view.synced if version >= 1)
-    assert {sync.checksum for sync in view.synced[version].values()} == {view.steps[version].checksum}
+    view = stack.watch(
+        lambda view: any(view.synced(version) for version in view.steps if version >= 1), "synced version"
+    )
+    version = min(version for version in view.steps if version >= 1 and view.synced(version))
+    assert {sync.checksum for sync in view.synced(version).values()} == {view.steps[version].checksum}
 
 
 def result_of(stack: ComposeStack, task_id: str, limit_s: float) -> TaskResult:

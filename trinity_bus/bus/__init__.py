@@ -5,6 +5,7 @@ Start with :class:`Bus`. Importing this package imports no machine-learning fram
 
 from trinity_bus.bus.bus import Bus
 from trinity_bus.bus.dead_letters import dead_letter
+from trinity_bus.bus.follower import TopicFollower
 from trinity_bus.bus.identity import LogIdentity
 from trinity_bus.bus.partitioning import lane_partition, partition_of
 from trinity_bus.bus.producer import Producer
@@ -18,6 +19,7 @@ __all__ = [
     "Reader",
     "Received",
     "Start",
+    "TopicFollower",
     "Undecodable",
     "dead_letter",
     "lane_partition",

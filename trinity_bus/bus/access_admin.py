@@ -18,10 +18,9 @@ from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, Descri
 from aiokafka.protocol.api import Request
 
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
-from trinity_bus.bus.connection import client_options, kafka_errors
+from trinity_bus.bus.connection import administrator, kafka_errors
 from trinity_bus.bus.quotas import SetQuotas
 from trinity_bus.bus.scram import SetCredentials, credential
-from trinity_bus.bus.shutdown import close_admin
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 
@@ -59,10 +58,8 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
     Raises:
         BusError: The cluster has no authorizer, or refuses.
     """
-    admin = AIOKafkaAdminClient(**client_options(settings, "trinity-bus-access"))
-    with kafka_errors("set up access"):
-        await admin.start()
-        try:
+    async with administrator(settings, "trinity-bus-access") as admin:
+        with kafka_errors("set up access"):
             applied = await _apply(admin, settings.namespace, passwords)
             if quotas:
                 named = {user_name(settings.namespace, user): own for user, own in quotas.items()}
@@ -70,8 +67,6 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
                 for code, message, _ in answer.entries:
                     _check(code, message, f"set the quotas of {', '.join(named)}")
             return applied
-        finally:
-            await close_admin(admin)
 
 
 async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[str, str]) -> Applied:

@@ -14,7 +14,7 @@ from schemas.event import Position
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
-from trinity_bus.bus.connection import check_reachable, client_options, kafka_errors
+from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.bus.identity import LogIdentity, identity_of
 from trinity_bus.bus.logs import throttle_client_logs
 from trinity_bus.bus.offsets import committed
@@ -22,7 +22,6 @@ from trinity_bus.bus.positions import PositionReader
 from trinity_bus.bus.producer import Producer
 from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
 from trinity_bus.bus.received import Received
-from trinity_bus.bus.shutdown import close_admin
 from trinity_bus.config import KafkaSettings
 
 
@@ -230,11 +229,8 @@ class Bus:
     async def _administrator(self) -> AIOKafkaAdminClient:
         async with self._connecting:
             if self._admin is None:
-                admin = AIOKafkaAdminClient(**client_options(self.settings, self.client_id))
-                self._stack.push_async_callback(close_admin, admin)
-                with kafka_errors("connect"):
-                    await admin.start()
-                self._admin = admin
+                connecting = administrator(self.settings, self.client_id)
+                self._admin = await self._stack.enter_async_context(connecting)
             return self._admin
 
     async def _position_reader(self) -> PositionReader:

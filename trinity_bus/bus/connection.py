@@ -4,10 +4,11 @@ The first connection is tried here, by hand, because the client library only log
 """
 
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
@@ -25,7 +26,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
-from trinity_bus.bus.shutdown import close_connection
+from trinity_bus.bus.shutdown import bounded_shutdown, close_connection, to_the_end
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import (
     AccessDeniedError,
@@ -135,6 +136,23 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
         f"no Kafka broker can be used at {', '.join(answers)}: is it running, and is "
         f"{env_name('kafka.bootstrap_servers')} right?"
     )
+
+
+@asynccontextmanager
+async def administrator(settings: KafkaSettings, client_id: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Within the block, an administrator of the client library's, connected.
+
+    Raises:
+        BusError: No broker can be reached.
+    """
+    admin = AIOKafkaAdminClient(**client_options(settings, client_id))
+    try:
+        with kafka_errors("connect"):
+            await admin.start()
+        yield admin
+    finally:
+        async with bounded_shutdown(admin._client):  # noqa: SLF001 - there is no other way to its connections
+            await to_the_end(admin.close())
 
 
 def _reason(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaTimeoutError
 
 from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
-from trinity_bus.bus.shutdown import bounded_shutdown
+from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
 
@@ -52,16 +52,19 @@ def make_consumer(
 
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
     """Stop a consumer, also while its broker is away."""
-    connections = client._client  # noqa: SLF001 - there is no other way to them
-    async with bounded_shutdown(connections):
-        stopping = asyncio.ensure_future(client.stop())
-        await asyncio.wait([stopping])
-        if stopping.cancelled():
-            # A fetch that was waiting to try again has let its own cancellation out, and the rest was not done; stop()
-            # returns at once when called again.
-            await connections.close()
-            return
-    stopping.result()
+    async with bounded_shutdown(client._client):  # noqa: SLF001 - there is no other way to its connections
+        await to_the_end(_stop(client))
+
+
+async def _stop(client: AIOKafkaConsumer) -> None:
+    stopping = asyncio.ensure_future(client.stop())
+    await asyncio.wait([stopping])
+    if stopping.cancelled():
+        # A fetch that was waiting to try again has let its own cancellation out, and the rest was not done; stop()
+        # returns at once when called again.
+        await client._client.close()  # noqa: SLF001 - there is no other way to its connections
+    else:
+        stopping.result()
 
 
 async def log_offsets(

@@ -42,7 +42,7 @@ from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.received import SLICE_S, Received
-from trinity_bus.bus.shutdown import bounded_shutdown
+from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.bus.spans import start_send_span
 from trinity_bus.bus.transactions import (
     CANCELLED_S,
@@ -124,7 +124,7 @@ class Producer:
                     await client.start()
         except BaseException as error:
             async with bounded_shutdown(client.client):
-                await client.stop()
+                await to_the_end(client.stop())
             if isinstance(error, TimeoutError):
                 raise BrokerUnreachableError(
                     f"{doing}: no producer id in {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
@@ -151,8 +151,10 @@ class Producer:
                 bounded_shutdown(client.client),
             ):
                 await client.stop()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
             await self._give_up(client, KafkaTimeoutError("the producer was closed"))
+            if isinstance(error, asyncio.CancelledError):
+                raise
             if not transactional:
                 raise SendError(
                     f"close producer {self._client_id}: not all records are durable after "
@@ -174,6 +176,7 @@ class Producer:
         key: str,
         record: Record | ExperienceGroup,
         *,
+        encoded: bytes | None = None,
         partition: int | None = None,
         traceparent: str | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
@@ -186,6 +189,7 @@ class Producer:
             topic: Where to.
             key: Decides its partition, and what compaction keeps.
             record: What to send.
+            encoded: Its bytes, where it came as such: they are sent as they are.
             partition: Overrides the key's partition.
             traceparent: The trace it belongs to; the current span's where absent.
             headers: More Kafka headers.
@@ -200,7 +204,7 @@ class Producer:
             ProducerFencedError: Another producer has taken over.
             BusError: The broker does not take records.
         """
-        value = encode(record)
+        value = encode(record) if encoded is None else encoded
         full_name = topic.full_name(self._settings.namespace)
         parent = None if traceparent is None else parent_context(traceparent)
         span = start_send_span(

@@ -122,11 +122,13 @@ class Reader:
         client, self._running = self._running, None
         if client is None:
             return
-        await stop_consumer(client)
-        if self._pending is not None:
-            self._pending.cancel()
-            await asyncio.wait([self._pending])
-            self._pending = None
+        try:
+            await stop_consumer(client)
+        finally:
+            if self._pending is not None:
+                self._pending.cancel()
+                await asyncio.wait([self._pending])
+                self._pending = None
 
     async def __aenter__(self) -> Self:
         await self.start()

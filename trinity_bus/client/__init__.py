@@ -8,18 +8,16 @@ imports no machine-learning framework.
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.coordinator import RolloutCoordinator
 from trinity_bus.client.errors import NoCoordinatorError
-from trinity_bus.client.fleet import FleetView, runner_values
 from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
 from trinity_bus.client.scheduler import Scheduler
 from trinity_bus.client.synchronizer import Synchronizer
 from trinity_bus.client.tasks import send_tasks
-from trinity_bus.client.versions import VersionRow
+from trinity_bus.view import VersionRow
 
 __all__ = [
     "CommandChannel",
     "CompletedTaskResult",
-    "FleetView",
     "NoCoordinatorError",
     "RolloutCoordinator",
     "Scheduler",
@@ -27,7 +25,6 @@ __all__ = [
     "Synchronizer",
     "VersionRow",
     "producer_name",
-    "runner_values",
     "send_tasks",
     "sent_by",
 ]

@@ -47,9 +47,8 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
-from trinity_bus.bus import Bus, Producer, Received
+from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.client.errors import NoCoordinatorError
-from trinity_bus.client.follower import TopicFollower
 from trinity_bus.client.ids import producer_name
 from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
 from trinity_bus.errors import BusError
@@ -230,7 +229,7 @@ class CommandChannel:
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
-            "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that "
+            "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
             f"runs. What was asked about {_subject(command)} may still be done when one starts"
         )
 

@@ -44,17 +44,16 @@ from typing import Any, Final, Self
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
-from trinity_bus.bus import Bus, Received
+from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import NoCoordinatorError
-from trinity_bus.client.fleet import FleetView, runner_values, state_table
-from trinity_bus.client.follower import TopicFollower
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.config import Settings
+from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +76,7 @@ class Scheduler:
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
         self._batches = OpenBatches(self._settings.coordinator.group_size)
-        self._fleet = FleetView(self._settings.coordinator.explorer_timeout_s)
-        self._heard = asyncio.Event()
+        self._mesh = MeshState(alive_s=self._settings.coordinator.explorer_timeout_s)
 
     # ------------------------------------------------------------------------------------------------ start and stop
 
@@ -246,7 +244,7 @@ class Scheduler:
         if over is WaitOutcome.COMPLETE:
             return
         outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
-        running = len(outstanding & self._fleet.running_tasks())
+        running = len(outstanding & self._mesh.running_tasks())
         if clear_timeout_tasks:
             batches = self._batches.all
             await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
@@ -275,10 +273,10 @@ class Scheduler:
     def get_all_state(self) -> dict[str, dict[str, Any]]:
         """Return the state of every runner in the fleet, as last told.
 
-        See ``trinity_bus.client.fleet.runner_values``.
+        See ``trinity_bus.view.runner_values``.
         """
-        self._fleet.tick(time.time())
-        return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
+        self._mesh.tick(time.time())
+        return {runner.runner: runner_values(runner) for runner in self._mesh.runners()}
 
     def print_all_state(self) -> None:
         """Log the states of all runners as an aligned table."""
@@ -290,28 +288,23 @@ class Scheduler:
     async def _follow(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
         results = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail)
+        await results.start()
+        connection.stack.push_async_callback(results.stop)
         # Most of what explorers say is the coordinator's business, and not even decoded here.
-        events = TopicFollower(
-            lambda start: bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start=start, expect=_FLEET), self._see, fail
+        mesh = MeshFollower(
+            bus, EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end", state=self._mesh, expect=_FLEET, on_end=fail
         )
-        for follower in (results, events):
-            await follower.start()
-            connection.stack.push_async_callback(follower.stop)
+        await connection.stack.enter_async_context(mesh)
         self._batches.connect(connection, results.caught_up)
         try:
             async with asyncio.timeout(SILENCE_S):
-                await self._heard.wait()
+                while mesh.state.coordinator is None:
+                    await mesh.changed(SILENCE_S)
         except TimeoutError:
             raise NoCoordinatorError(
                 f"no coordinator of namespace {bus.settings.namespace!r} was heard within {SILENCE_S:g} s: start one "
-                "with `trinity-bus run coordinator`, or set TRINITY_BUS_KAFKA__NAMESPACE to that of the one that runs"
+                "with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that runs"
             ) from None
-
-    def _see(self, received: Received[Any]) -> None:
-        """Something that the coordinator or an explorer says."""
-        self._fleet.apply(received.record, received.timestamp_ms / 1000)
-        if isinstance(received.record, CoordinatorHeartbeat):
-            self._heard.set()
 
     async def _get(
         self,
@@ -346,9 +339,9 @@ class Scheduler:
         return coordinator.max_timeout_s * coordinator.attempts_per_task
 
     def _coordinator(self) -> CoordinatorHeartbeat:
-        if self._fleet.coordinator is None:
+        if self._mesh.coordinator is None:
             raise RuntimeError("Scheduler is not started: await start() first.")
-        return self._fleet.coordinator
+        return self._mesh.coordinator
 
 
 def _now() -> float:

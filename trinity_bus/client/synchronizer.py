@@ -26,15 +26,14 @@ from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
-from trinity_bus.bus import Bus, Reader, Received
-from trinity_bus.bus.offsets import recent
+from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connection
-from trinity_bus.client.versions import ALIVE_S, VersionRow, VersionsView
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.view import MeshFollower, MeshState, VersionRow, follow
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +42,8 @@ type TrainerStatus = Literal["running", "stopped"]
 type TensorDescription = tuple[str, str, tuple[int, ...]]
 """Name, dtype such as ``bfloat16``, shape."""
 
-_RECENT_EVENTS = 500
-"""How many of the newest events of each partition it begins with."""
-_WAIT_S = 60.0
+_LOOK_S = 1.0
+"""Silence is news too: who waits looks again after so much of it."""
 WEIGHTS = "model.safetensors"
 
 
@@ -71,11 +69,9 @@ class Synchronizer:
         self._bus = bus
         self._name = name
         self._clock = clock
-        self._view = VersionsView(self._settings.coordinator.model)
-        self._changed = asyncio.Condition()
+        self._mesh: MeshFollower | None = None
         self._stack: AsyncExitStack | None = None
         self._connection: Connection | None = None
-        self._failure: BaseException | None = None
         self._changing = asyncio.Lock()
 
     @classmethod
@@ -99,15 +95,9 @@ class Synchronizer:
             topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
             connection = await Connection.open(self._settings, self._bus, self._name, [*topics, OPERATOR_COMMANDS])
             stack.push_async_callback(connection.close)
-            bus = connection.bus
-            start = await recent(bus, EVENTS, _RECENT_EVENTS)
-            reader = await stack.enter_async_context(bus.reader(*topics, start=start))
-            known = [received async for received in reader.replay()]
-            for received in sorted(known, key=lambda one: one.timestamp_ms):
-                self._apply(received)
-            following = asyncio.create_task(self._follow(reader), name="follow versions")
-            stack.push_async_callback(_end, following)
-            self._connection, self._failure = connection, None
+            state = MeshState(self._settings.mesh.model)
+            self._mesh = await stack.enter_async_context(follow(connection.bus, topics=topics, state=state))
+            self._connection = connection
             self._stack = stack.pop_all()
 
     async def shutdown(self) -> None:
@@ -134,16 +124,16 @@ class Synchronizer:
 
     def get_trainer_status(self) -> TrainerStatus:
         """Return ``running``, or ``stopped`` where it has never spoken or not lately. It never waits for a sync."""
-        return "running" if self._now().trainer_is_alive(self._clock()) else "stopped"
+        return "running" if self._now().trainer_is_alive else "stopped"
 
     def get_explorer_status_counts(self) -> dict[str, int]:
         """How many explorers are ``starting``, ``ready``, ``syncing``, ``draining`` or ``stopped``."""
-        return dict(self._now().status_counts(self._clock()))
+        return dict(self._now().explorer_states())
 
     def trainer_requires_weight_sync(self) -> bool | None:
         """Whether a version that the trainer has published is still held; None where the trainer has stopped."""
         view = self._now()
-        if not view.trainer_is_alive(self._clock()):
+        if not view.trainer_is_alive:
             return None
         return view.trainer is not None and view.trainer.version > view.version
 
@@ -173,7 +163,7 @@ class Synchronizer:
 
     def versions(self) -> list[VersionRow]:
         """All versions that were ever published, oldest first."""
-        return self._now().rows(self._clock())
+        return self._now().versions()
 
     async def wait_new_model_state_dict(
         self, current_version: int, no_wait: bool = False, *, timeout_s: float | None = None
@@ -197,12 +187,12 @@ class Synchronizer:
         limit = self._settings.synchronizer.sync_timeout_s if timeout_s is None else timeout_s
         async with asyncio.timeout(limit):
             while self.model_version == current_version and self.get_trainer_status() == "running":
-                await self._until_changed()
+                await self._follower().changed(_LOOK_S)
         return self.model_version
 
     def serving(self, version: int) -> list[str]:
         """Names of the explorers that serve a version now."""
-        return self._now().serving(version, self._clock())
+        return self._now().serving(version)
 
     async def wait_served(self, version: int, *, timeout_s: float, explorers: Collection[str] = ()) -> list[str]:
         """Wait until all explorers that live serve a version, and at least these; their names.
@@ -212,12 +202,11 @@ class Synchronizer:
         """
         async with asyncio.timeout(timeout_s):
             while True:
-                view, now = self._now(), self._clock()
-                living = {name for name, e in view.explorers.items() if now - e.heard_at <= ALIVE_S}
+                living = {explorer.name for explorer in self._now().alive()}
                 serving = self.serving(version)
                 if living.union(explorers) == set(serving) != set():
                     return serving
-                await self._until_changed()
+                await self._follower().changed(_LOOK_S)
 
     def get_state_dict_meta(self) -> list[TensorDescription] | None:
         """Names, dtypes and shapes of the weights of the version to be served; None where its checkpoint is not here.
@@ -263,7 +252,7 @@ class Synchronizer:
         self._now()
         if self._connection is None:
             raise NotPreparedError("prepare() comes first")
-        reply = await self._connection.channel.publish_version(self._view.model, version)
+        reply = await self._connection.channel.publish_version(self._settings.mesh.model, version)
         if reply.error == "timeout":
             raise TimeoutError(reply.detail)
         if reply.error is not None:
@@ -288,7 +277,7 @@ class Synchronizer:
         self._now()
         if self._connection is None:
             raise NotPreparedError("prepare() comes first")
-        reply = await self._connection.channel.roll_back(self._view.model, version, reason)
+        reply = await self._connection.channel.roll_back(self._settings.mesh.model, version, reason)
         if reply.error == "timeout":
             raise TimeoutError(reply.detail)
         if reply.error is not None:
@@ -297,45 +286,21 @@ class Synchronizer:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _now(self) -> VersionsView:
-        if self._failure is not None:
-            raise self._failure
-        if self._stack is None:
+    def _now(self) -> MeshState:
+        state = self._follower().state
+        state.tick(self._clock())
+        return state
+
+    def _follower(self) -> MeshFollower:
+        if self._stack is None or self._mesh is None:
             raise NotPreparedError("prepare() comes first")
-        return self._view
+        return self._mesh
 
     def _weights(self) -> Path | None:
         folder = self.get_latest_model_path()
         path = None if folder is None else folder / WEIGHTS
         return path if path is not None and path.is_file() else None
 
-    async def _until_changed(self) -> None:
-        """Until something was read; a second at most, because silence is news too."""
-        async with self._changed:
-            try:
-                async with asyncio.timeout(1.0):
-                    await self._changed.wait()
-            except TimeoutError:
-                return
-
-    async def _follow(self, reader: Reader) -> None:
-        try:
-            while True:
-                for received in await reader.batch(_WAIT_S):
-                    self._apply(received)
-                async with self._changed:
-                    self._changed.notify_all()
-        except TrinityError as error:
-            self._failure = error
-
-    def _apply(self, received: Received[Any]) -> None:
-        self._view.apply(received.record, received.timestamp_ms / 1000)
-
 
 class NotPreparedError(TrinityError):
     """A method was called before ``prepare``."""
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait([task])

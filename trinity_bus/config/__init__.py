@@ -1,7 +1,7 @@
 """Settings: read once at start from the environment, checked before anything else starts.
 
-Every setting is an environment variable, ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_KAFKA__NAMESPACE=team-a``
-sets ``Settings().kafka.namespace``. A wrong value raises one :class:`~trinity_bus.errors.ConfigError` of one line.
+Every setting is an environment variable, ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_MESH__NAMESPACE=team-a``
+sets ``Settings().mesh.namespace``. A wrong value raises one :class:`~trinity_bus.errors.ConfigError` of one line.
 Secrets never appear in a message. Telemetry is also configured by the standard ``OTEL_`` variables. Durations are in
 seconds and end in ``_s``. Each section is a module of its own.
 """
@@ -13,10 +13,11 @@ from trinity_bus.config.environment import forget_secrets
 from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.health import HealthSettings
 from trinity_bus.config.kafka import KafkaSettings
+from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.config.messages import required
 from trinity_bus.config.names import env_name
 from trinity_bus.config.section import Section
-from trinity_bus.config.sections import secret_variables, sections, setting_paths
+from trinity_bus.config.sections import secret_variables, sections, setting_fields, setting_paths
 from trinity_bus.config.settings import Settings
 from trinity_bus.config.synchronizer import SynchronizerSettings
 from trinity_bus.config.taskset import TasksetSettings
@@ -31,6 +32,7 @@ __all__ = [
     "ExplorerSettings",
     "HealthSettings",
     "KafkaSettings",
+    "MeshSettings",
     "Section",
     "Settings",
     "SynchronizerSettings",
@@ -42,5 +44,6 @@ __all__ = [
     "required",
     "secret_variables",
     "sections",
+    "setting_fields",
     "setting_paths",
 ]

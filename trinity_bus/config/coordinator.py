@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.record import Identifier
 from schemas.task import Task
+from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.names import env_name
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, InstanceName, Seconds
@@ -62,8 +63,7 @@ class CoordinatorSettings(Section):
     """How often the one that works says that it lives."""
     takeover_s: Annotated[Seconds, Field(validate_default=True)] = 1.5
     """Silence after which one that stands by takes over; more than twice ``heartbeat_s``."""
-    model: Identifier = "policy"
-    """Name of the model that is trained: the key of its versions."""
+    model: Identifier = of_mesh("model")
     dedup_window: Count = 100_000
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096

@@ -4,18 +4,19 @@ Each secret can also lie in a file, which a variable of its name and ``_FILE`` g
 them.
 """
 
-import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic_settings import EnvSettingsSource
 
-from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
+from trinity_bus.config.names import ENV_PREFIX, FILE_SUFFIX, env_name
 from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_paths
 from trinity_bus.errors import ConfigError
 
 _MAX_SECRET_BYTES = 64 << 10
+_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 
 
 class Environment(EnvSettingsSource):
@@ -62,15 +63,20 @@ def forget_secrets() -> None:
             del os.environ[name]
 
 
-def refuse_misspelt(variable: str) -> None:
-    """Raise for a variable of ours that is almost, but not quite, a setting.
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that begin as ours do and are no setting: one that is misspelt would else have no effect.
 
-    pydantic-settings ignores what it does not know, so that one underscore too few would silently have no effect.
+    What Kubernetes makes of a service with our name (``TRINITY_BUS_..._SERVICE_HOST``) is left alone.
     """
-    name = variable.upper()
-    if not name.startswith(ENV_PREFIX) or name.removeprefix(ENV_PREFIX).split(ENV_DELIMITER)[0].lower() in sections():
-        return
-    known = [path for path, _ in setting_paths()]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
-    if close:
-        raise ConfigError(f"{variable} is not a setting; did you mean {close[0]}?")
+    known = {path for path, _ in setting_paths()} | {variable + FILE_SUFFIX for variable in secret_variables()}
+    # A section may be given as JSON.
+    known |= {env_name(section) for section in sections()}
+    return [
+        variable
+        for variable, value in environ.items()
+        if (name := variable.upper()).startswith(ENV_PREFIX) and name not in known and not _is_service_link(name, value)
+    ]
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return _LINK.search(name) is not None or (name.endswith("_PORT") and "://" in value)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from trinity_bus.config.mesh import Dtype, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, InstanceName, Seconds
@@ -15,20 +16,16 @@ class ExplorerSettings(Section):
 
     name: InstanceName = "explorer-0"
     """Its identity over restarts: no two live explorers share one. ``{host}`` in it is the host's name."""
-    model_path: str | None = None
-    """Folder of the Hugging Face model to start from."""
+    model_path: str | None = of_mesh("model_path")
     slots: Count = 64
     """Rollouts run at once."""
-    max_model_len: Count = 1024
-    """Longest prompt plus response, in tokens."""
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Of weights and activations."""
+    max_model_len: Count = of_mesh("max_model_len")
+    dtype: Dtype = of_mesh("dtype")
     heartbeat_s: Seconds = 0.5
     """How often it says that it lives."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Of tasks that name none."""
-    max_tokens: Count = 256
-    """Longest response of tasks that name none, in tokens."""
+    max_tokens: Count = of_mesh("max_tokens")
     cpu_kvcache_gib: Annotated[float, Field(gt=0)] = 1.0
     """Most room for the KV cache on a CPU, GiB; less is taken where the longest sequences need less."""
     max_num_seqs: Count = 256

@@ -1,9 +1,10 @@
 """The section ``kafka``: where the log is and how to reach it."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, model_validator
 
+from trinity_bus.config.mesh import Namespace, of_mesh
 from trinity_bus.config.section import Section, missing
 from trinity_bus.config.values import Count, ExistingFile, Seconds, Servers
 
@@ -13,8 +14,7 @@ class KafkaSettings(Section):
 
     bootstrap_servers: Servers | None = None
     """``host:port`` of one or more brokers, separated by commas. Unset: the embedded broker."""
-    namespace: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] = "trinity"
-    """Stands in front of every topic, group and transactional id, so that several runs can share a cluster."""
+    namespace: Namespace = of_mesh("namespace")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """How to connect. The two with SSL check the broker's certificate and host name."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"

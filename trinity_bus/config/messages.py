@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
-from trinity_bus.config.names import ENV_DELIMITER, FILE_SUFFIX, env_name
+from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
 from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_paths
 from trinity_bus.errors import ConfigError
 
@@ -17,13 +17,13 @@ def line(detail: ErrorDetails) -> str:
     """One validation error as "variable=value: what would be right"."""
     if detail["type"] == "missing_setting":
         return f"{env_name(detail['ctx']['path'])} is not set: {detail['ctx']['why']}"
-    if detail["type"] in ("too_many_parts", "no_tls"):
+    if detail["type"] in ("too_many_parts", "no_room", "no_tls"):
         return detail["msg"]
     # Beyond section and setting, a location names parts of a type, not of a variable.
     path = ".".join(str(part) for part in detail["loc"][:2])
     name = env_name(path)
     if detail["type"] == "extra_forbidden":
-        return f"{name} is not a setting{_suggestion(name)}"
+        return not_a_setting(name)
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     return f"{name}={_shown(path, detail['input'])}: {message}"
 
@@ -40,10 +40,17 @@ def _shown(path: str, value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
-def _suggestion(name: str) -> str:
-    known = [variable for variable, _ in setting_paths()] + [name + FILE_SUFFIX for name in secret_variables()]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+def not_a_setting(variable: str) -> str:
+    """Say so of a variable, and name the nearest one that is."""
+    name = variable.upper()
+    known = [variable for variable, _ in setting_paths()]
+    # What lies in another section, before what only looks alike.
+    close = [other for other in known if other.rpartition(ENV_DELIMITER)[2] == name.rpartition(ENV_DELIMITER)[2]]
+    known += [variable + FILE_SUFFIX for variable in secret_variables()]
+    # Without what all begin with, which would make any two alike.
+    short = [other.removeprefix(ENV_PREFIX) for other in known]
+    close += [ENV_PREFIX + other for other in difflib.get_close_matches(name.removeprefix(ENV_PREFIX), short, n=1)]
+    return f"{variable} is not a setting" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def not_a_section() -> str:
@@ -60,7 +67,7 @@ def required[T](value: T | None, path: str, why: str) -> T:
 
     Args:
         value: The setting's value.
-        path: Its place, such as ``"explorer.model_path"``.
+        path: Its place, such as ``"mesh.model_path"``.
         why: What it is needed for, the end of the sentence "it is needed ...".
 
     Raises:

@@ -6,5 +6,5 @@ FILE_SUFFIX = "_FILE"
 
 
 def env_name(path: str) -> str:
-    """Return the environment variable of a setting: ``"kafka.namespace"`` gives ``"TRINITY_BUS_KAFKA__NAMESPACE"``."""
+    """Return the environment variable of a setting: ``"mesh.namespace"`` gives ``"TRINITY_BUS_MESH__NAMESPACE"``."""
     return ENV_PREFIX + path.replace(".", ENV_DELIMITER).upper()

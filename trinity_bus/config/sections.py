@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -12,6 +12,7 @@ from trinity_bus.config.coordinator import CoordinatorSettings
 from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.health import HealthSettings
 from trinity_bus.config.kafka import KafkaSettings
+from trinity_bus.config.mesh import MeshSettings, is_of_mesh
 from trinity_bus.config.names import env_name
 from trinity_bus.config.section import Section
 from trinity_bus.config.synchronizer import SynchronizerSettings
@@ -23,6 +24,8 @@ from trinity_bus.config.trainer import TrainerSettings
 class Sections(BaseSettings):
     """All sections. :class:`~trinity_bus.config.settings.Settings` reads them."""
 
+    # The first, because the others take from it.
+    mesh: MeshSettings = Field(default_factory=MeshSettings)
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     access: AccessSettings = Field(default_factory=AccessSettings)
     broker: BrokerSettings = Field(default_factory=BrokerSettings)
@@ -34,6 +37,17 @@ class Sections(BaseSettings):
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _take_from_mesh(cls, section: Section, info: ValidationInfo) -> Section:
+        """Hand a section what it shares with others, unless a program has made it with values of its own."""
+        mesh = info.data.get("mesh")
+        shared = {name for name, field in type(section).model_fields.items() if is_of_mesh(field)}
+        if mesh is None:
+            # The section itself, or the one that is wrong.
+            return section
+        return section.model_copy(update={name: getattr(mesh, name) for name in shared - section.model_fields_set})
+
 
 def sections() -> dict[str, type[Section]]:
     """Return the type of each section by its name."""
@@ -41,21 +55,25 @@ def sections() -> dict[str, type[Section]]:
     return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
 
 
+def setting_fields() -> dict[str, FieldInfo]:
+    """Return every setting by its path, such as ``"kafka.bootstrap_servers"``, in the order of the sections."""
+    return {
+        f"{section}.{name}": field
+        for section, kind in sections().items()
+        for name, field in kind.model_fields.items()
+        if not is_of_mesh(field)
+    }
+
+
 def setting_paths() -> Iterator[tuple[str, str]]:
     """Every setting's environment variable and description, for documents and messages."""
-    for section, kind in sections().items():
-        for name, field in kind.model_fields.items():
-            yield env_name(f"{section}.{name}"), field.description or ""
+    for path, field in setting_fields().items():
+        yield env_name(path), field.description or ""
 
 
 def secret_variables() -> list[str]:
     """Return the environment variable of every setting that is a secret; each can be given with ``_FILE`` instead."""
-    return [
-        env_name(f"{section}.{name}")
-        for section, kind in sections().items()
-        for name, field in kind.model_fields.items()
-        if is_secret(field)
-    ]
+    return [env_name(path) for path, field in setting_fields().items() if is_secret(field)]
 
 
 def is_secret(field: FieldInfo) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from trinity_bus.config.environment import Environment, refuse_misspelt
-from trinity_bus.config.messages import line, not_a_section
+from trinity_bus.config.environment import Environment, unknown_variables
+from trinity_bus.config.messages import line, not_a_section, not_a_setting
 from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
@@ -43,12 +43,13 @@ class Settings(Sections):
         return init_settings, Environment(settings_cls)
 
     def __init__(self, **values: Any) -> None:
+        problems = [not_a_setting(name) for name in unknown_variables(os.environ)]
         try:
             super().__init__(**values)
         except ValidationError as error:
             # The cause is left out: it prints the whole input, secrets included.
-            raise ConfigError("; ".join(line(detail) for detail in error.errors(include_url=False))) from None
+            problems += [line(detail) for detail in error.errors(include_url=False)]
         except SettingsError:
-            raise ConfigError(not_a_section()) from None
-        for name in os.environ:
-            refuse_misspelt(name)
+            problems.append(not_a_section())
+        if problems:
+            raise ConfigError("; ".join(dict.fromkeys(problems))) from None

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trinity_bus.config.mesh import Dtype, of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds
 
@@ -14,8 +15,7 @@ class TrainerSettings(Section):
 
     name: InstanceName = "trainer-0"
     """Its identity over restarts. ``{host}`` in it is the host's name."""
-    model_path: str | None = None
-    """Folder of the Hugging Face model to start from."""
+    model_path: str | None = of_mesh("model_path")
     checkpoint_dir: Path | None = None
     """Where checkpoints go, and where a restarted trainer looks for the newest."""
     checkpoint_interval: Count = 1
@@ -76,8 +76,7 @@ class TrainerSettings(Section):
     """What logits are divided by; that of the rollouts, where the engine reports logprobs after it."""
     micro_batch_tokens: Count = 16_384
     """Tokens that go through the model at once; bounds memory."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer keeps float32)."""
+    dtype: Dtype = of_mesh("dtype")
     tensor_parallel: Count = 1
     """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel``, all
     on one machine, each with a GPU of its own where there are GPUs."""

@@ -83,7 +83,7 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threa
         ConfigError: There is no model path.
         EngineStartError: vLLM cannot start: it is not installed, the model is unknown to it, memory is short.
     """
-    model_path = required(settings.model_path, "explorer.model_path", "to start the inference engine")
+    model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     prepare_environment(settings)
     try:
         from vllm.v1.engine.async_llm import AsyncLLM

@@ -4,6 +4,7 @@ A *workflow* is code, found by name in a registry, that turns one task into one 
 and an engine to ask for more; text exists only at its edges. Nothing here imports torch or vLLM.
 """
 
+from schemas.experience import Rollout
 from trinity_bus.rollout import workflows
 from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
@@ -12,7 +13,6 @@ from trinity_bus.rollout.workflow import (
     Completion,
     Engine,
     PartialRunsError,
-    Rollout,
     RolloutContext,
     Tokenizer,
     Workflow,

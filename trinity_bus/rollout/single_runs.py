@@ -13,9 +13,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.rollout.metrics import RUN_TIME
-from trinity_bus.rollout.workflow import PartialRunsError, Rollout, RolloutContext, WorkflowError
+from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, WorkflowError
 
 
 class SingleRunWorkflow(ABC):

@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from schemas.record import BatchType, Metrics
+from schemas.experience import Rollout, VersionSpan
+from schemas.record import BatchType
 from schemas.task import Sampling, Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.state import RunState
-
-type VersionSpan = tuple[int, int]
-"""(first response token, model version): this version drew the tokens from here to the next span."""
 
 
 class WorkflowError(TrinityError):
@@ -97,35 +95,13 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """One sample of a task's group: what a run gave, or a step of it."""
-
-    prompt_token_ids: Sequence[int]
-    response_token_ids: Sequence[int]
-    """Everything after the prompt: the model's own tokens and, in workflows of several turns, what was said to it."""
-    logprobs: Sequence[float]
-    """[response] as the engine gave them; anything (0.0 by custom) where the token is not the model's own."""
-    mask: Sequence[bool] | None = None
-    """[response] True where the token is the model's own; None when all are."""
-    reward: float
-    metrics: Metrics = field(default_factory=dict)
-    """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
-    finish_reason: str = "stop"
-    versions: Sequence[VersionSpan] = ()
-    """Who drew its tokens; empty where no engine was asked: it is then of the version that was served at the start."""
-    run_id: int | None = None
-    """Which run of the task it is of. Those with the same are one run, whose metrics are those of its last rollout.
-    None, for all that a workflow gives: each is a run, in order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutContext:
     """What a workflow may use while it runs one task."""
 
     engine: Engine
     tokenizer: Tokenizer
     repeat_times: int
-    """How many runs are asked for: ``run`` returns a rollout of each, or several."""
+    """How many runs are asked for: ``run`` returns a rollout of each, in order, or several."""
     run_id_base: int = 0
     """The run id of the first of them."""
     sampling: Sampling = field(default_factory=Sampling)

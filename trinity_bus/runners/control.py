@@ -27,6 +27,10 @@ class LoadWorkflows(Struct, tag="load", frozen=True):
     tokenizer: str
     """What loads it, as ``module:function``; it is called with ``model_path``."""
     model_path: str
+    model: str
+    """Its name, for the experiences."""
+    sampling: bytes
+    """The explorer's defaults, as JSON."""
     modules: list[str]
     """Modules that register workflows, imported in this order."""
     explorer: str

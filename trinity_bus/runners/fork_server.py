@@ -23,6 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from schemas import Sampling
 from trinity_bus.config import Settings, env_name
 from trinity_bus.errors import ConfigError
 from trinity_bus.runners import control
@@ -53,7 +54,8 @@ class ForkServer:
     """A fork server's process. Starting it takes seconds; it starts with this object, and is waited for in ``ready``.
 
     Args:
-        settings: The sections ``explorer``, ``kafka`` (its namespace) and ``telemetry`` are used.
+        settings: The sections ``explorer``, ``coordinator`` (the model's name), ``kafka`` (its namespace) and
+            ``telemetry`` are used.
         tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path.
 
     Raises:
@@ -74,12 +76,15 @@ class ForkServer:
             )
         self._channel.setblocking(False)
         modules = explorer.workflow_modules
+        sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._channel.send(
             control.encode(
                 LoadWorkflows(
                     tokenizer=tokenizer,
                     model_path=explorer.model_path or "",
+                    model=settings.coordinator.model,
+                    sampling=sampling.model_dump_json(exclude_none=True).encode(),
                     modules=[] if modules is None else modules.split(","),
                     explorer=explorer.name,
                     namespace=settings.kafka.namespace,

@@ -15,33 +15,31 @@
 A *job* is one attempt in one runner, numbered by the explorer; a *request* is numbered by the runner, within its job.
 
 A frame is the length of its body (4 bytes, little endian) and the body, a msgpack array that begins with the number of
-its type. Token ids (int32), logprobs (float32) and masks (uint8) are raw little-endian buffers, never arrays of
-msgpack. The two sides are of one program on one machine: there are no versions.
+its type. Token ids (int32) and logprobs (float32) are raw little-endian buffers, never arrays of msgpack; what comes
+from a topic and what goes to one, dispatches and experiences, is the record's own bytes. The two sides are of one
+program on one machine: there are no versions.
 
 Failures: a frame over ``MAX_FRAME_BYTES`` is refused by its length, before any of it is kept; a body that is not one of
 these messages, or a buffer that is no vector, is a ``ProtocolError``. Who hears one stops the other side.
 """
 
 import struct
-import sys
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, SupportsFloat
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
 from schemas.errors import DecodeError
-from schemas.experience import MAX_SAMPLES, ExperienceGroup
-from schemas.record import BatchType
+from schemas.experience import ExperienceGroup
+from schemas.vectors import FLOAT32, INT32, VectorColumn
 from schemas.weight import SMALL, Scales, weigh_msgpack
 from trinity_bus.inference.completion import EngineCompletion
-from trinity_bus.rollout import Rollout
 from trinity_bus.runners.errors import ProtocolError
 
-MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES
-"""Limit of one frame: what an attempt yields has to fit into one record anyway."""
+MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)
+"""Limit of one frame: the largest is a record, with a little around it."""
 
 MAX_STATES_BYTES = 1 << 20
 """Limit of a ``Pong``."""
@@ -49,9 +47,6 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Overflow
 """What the parser raises for bytes that are no message."""
 
 _LENGTH = struct.Struct("<I")
-INT32 = np.dtype("<i4")
-FLOAT32 = np.dtype("<f4")
-UINT8 = np.dtype("|u1")
 
 type _Length = Annotated[int, Meta(ge=0)]
 
@@ -60,14 +55,12 @@ class Run(Struct, tag=1, array_like=True, gc=False, frozen=True):
     """Run a workflow."""
 
     job: int
-    task: bytes
-    """The task, as JSON."""
-    repeat_times: int
-    run_id_base: int
-    batch_type: BatchType
-    sampling: bytes
-    """The explorer's defaults, as JSON."""
+    order: bytes
+    """The ``Dispatch``, as it came off the log."""
+    version: int
+    """That the engine serves; -1: none."""
     traceparent: str | None
+    """Of the attempt's span."""
 
 
 class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
@@ -127,35 +120,12 @@ class AbandonRequest(Struct, tag=7, array_like=True, gc=False, frozen=True):
     request: int
 
 
-class WireRollout(Struct, array_like=True, gc=False, frozen=True):
-    """One rollout, without its vectors, whose lengths these are."""
-
-    prompt: _Length
-    response: _Length
-    logprobs: _Length
-    mask: _Length | None
-    reward: float
-    metrics: dict[str, float]
-    finish_reason: str
-    versions: list[tuple[int, int]]
-    run_id: int | None
-
-
-class WireRollouts(Struct, array_like=True, gc=False, frozen=True):
-    """Rollouts of a task. Each vector of all of them lies in one buffer, one after the other."""
-
-    prompts: memoryview
-    responses: memoryview
-    logprobs: memoryview
-    masks: memoryview
-    runs: Annotated[list[WireRollout], Meta(max_length=MAX_SAMPLES)]
-
-
 class RunDone(Struct, tag=8, array_like=True, gc=False, frozen=True):
     """A workflow has returned."""
 
     job: int
-    rollouts: WireRollouts
+    group: bytes
+    """What it gave: an ``ExperienceGroup``, encoded."""
     error: str | None
     """The first error, where some runs broke off."""
 
@@ -311,43 +281,6 @@ def unpack_vector(buffer: memoryview, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(buffer, dtype)
 
 
-class VectorColumn:
-    """Vectors, one after the other in one buffer. Python's own arrays take lists four times as fast as NumPy's.
-
-    Args:
-        dtype: The element type.
-    """
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-        self._values = array(dtype.char)
-
-    def add(self, values: Any) -> int:
-        """Append a vector.
-
-        Returns:
-            Its length.
-
-        Raises:
-            ValueError, TypeError, OverflowError: It is no vector of such numbers.
-        """
-        if type(values) is list:
-            self._values.extend(values)
-            return len(values)
-        vector = np.asarray(values, self._dtype)
-        if vector.ndim != 1:
-            raise ValueError(f"an array of shape {list(vector.shape)} where a vector is needed")
-        self._values.frombytes(vector.tobytes())
-        return len(vector)
-
-    @property
-    def buffer(self) -> memoryview:
-        """All of them."""
-        if sys.byteorder == "big":
-            self._values.byteswap()
-        return memoryview(self._values).cast("B")
-
-
 class _Cuts:
     """Cuts a buffer into the vectors that it is made of."""
 
@@ -392,71 +325,3 @@ def unpack_completions(message: Completions) -> list[EngineCompletion]:
     token_ids.finish()
     logprobs.finish()
     return completions
-
-
-def pack_rollouts(rollouts: Sequence[Rollout]) -> WireRollouts:
-    """Return what a workflow returned, for the wire.
-
-    Raises:
-        ValueError, TypeError, OverflowError, AttributeError: It is not what a workflow returns, or too much.
-    """
-    if len(rollouts) > MAX_SAMPLES:
-        raise ValueError(f"a workflow gave {len(rollouts)} rollouts, at most {MAX_SAMPLES} are sent")
-    prompts, responses, logprobs, masks = (
-        VectorColumn(INT32),
-        VectorColumn(INT32),
-        VectorColumn(FLOAT32),
-        VectorColumn(UINT8),
-    )
-    runs = [
-        WireRollout(
-            prompts.add(run.prompt_token_ids),
-            responses.add(run.response_token_ids),
-            logprobs.add(run.logprobs),
-            None if run.mask is None else masks.add(run.mask),
-            float(run.reward),
-            _plain_metrics(run.metrics),
-            str(run.finish_reason),
-            [(int(start), int(version)) for start, version in run.versions],
-            None if run.run_id is None else int(run.run_id),
-        )
-        for run in rollouts
-    ]
-    return WireRollouts(prompts.buffer, responses.buffer, logprobs.buffer, masks.buffer, runs)
-
-
-def unpack_rollouts(rollouts: WireRollouts) -> list[Rollout]:
-    """Return what a workflow returned.
-
-    Raises:
-        ProtocolError: A buffer is not as long as its parts.
-    """
-    prompts, responses = _Cuts(rollouts.prompts, INT32), _Cuts(rollouts.responses, INT32)
-    logprobs, masks = _Cuts(rollouts.logprobs, FLOAT32), _Cuts(rollouts.masks, UINT8)
-    unpacked = [
-        Rollout(
-            prompt_token_ids=prompts.next(run.prompt),
-            response_token_ids=responses.next(run.response),
-            logprobs=logprobs.next(run.logprobs),
-            mask=None if run.mask is None else masks.next(run.mask).astype(np.bool_),
-            reward=run.reward,
-            metrics=run.metrics,
-            finish_reason=run.finish_reason,
-            versions=run.versions,
-            run_id=run.run_id,
-        )
-        for run in rollouts.runs
-    ]
-    for cuts in (prompts, responses, logprobs, masks):
-        cuts.finish()
-    return unpacked
-
-
-def _plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return those that are numbers; the others are for nobody but the workflow."""
-    return {str(name): float(value) for name, value in metrics.items() if _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is one number, be it in a tensor."""
-    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)

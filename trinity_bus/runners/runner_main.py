@@ -4,7 +4,7 @@
 
     SERVING --the explorer closes the socket, or dies--> workflows cancelled, spans written, ended
 
-    a job:  Run --> its workflow --returned--> Done
+    a job:  Run --> its workflow --returned--> Done, with the experiences, encoded once and for all
                        |-- asks the engine: Generate --> waits --> Completions, or an error of the engine's
                        |--raised-------------> Failed, with the error's type and message
                        '--CancelRun: cancelled, and whatever it does then: Cancelled
@@ -25,13 +25,16 @@ from typing import Any, cast
 
 from opentelemetry.context import attach
 
-from schemas import Sampling, Task
+from schemas import Dispatch, Sampling
+from schemas.codec import decode
+from schemas.vectors import INT32
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference import errors as engine_errors
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
+from trinity_bus.rollout.answer import encode_answer
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.errors import ProtocolError
@@ -78,14 +81,14 @@ def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: Lo
         instance = f"{order.explorer}/runner-{serial}"
         telemetry = setup_telemetry("explorer", settings, namespace=order.namespace, instance=instance, discreet=True)
     try:
-        uvloop.run(_serve(link, tokenizer))
+        uvloop.run(_serve(link, tokenizer, order))
     finally:
         if telemetry is not None:
             telemetry.shutdown()
 
 
-async def _serve(link: socket.socket, tokenizer: Tokenizer) -> None:
-    runner = Runner(tokenizer)
+async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
+    runner = Runner(tokenizer, common)
     link.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: runner, sock=link)
     try:
@@ -123,7 +126,7 @@ class RemoteEngine:
                 Generate(
                     self._job,
                     number,
-                    messages.pack_vector(prompt_token_ids, messages.INT32),
+                    messages.pack_vector(prompt_token_ids, INT32),
                     sampling.model_dump_json(exclude_none=True).encode(),
                     n,
                     current_traceparent() or traceparent,
@@ -160,10 +163,13 @@ class Runner(asyncio.Protocol):
 
     Args:
         tokenizer: The model's.
+        common: What all runners have in common.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
         self._tokenizer = tokenizer
+        self._model = common.model
+        self._sampling = Sampling.model_validate_json(common.sampling)
         self._frames = FrameReader()
         self._jobs: dict[int, _Job] = {}
         self._writer = FrameWriter()
@@ -236,45 +242,40 @@ class Runner(asyncio.Protocol):
         if known is not None and known.state.changed:
             self._writer.send(Pong({job: known.state.take()}))
 
-    async def _work(self, order: Run, known: _Job) -> None:
+    async def _work(self, job: Run, known: _Job) -> None:
         answer: RunDone | RunFailed | RunCancelled
         try:
-            answer = await self._run(order, known)
+            answer = await self._run(job, known)
         # A workflow may raise anything, and may ask to exit: it is this attempt's failure, and nobody else's.
         except BaseException as error:  # noqa: BLE001
-            answer = RunFailed(order.job, type(error).__name__, _message(error))
+            answer = RunFailed(job.job, type(error).__name__[:MAX_ERROR_CHARS], _message(error))
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
-        self._tell(order.job)
-        del self._jobs[order.job]
+        self._tell(job.job)
+        del self._jobs[job.job]
         if known.cancelled:
-            answer = RunCancelled(order.job)
-        try:
-            self._writer.send(answer)
-        except ProtocolError as error:
-            self._writer.send(RunFailed(order.job, "ResultTooLargeError", str(error)))
-        except UnicodeEncodeError as error:
-            self._writer.send(RunFailed(order.job, "UnsendableResultError", f"{_sendable(error.object)!r}: {error}"))
+            answer = RunCancelled(job.job)
+        self._writer.send(answer)
 
-    async def _run(self, order: Run, known: _Job) -> RunDone:
-        task = Task.model_validate_json(order.task)
+    async def _run(self, job: Run, known: _Job) -> RunDone:
+        order = decode(job.order, Dispatch)
         # This task's own context: there is nothing to detach.
-        attach(parent_context(order.traceparent))
+        attach(parent_context(job.traceparent))
         context = RolloutContext(
             engine=known.engine,
             tokenizer=self._tokenizer,
             repeat_times=order.repeat_times,
             run_id_base=order.run_id_base,
-            sampling=Sampling.model_validate_json(order.sampling),
+            sampling=self._sampling,
             batch_type=order.batch_type,
-            traceparent=order.traceparent,
+            traceparent=job.traceparent,
             state=known.state,
         )
         try:
-            rollouts, error = await get_workflow(task.workflow).run(task, context), None
+            rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
         except PartialRunsError as partial:
             rollouts, error = partial.rollouts, _message(partial)
-        return RunDone(order.job, messages.pack_rollouts(rollouts), error)
+        return RunDone(job.job, encode_answer(order, rollouts, self._model, job.version), error)
 
 
 def _sendable(text: str) -> str:

@@ -3,7 +3,7 @@
 ::
 
     RolloutExecutor --roll_out(order)--> Pool --StartJob--> a runner --Generate--> engine --Completions-->
-        the runner --RunDone--> the rollouts, to RolloutExecutor
+        the runner --RunDone--> the bytes of its answer, to RolloutExecutor
 
 ============================  ========================================================================================
 what fails                    what happens
@@ -35,9 +35,9 @@ from pydantic import ValidationError
 
 from schemas import Dispatch, Sampling
 from schemas.event import RunnerState
+from schemas.vectors import INT32
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
-from trinity_bus.rollout import Rollout
 from trinity_bus.runners import conversation, messages, pool
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.control import RunnerExited, RunnerForked
@@ -85,7 +85,8 @@ _CLOSE_S = 10.0
 class AttemptResult:
     """What an attempt yielded."""
 
-    rollouts: list[Rollout]
+    group: bytes
+    """An ``ExperienceGroup``, as the runner says; nobody has looked at it yet."""
     error: str | None = None
     """The first error, where some runs broke off."""
 
@@ -127,8 +128,6 @@ class Runners:
         self._fork_server = fork_server
         self._engine = engine
         self._name = settings.name
-        sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
-        self._sampling = sampling.model_dump_json(exclude_none=True).encode()
         limits, self._tick_s = limits_of(settings)
         self._pool = Pool(limits)
         self._links: dict[int, _Link] = {}
@@ -158,11 +157,12 @@ class Runners:
             await asyncio.sleep(self._tick_s)
             self._do(self._pool.tick(time.monotonic(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
 
-    async def roll_out(self, order: Dispatch, traceparent: str | None) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None) -> AttemptResult:
         """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
 
         Args:
             order: Not one that runs already.
+            raw: The same, as it came off the log: that is what the runner gets.
             traceparent: Of the attempt's span.
 
         Raises:
@@ -172,17 +172,7 @@ class Runners:
         job = next(self._numbers)
         attempt = key_of(order)
         pending = _Pending(
-            order,
-            Run(
-                job,
-                order.task.model_dump_json(exclude_none=True).encode(),
-                order.repeat_times,
-                order.run_id_base,
-                order.batch_type,
-                self._sampling,
-                traceparent,
-            ),
-            asyncio.get_running_loop().create_future(),
+            order, Run(job, raw, self._engine.model_version, traceparent), asyncio.get_running_loop().create_future()
         )
         self._pending[job] = pending
         self._job_of[attempt] = job
@@ -357,7 +347,7 @@ class Runners:
         self._last[serial] = status = self._statuses.pop(how.job)
         status.terminate_time = time.time()
         if isinstance(how, RunDone):
-            self._answer(how.job, AttemptResult(messages.unpack_rollouts(how.rollouts), how.error))
+            self._answer(how.job, AttemptResult(how.group, how.error))
         elif isinstance(how, RunFailed):
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, time.monotonic()))
@@ -367,7 +357,7 @@ class Runners:
         answer: Completions | EngineFailed
         try:
             completions = await self._engine.generate(
-                messages.unpack_vector(asked.prompt, messages.INT32).tolist(),
+                messages.unpack_vector(asked.prompt, INT32).tolist(),
                 Sampling.model_validate_json(asked.sampling),
                 asked.n,
                 asked.traceparent,

@@ -450,7 +450,7 @@ def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> Non
     differ = [name for name in now if said[name] != now[name]]
     other = ", ".join(f"{name} {said[name]}, here {now[name]}" for name in differ)
     fix = (
-        "set TRINITY_BUS_TRAINER__MODEL_PATH to the model that it began with"
+        "set TRINITY_BUS_MESH__MODEL_PATH to the model that it began with"
         if differ == ["model"]
         else "give this run its own TRINITY_BUS_TRAINER__CHECKPOINT_DIR"
     )

@@ -95,7 +95,7 @@ class TrainingEngine:
 
     def __init__(self, settings: TrainerSettings, layout: Layout | None = None) -> None:
         self.settings = settings
-        self.source = Path(required(settings.model_path, "trainer.model_path", "to know what to train"))
+        self.source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = Qwen3Shape.read(self.source)
@@ -374,5 +374,7 @@ def _dtype(settings: TrainerSettings) -> torch.dtype:
     if settings.dtype == "auto":
         return torch.float32 if on_cpu() else torch.bfloat16
     if settings.dtype == "bfloat16" and on_cpu():
-        raise TrainingError("TRINITY_BUS_TRAINER__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
+        raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
+    if settings.dtype == "float16":
+        raise TrainingError("TRINITY_BUS_MESH__DTYPE=float16: the trainer trains in bfloat16 or float32")
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]

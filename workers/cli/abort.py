@@ -10,11 +10,10 @@ from schemas.topics import BATCHES
 from trinity_bus.bus import Bus
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
+from trinity_bus.view import BatchView, follow_batches
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.runs import program
-from workers.watch import BatchView
-from workers.watch.follow import follow_batches
 
 app = typer.Typer(add_completion=False, help="Give a batch up.")
 out = console(stderr=True)
@@ -41,7 +40,7 @@ def abort(
         async with Bus(kafka, client_id="abort") as bus:
             await bus.ensure_topics([BATCHES])
             async with follow_batches(bus) as follower:
-                found = follower.view.batches.get(batch)
+                found = follower.state.batches.get(batch)
                 if found is None or found.ended:
                     _say(batch, found)
                     raise typer.Exit(_NO)
@@ -50,7 +49,7 @@ def abort(
                 # It may have ended by itself in the last moment; its record tells which.
                 until = time.monotonic() + _WAIT_S
                 while not found.ended and time.monotonic() < until:
-                    await follower.update(1.0)
+                    await follower.changed(1.0)
                 _say(batch, found)
                 if found.state != "aborted":
                     raise typer.Exit(_NO)

@@ -13,11 +13,10 @@ from schemas.topics import BATCHES, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.service import run_service
+from trinity_bus.view import BatchView, MeshFollower, follow_batches
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
-from workers.watch import BatchView
-from workers.watch.follow import Follower, follow_batches
 from workers.watch.render import all_batches_table
 
 app = typer.Typer(add_completion=False, help="List the batches: their states, tasks and rewards.")
@@ -102,8 +101,8 @@ def _say(line: str) -> None:
     _errors.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-async def _show(follower: Follower, *, watch: bool, as_json: bool, last: int) -> None:
-    view = follower.view
+async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int) -> None:
+    view = follower.state
     view.tick(time.time())
     if as_json:
         for batch in view.batches.values():
@@ -122,14 +121,17 @@ async def _show(follower: Follower, *, watch: bool, as_json: bool, last: int) ->
     await show_live(out, follower, picture)
 
 
-async def _lines(follower: Follower, *, as_json: bool) -> None:
+async def _lines(follower: MeshFollower, *, as_json: bool) -> None:
     """Print a line for each change, as it comes."""
+
+    def print_change(record: object) -> None:
+        if isinstance(record, BatchRecord):
+            batch = follower.state.batches[record.batch_id]
+            typer.echo(_json(batch) if as_json else f"{batch.batch_id}: {record.state}")
+
+    follower.on_record = print_change
     while True:
-        for received in await follower.update(_WAIT_S):
-            if not isinstance(received.record, BatchRecord):
-                continue
-            batch = follower.view.batches[received.record.batch_id]
-            typer.echo(_json(batch) if as_json else f"{batch.batch_id}: {received.record.state}")
+        await follower.changed(_WAIT_S)
 
 
 def _json(batch: BatchView) -> str:

@@ -8,26 +8,23 @@ from typing import Final, NoReturn
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from workers.watch.follow import Follower
+from trinity_bus.view import MeshFollower
 
 _REFRESH_S: Final = 0.5
-_BATCHES_A_FRAME: Final = 20
-"""A bound, so that a busy log cannot keep the picture from being drawn."""
 
 
-async def show_live(console: Console, follower: Follower, draw: Callable[[], Awaitable[RenderableType]]) -> NoReturn:
-    """Follows the log and shows what ``draw`` makes of it, until cancelled.
+async def show_live(
+    console: Console, follower: MeshFollower, draw: Callable[[], Awaitable[RenderableType]]
+) -> NoReturn:
+    """Show what ``draw`` makes of the mesh, until cancelled.
 
     Args:
         console: A terminal.
-        follower: Its view is kept current.
+        follower: Of what is drawn.
         draw: Called for each picture.
     """
     with Live(console=console, auto_refresh=False, screen=True) as screen:
         while True:
-            follower.view.tick(time.time())
+            follower.state.tick(time.time())
             screen.update(await draw(), refresh=True)
             await asyncio.sleep(_REFRESH_S)
-            for _ in range(_BATCHES_A_FRAME):
-                if not await follower.update(0.0):
-                    break

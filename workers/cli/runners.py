@@ -9,13 +9,11 @@ from rich.console import RenderableType
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
-from trinity_bus.client import runner_values
 from trinity_bus.runtime.service import run_service
+from trinity_bus.view import MeshFollower, MeshState, follow, runner_values
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
-from workers.watch import MeshView
-from workers.watch.follow import Follower, follow
 from workers.watch.render import runners_table
 
 app = typer.Typer(add_completion=False, help="Show every runner of every explorer, live.")
@@ -39,7 +37,7 @@ def runners(
             async with follow(bus) as follower:
 
                 async def picture() -> RenderableType:
-                    return runners_table(follower.view)
+                    return runners_table(follower.state)
 
                 if out.is_terminal and not once and not as_json:
                     await show_live(out, follower, picture)
@@ -49,21 +47,20 @@ def runners(
     run_service(show)
 
 
-async def _print(follower: Follower, *, as_json: bool) -> None:
-    view = follower.view
+async def _print(follower: MeshFollower, *, as_json: bool) -> None:
+    view = follower.state
     view.tick(time.time())
     until = time.monotonic() + _REPORT_S
     while (left := until - time.monotonic()) > 0 and _silent(view):
-        await follower.update(left)
+        await follower.changed(left)
     view.tick(time.time())
     if as_json:
-        for runner in view.fleet.runners():
+        for runner in view.runners():
             typer.echo(json.dumps({"runner": runner.runner, **runner_values(runner)}))
     else:
         out.print(runners_table(view))
 
 
-def _silent(view: MeshView) -> list[str]:
+def _silent(view: MeshState) -> list[str]:
     """Explorers that are alive and have not told of their runners."""
-    told = {runner.runner.rpartition("/")[0] for runner in view.fleet.runners()}
-    return [name for name, explorer in view.explorers.items() if explorer.alive(view.now) and name not in told]
+    return [explorer.name for explorer in view.alive() if not explorer.runners]

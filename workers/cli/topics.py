@@ -5,13 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
-from aiokafka.admin import AIOKafkaAdminClient
 from rich.table import Table
 
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import client_options, kafka_errors
-from trinity_bus.bus.shutdown import close_admin
+from trinity_bus.bus.connection import administrator, kafka_errors
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
@@ -35,13 +33,9 @@ def _with_bus(action: Callable[[Bus], Awaitable[None]]) -> None:
 
 async def _present(kafka: KafkaSettings) -> set[str]:
     """Names of the topics on the cluster."""
-    admin = AIOKafkaAdminClient(**client_options(kafka, _CLIENT_ID))
-    with kafka_errors("list the topics"):
-        await admin.start()
-        try:
+    async with administrator(kafka, _CLIENT_ID) as admin:
+        with kafka_errors("list the topics"):
             return set(await admin.list_topics())
-        finally:
-            await close_admin(admin)
 
 
 def _known(name: str) -> Topic:

@@ -27,6 +27,7 @@ from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo import mesh
 from workers.demo.curriculum import eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.display import Display
@@ -34,8 +35,6 @@ from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, has_learned, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, service_environment
 from workers.runs import MODEL, SUMMARY, program
-from workers.watch import BatchView, MeshView, StepView
-from workers.watch.follow import Follower, follow
 
 AHEAD: Final = 2
 """Train batches in the log beyond those that are trained."""
@@ -70,7 +69,7 @@ class _Clock:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def saw(self, view: MeshView) -> None:
+    def saw(self, view: MeshState) -> None:
         """Note when the first reward is seen."""
         if self.first_reward_s is None and any(batch.reward is not None for batch in view.batches.values()):
             self.first_reward_s = self.elapsed_s
@@ -138,7 +137,7 @@ async def _run(settings: Settings, options: DemoOptions, display: Display, clock
 
 
 @asynccontextmanager
-async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, Follower]]:
+async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
     async with Bus(kafka, client_id="demo") as bus:
         await bus.ensure_topics()
         async with bus.producer() as producer, follow(bus, whole=True) as follower:
@@ -156,7 +155,7 @@ class _Lesson:
         checks: Sequence[Callable[[], None]],
         *,
         producer: Producer,
-        follower: Follower,
+        follower: MeshFollower,
     ) -> None:
         self._options = options
         self._display = display
@@ -164,7 +163,7 @@ class _Lesson:
         self._checks = checks
         self._producer = producer
         self._follower = follower
-        self._view = follower.view
+        self._view = follower.state
         self._held_out = load_tasks("held_out")
         self._first_task: str | None = None
 
@@ -270,7 +269,7 @@ class _Lesson:
         """Look at the services, take what is new on the topics, show it."""
         for check in self._checks:
             check()
-        await self._follower.update(_UPDATE_S)
+        await self._follower.changed(_UPDATE_S)
         self._view.tick(time.time())
         self._clock.saw(self._view)
         self._display.update(self._view)

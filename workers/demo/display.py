@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from schemas.errors import one_line
-from workers.watch import MeshView
+from trinity_bus.view import MeshState
 from workers.watch.render import batches_table, explorers_table, training_line
 
 _REFRESH_S: Final = 0.25
@@ -32,7 +32,7 @@ class Display(Protocol):
         """Something worth a line that stays."""
         ...
 
-    def update(self, view: MeshView) -> None:
+    def update(self, view: MeshState) -> None:
         """There may be news. Called often."""
         ...
 
@@ -69,7 +69,7 @@ class PlainDisplay:
         elapsed = time.monotonic() - self._began
         self._console.print(f"{elapsed:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, view: MeshView) -> None:
+    def update(self, view: MeshState) -> None:
         """See ``Display``."""
         for step in view.trained[self._shown :]:
             reward = view.reward(step)
@@ -96,7 +96,7 @@ class LiveDisplay:
         self._bar = self._progress.add_task("starting", total=steps)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
-        self._view = MeshView()
+        self._view = MeshState()
 
     def running(self) -> AbstractContextManager[object]:
         """See ``Display``."""
@@ -111,7 +111,7 @@ class LiveDisplay:
         """See ``Display``."""
         self._console.print(Text(text))
 
-    def update(self, view: MeshView) -> None:
+    def update(self, view: MeshState) -> None:
         """See ``Display``."""
         self._view = view
         if time.monotonic() - self._drawn >= _REFRESH_S:

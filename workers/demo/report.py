@@ -8,7 +8,7 @@ from statistics import fmean
 
 from rich.table import Table
 
-from workers.watch import MeshView, StepView
+from trinity_bus.view import MeshState, StepView
 
 PLOT = "reward.png"
 
@@ -69,13 +69,13 @@ class Summary:
         partial.rename(path)
 
 
-def step_summaries(view: MeshView) -> list[StepSummary]:
+def step_summaries(view: MeshState) -> list[StepSummary]:
     """Of all trained steps, in order."""
     return [_step(view, step) for step in view.trained]
 
 
-def _step(view: MeshView, step: StepView) -> StepSummary:
-    synced = view.synced.get(step.version, {})
+def _step(view: MeshState, step: StepView) -> StepSummary:
+    synced = view.synced(step.version)
     return StepSummary(
         step=step.step,
         version=step.version,
@@ -88,11 +88,11 @@ def _step(view: MeshView, step: StepView) -> StepSummary:
     )
 
 
-def _rollout_s(view: MeshView, step: StepView) -> float | None:
+def _rollout_s(view: MeshState, step: StepView) -> float | None:
     batch = view.batches.get(step.batch_id or "")
     if batch is None or batch.running_at is None or batch.finalized_at is None:
         return None
-    new_enough = [sync.at for sync in view.synced.get(batch.min_version, {}).values()]
+    new_enough = [sync.at for sync in view.synced(batch.min_version).values()]
     return batch.finalized_at - max(batch.running_at, min(new_enough, default=0.0))
 
 

@@ -34,6 +34,7 @@ from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
+from trinity_bus.rollout.answer import decode_answer
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.errors import WorkflowRaisedError
 from trinity_bus.runners.service import AttemptResult, Runners
@@ -105,15 +106,16 @@ class RolloutExecutor:
         """What is worked on."""
         return [RunningAttempt(task_id=task_id, attempt=attempt) for task_id, attempt in self._running]
 
-    def start(self, order: Dispatch, parent: str | None) -> None:
+    def start(self, order: Dispatch, raw: bytes, parent: str | None) -> None:
         """Begin an attempt.
 
         Args:
             order: What to do; the attempt is not known yet.
+            raw: The same, as it came off the log.
             parent: Trace context of the dispatch.
         """
         attempt = key_of(order)
-        task = asyncio.create_task(self._run_attempt(order, parent), name=f"attempt {attempt}")
+        task = asyncio.create_task(self._run_attempt(order, raw, parent), name=f"attempt {attempt}")
         self._running[attempt] = task
         task.add_done_callback(lambda ended: self._ended(attempt, ended))
 
@@ -142,7 +144,7 @@ class RolloutExecutor:
         if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
             self.fatal.set_exception(error)
 
-    async def _run_attempt(self, order: Dispatch, parent: str | None) -> None:
+    async def _run_attempt(self, order: Dispatch, raw: bytes, parent: str | None) -> None:
         with (
             self._slots.unit(WAITING) as slot,
             _tracer.start_as_current_span(
@@ -162,7 +164,7 @@ class RolloutExecutor:
             began = time.perf_counter()
             broke: Exception | None = None
             try:
-                yielded = await self._roll_out(order, slot)
+                yielded = await self._roll_out(order, raw, slot)
                 slot.move(PUBLISHING)
                 result = await self._publish(order, yielded, began)
             except asyncio.CancelledError:
@@ -207,41 +209,39 @@ class RolloutExecutor:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
         ATTEMPTS.add(1, attributes if error_type is None else {**attributes, names.ERROR_TYPE: error_type})
 
-    async def _roll_out(self, order: Dispatch, slot: Unit) -> AttemptResult:
+    async def _roll_out(self, order: Dispatch, raw: bytes, slot: Unit) -> AttemptResult:
         """Run the workflow within the attempt's limit.
 
         Raises:
             AttemptTimeoutError: It took too long.
             WorkflowRaisedError: The workflow raised something.
             RunnerDiedError: It took its runner with it.
-            WorkflowError: It gave nothing, too much, or runs that it was not asked for.
         """
         try:
             async with asyncio.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
                 slot.move(ROLLING_OUT)
-                version = self._served.version
-                yielded = await self._runners.roll_out(order, traceparent())
+                return await self._runners.roll_out(order, raw, traceparent())
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
-        outcome.check(order, yielded.rollouts)
-        return AttemptResult(outcome.stamped(yielded.rollouts, version), yielded.error)
 
     async def _publish(self, order: Dispatch, yielded: AttemptResult, began: float) -> RolloutFinished:
-        """Make the experiences durable, where there are any; only then is there a result."""
+        """Make the experiences durable, where there are any; only then is there a result.
+
+        Raises:
+            WorkflowError, SchemaError: The runner's answer is none.
+            UntrainableSampleError: No model can be trained on it.
+        """
+        group = decode_answer(order, yielded.group, self._who.model)
         position = None
         if order.batch_type == "train":
-            group = outcome.experiences(order, yielded.rollouts, self._who, self._bounds)
-            position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
+            outcome.check_trainable(group, self._bounds)
+            sent = await self._producer.send(EXPERIENCES, group.task_id, group, encoded=yielded.group)
+            position = await sent
         result = outcome.finished(
-            order,
-            yielded.rollouts,
-            self._who,
-            experience=position,
-            seconds=time.perf_counter() - began,
-            error=yielded.error,
+            order, group, experience=position, seconds=time.perf_counter() - began, error=yielded.error
         )
         for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
             TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, names.RL_TOKEN_KIND: kind})

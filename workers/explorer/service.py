@@ -74,7 +74,7 @@ async def run(settings: Settings) -> None:
         BusError: The broker does not answer, or refuses.
     """
     name = settings.explorer.name
-    required(settings.explorer.model_path, "explorer.model_path", "to start the inference engine")
+    required(settings.explorer.model_path, "mesh.model_path", "to start the inference engine")
     # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
     async with Bus(settings.kafka, client_id=name) as bus:
         await bus.ensure_topics()
@@ -120,7 +120,7 @@ class ExplorerService:
         self._engine = engine
         self._fork_server = fork_server
         self._who = ExplorerIdentity(
-            explorer=self._settings.name, incarnation=uuid.uuid4().hex, model=settings.coordinator.model
+            explorer=self._settings.name, incarnation=uuid.uuid4().hex, model=settings.mesh.model
         )
         self._orders = OrderFilter(self._who.explorer, self._who.incarnation)
 
@@ -223,7 +223,7 @@ class ExplorerService:
                     )
                 order = self._orders.handle(received.record)
                 if isinstance(order, Dispatch):
-                    executor.start(order, received.traceparent)
+                    executor.start(order, received.raw, received.traceparent)
                 elif order is not None:
                     executor.cancel(order)
 

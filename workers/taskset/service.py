@@ -79,7 +79,7 @@ class Taskset:
 
     def __init__(self, settings: Settings, bus: Bus, train: Dataset, eval_set: Dataset | None) -> None:
         self._settings = settings.taskset
-        self._model = settings.coordinator.model
+        self._model = settings.mesh.model
         self._bus = bus
         self._train = train
         self._eval_set = eval_set

@@ -40,7 +40,7 @@ def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRe
         raise BatchError(
             f"{received.place}: batch {record.batch_id} is number {record.sequence}, but number {trained_sequence} was "
             "trained on last: the checkpoints are of another run; give this one its own TRINITY_BUS_TRAINER__"
-            "CHECKPOINT_DIR, or its own TRINITY_BUS_KAFKA__NAMESPACE"
+            "CHECKPOINT_DIR, or its own TRINITY_BUS_MESH__NAMESPACE"
         )
     return record
 

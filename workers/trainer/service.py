@@ -115,7 +115,7 @@ async def run(settings: Settings) -> None:
         TrinityError: Training cannot go on; the message says why.
     """
     trainer = settings.trainer
-    required(trainer.model_path, "trainer.model_path", "to know what to train")
+    required(trainer.model_path, "mesh.model_path", "to know what to train")
     directory = required(trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
@@ -198,7 +198,7 @@ class _Trainer:
     ) -> None:
         self._settings = settings.trainer
         self._rollback = rollback
-        self._model = settings.coordinator.model
+        self._model = settings.mesh.model
         self._directory = directory
         self._bus = bus
         self._producer = producer
@@ -277,7 +277,7 @@ class _Trainer:
                     case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
                         raise SupersededError(
                             f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
-                            "place: stop one of the two, or give it its own TRINITY_BUS_KAFKA__NAMESPACE"
+                            "place: stop one of the two, or give it its own TRINITY_BUS_MESH__NAMESPACE"
                         )
 
     async def _publish_wanted(self, at_least: int) -> None:

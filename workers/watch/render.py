@@ -1,4 +1,4 @@
-"""A mesh's view as something to print."""
+"""The state of a mesh as something to print."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,8 +10,7 @@ from rich.text import Text
 
 from schemas import BatchLifecycleState
 from schemas.errors import one_line
-from trinity_bus.client.fleet import runner_values
-from workers.watch.state import BatchView, MeshView
+from trinity_bus.view import BatchView, MeshState, runner_values
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _RECENT: Final = 6
@@ -68,7 +67,7 @@ def span(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-def all_batches_table(view: MeshView, last: int) -> Table:
+def all_batches_table(view: MeshState, last: int) -> Table:
     """Every batch that has not ended, and the newest of the others."""
     ended = [batch.batch_id for batch in view.batches.values() if batch.ended]
     left_out = set(ended[: max(0, len(ended) - last)])
@@ -97,10 +96,10 @@ def all_batches_table(view: MeshView, last: int) -> Table:
     return table
 
 
-def runners_table(view: MeshView) -> Table:
+def runners_table(view: MeshState) -> Table:
     """Every runner of the explorers that are alive, and what it is at."""
     table = Table("runner", "state", "pid", "at", "version", "for", "done", "replaced", "memory", title="runners")
-    for runner in view.fleet.runners():
+    for runner in view.runners():
         values = runner_values(runner)
         others = f" and {len(runner.running) - 1} more" if len(runner.running) > 1 else ""
         at = values.get("workflow_id") or (runner.running[0].task_id if runner.running else "")
@@ -119,19 +118,19 @@ def runners_table(view: MeshView) -> Table:
     return table
 
 
-def coordinator_line(view: MeshView) -> Text | None:
+def coordinator_line(view: MeshState) -> Text | None:
     """Return the coordinator that works, by its own word; None before it was heard."""
-    beat = view.fleet.coordinator
+    beat = view.coordinator
     if beat is None:
         return None
     return Text(
         f"{beat.coordinator}: {beat.open_batches} open batches, {beat.open_tasks} open tasks, "
         f"{beat.running_attempts} running attempts, {beat.dynamic_timeout_s:g} s for each, heard "
-        f"{span(view.now - view.fleet.coordinator_at)} ago"
+        f"{span(view.now - view.coordinator_at)} ago"
     )
 
 
-def batches_table(view: MeshView) -> Table:
+def batches_table(view: MeshState) -> Table:
     """Return the newest batches."""
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
     newest = list(view.batches.values())[-_RECENT:]
@@ -148,18 +147,18 @@ def batches_table(view: MeshView) -> Table:
     return table
 
 
-def explorers_table(view: MeshView) -> Table:
+def explorers_table(view: MeshState) -> Table:
     """One row for each explorer that ever spoke."""
     table = Table("explorer", "state", "version", "running", "slots", "tokens/s", "syncs", "heard", title="explorers")
     for explorer in sorted(view.explorers.values(), key=lambda e: e.name):
-        gone = explorer.state != "left" and not explorer.alive(view.now)
+        gone = explorer.state != "left" and not view.is_alive(explorer)
         state = "lost" if gone else explorer.state
         failures = f" ({explorer.sync_failures} failed)" if explorer.sync_failures else ""
         table.add_row(
             Text(explorer.name),
             Text(state, _COLOURS[state]),
             str(explorer.model_version),
-            str(explorer.running),
+            str(explorer.attempts),
             str(explorer.slots),
             f"{explorer.tokens_per_s:,.0f}" if state != "left" else "",
             f"{explorer.syncs}{failures}",
@@ -168,7 +167,7 @@ def explorers_table(view: MeshView) -> Table:
     return table
 
 
-def training_line(view: MeshView, width: int = 40) -> Text:
+def training_line(view: MeshState, width: int = 40) -> Text:
     """Return the newest step and the rewards up to it, on one line."""
     steps = view.trained
     if not steps:
@@ -185,7 +184,7 @@ def training_line(view: MeshView, width: int = 40) -> Text:
     return text
 
 
-def mesh(view: MeshView, lag: Mapping[str, int] | None = None) -> RenderableType:
+def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableType:
     """Everything, for ``status``."""
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
     coordinator = coordinator_line(view)
@@ -193,8 +192,8 @@ def mesh(view: MeshView, lag: Mapping[str, int] | None = None) -> RenderableType
         parts.append(coordinator)
     if view.trainer is not None:
         parts.append(Text(f"{view.trainer.trainer}: {view.trainer.state}, step {view.trainer.step}"))
-    if view.model is not None:
-        model = view.model
+    if view.announced is not None:
+        model = view.announced
         members = ", ".join(member.explorer for member in model.members) or "nobody"
         parts.append(
             Text(f"model {model.model}: version {model.version}, epoch {model.epoch}, {model.method}, to {members}")
@@ -206,7 +205,7 @@ def mesh(view: MeshView, lag: Mapping[str, int] | None = None) -> RenderableType
     return Group(*parts)
 
 
-def _counts(view: MeshView) -> str:
+def _counts(view: MeshState) -> str:
     states = view.states
     shown = [f"{states[state]} {state}" for state in BatchLifecycleState if states[state]]
     return "batches: " + (", ".join(shown) or "none")

@@ -38,7 +38,7 @@ def trinity_bus(log: KafkaSettings, *arguments: str, **environment: str) -> subp
         env={
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": log.bootstrap_servers or "",
-            "TRINITY_BUS_KAFKA__NAMESPACE": log.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": log.namespace,
             "COLUMNS": "160",
             **environment,
         },

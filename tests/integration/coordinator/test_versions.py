@@ -127,7 +127,7 @@ def test_the_command_lists_versions_and_who_serves_them(mesh: Mesh) -> None:
     env = {
         "PATH": "/usr/bin:/bin",
         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-        "TRINITY_BUS_KAFKA__NAMESPACE": mesh.kafka.namespace,
+        "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
         "COLUMNS": "200",
     }
 

@@ -432,7 +432,7 @@ def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
     async def start() -> asyncio.subprocess.Process:
         environment = os.environ | {
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-            "TRINITY_BUS_KAFKA__NAMESPACE": settings.kafka.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
             "TRINITY_BUS_EXPLORER__NAME": NAME,
             "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
         }

@@ -15,7 +15,7 @@ from tests.support.mesh.log import MeshLog
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.process import start_time, tail
-from workers.watch.follow import Follower, follow
+from trinity_bus.view import MeshFollower, follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -43,14 +43,14 @@ def batch_of(number: int) -> list[Task]:
 class Client:
     """Produces batches as others end, and looks on."""
 
-    def __init__(self, mesh: FaultMesh, bus: Bus, follower: Follower) -> None:
+    def __init__(self, mesh: FaultMesh, bus: Bus, follower: MeshFollower) -> None:
         self._mesh = mesh
         self._bus = bus
         self._follower = follower
 
     @property
     def ended(self) -> int:
-        return sum(batch.state == "finalized" for batch in self._follower.view.batches.values())
+        return sum(batch.state == "finalized" for batch in self._follower.state.batches.values())
 
     async def until(self, count: int) -> None:
         """Waits for so many batches to end."""
@@ -58,7 +58,7 @@ class Client:
         while self.ended < count:
             self._mesh.check()
             assert time.monotonic() < deadline, f"{self.ended} of {count} batches have ended\n{self._logs()}"
-            await self._follower.update(0.1)
+            await self._follower.changed(0.1)
 
     def _logs(self) -> str:
         logs = {"broker": self._mesh.broker.folder.server_log}
@@ -69,10 +69,10 @@ class Client:
         """Waits for every service: one that starts while there is no broker rightly ends, and is started again."""
         deadline = time.monotonic() + LIMIT_S
         explorers = {service.name for service in self._mesh.of_role("explorer")}
-        while not (explorers <= set(self._follower.view.explorers) and self._follower.view.trainer is not None):
+        while not (explorers <= set(self._follower.state.explorers) and self._follower.state.trainer is not None):
             self._mesh.check()
-            assert time.monotonic() < deadline, f"at work: {[*self._follower.view.explorers]} of {sorted(explorers)}"
-            await self._follower.update(0.1)
+            assert time.monotonic() < deadline, f"at work: {[*self._follower.state.explorers]} of {sorted(explorers)}"
+            await self._follower.changed(0.1)
 
     async def produce(self) -> None:
         async with self._bus.producer() as producer:

@@ -86,5 +86,5 @@ def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> N
 def test_a_coordinator_becomes_ready(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
     command = ["-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
-    with service(kafka, port, command, log, TRINITY_BUS_KAFKA__NAMESPACE=f"health-{uuid.uuid4().hex}") as child:
+    with service(kafka, port, command, log, TRINITY_BUS_MESH__NAMESPACE=f"health-{uuid.uuid4().hex}") as child:
         until_answered(child, port, "/readyz", 200, log)

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas import Dispatch, Task
+from schemas import Dispatch, ExperienceGroup, Task
+from schemas.codec import decode, encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.mesh.processes import assert_all_gone, family_of, is_alive
 from tests.support.mesh.waiting import until
@@ -54,6 +55,11 @@ def order(workflow: str, task_id: str = "t", *, prompt: str = "6*7=", repeat_tim
     )
 
 
+def rewards(result: AttemptResult) -> list[float]:
+    found: list[float] = decode(result.group, ExperienceGroup).rewards.tolist()
+    return found
+
+
 class Rig:
     """Runners, their engine, and attempts at tasks."""
 
@@ -62,7 +68,10 @@ class Rig:
         self.engine = engine
 
     def begin(self, workflow: str, task_id: str = "t", **changes: Any) -> asyncio.Task[AttemptResult]:
-        return asyncio.create_task(self.runners.roll_out(order(workflow, task_id, **changes), None))
+        return asyncio.create_task(self.roll_out(order(workflow, task_id, **changes)))
+
+    async def roll_out(self, dispatch: Dispatch, traceparent: str | None = None) -> AttemptResult:
+        return await self.runners.roll_out(dispatch, encode(dispatch), traceparent)
 
     async def innocents(self, count: int = 2) -> list[asyncio.Task[AttemptResult]]:
         """Attempts that wait for the engine, in the same runner as whatever comes next."""
@@ -75,7 +84,7 @@ class Rig:
         """They lose nothing but time."""
         self.engine.open.set()
         for one in await asyncio.gather(*innocents):
-            assert [rollout.reward for rollout in one.rollouts] == [1.0]
+            assert rewards(one) == [1.0]
 
     async def pids(self) -> list[int]:
         """Of all runners, once the fork server has told them: a runner may ask the engine before that."""
@@ -176,7 +185,7 @@ def test_a_blocked_runner_keeps_nobody_waiting_who_is_out_of_time(fork_server: F
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert blocking.cancelled()
-            assert (await all_of_it.begin("math")).rollouts[0].reward == 1.0
+            assert rewards(await all_of_it.begin("math")) == [1.0]
             (after,) = all_of_it.runners.states()
             assert (before.restarts, after.restarts) == (0, 1)
 
@@ -266,7 +275,7 @@ def test_half_a_character_in_the_error_of_some_runs_costs_the_others_nothing(for
     async def body() -> None:
         async with rig(fork_server) as all_of_it:
             result = await asyncio.wait_for(all_of_it.begin("surrogate", prompt="partial", repeat_times=2), 30)
-            assert (len(result.rollouts), result.error) == (1, r"ValueError: half of it: \ud83d")
+            assert (len(rewards(result)), result.error) == (1, r"ValueError: half of it: \ud83d")
 
     asyncio.run(body())
 
@@ -289,7 +298,7 @@ def test_single_runs_that_succeed_are_kept_and_the_first_error_is_told(fork_serv
     async def body() -> None:
         async with rig(fork_server) as all_of_it:
             some = await all_of_it.begin("some", repeat_times=5)
-            assert [rollout.reward for rollout in some.rollouts] == [0.0, 1.0, 3.0, 4.0]
+            assert rewards(some) == [0.0, 1.0, 3.0, 4.0]
             assert some.error == "ValueError: run 2 broke off"
             assert (await all_of_it.begin("some", repeat_times=2)).error is None
 
@@ -349,8 +358,8 @@ def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp_path:
                     return await generate(prompt, sampling, n)
 
                 all_of_it.engine.generate = note  # type: ignore[method-assign]
-                await all_of_it.runners.roll_out(order("math", "plain"), rollout)
-                await all_of_it.runners.roll_out(order("tell", "telling"), rollout)
+                await all_of_it.roll_out(order("math", "plain"), rollout)
+                await all_of_it.roll_out(order("tell", "telling"), rollout)
                 # Spans are written now and then; one that is dismissed has little time for them.
                 await until(lambda: bool(load_spans(tmp_path)))
 
@@ -418,7 +427,16 @@ def test_a_fork_server_that_dies_takes_its_runners_along_and_ends_the_explorer()
 
 def test_a_fork_server_whose_explorer_is_gone_before_it_is_loaded_ends_without_a_word() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    load = LoadWorkflows(tokenizer=TOKENIZER, model_path="", modules=[], explorer="e", namespace="n", telemetry=b"{}")
+    load = LoadWorkflows(
+        tokenizer=TOKENIZER,
+        model_path="",
+        model="policy",
+        sampling=b"{}",
+        modules=[],
+        explorer="e",
+        namespace="n",
+        telemetry=b"{}",
+    )
     ours.send(control.encode(load))
     command = [sys.executable, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())]
     with theirs:

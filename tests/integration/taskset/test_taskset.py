@@ -45,7 +45,7 @@ class Files:
         env = {
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
-            "TRINITY_BUS_KAFKA__NAMESPACE": self.kafka.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": self.kafka.namespace,
             **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in settings.items()},
         }
         command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]

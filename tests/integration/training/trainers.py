@@ -35,9 +35,9 @@ class Trainer:
     def __init__(self, kafka: KafkaSettings, folder: Path, model: Path, **settings: object) -> None:
         values = {
             "kafka.bootstrap_servers": kafka.bootstrap_servers,
-            "kafka.namespace": kafka.namespace,
+            "mesh.namespace": kafka.namespace,
             "telemetry.run_dir": folder / "run",
-            "trainer.model_path": model,
+            "mesh.model_path": model,
             "trainer.checkpoint_dir": folder / "checkpoints",
             "trainer.learning_rate": 0.01,
             "trainer.mini_batches": 3,

@@ -82,8 +82,10 @@ class FakeProducer:
     async def __aexit__(self, *_: object) -> None:
         return
 
-    async def send(self, topic: Topic, key: str, record: Any, **options: Any) -> Awaitable[Position]:
-        return await self.send_raw(topic, key, encode(record), **options)
+    async def send(
+        self, topic: Topic, key: str, record: Any, *, encoded: bytes | None = None, **options: Any
+    ) -> Awaitable[Position]:
+        return await self.send_raw(topic, key, encode(record) if encoded is None else encoded, **options)
 
     async def send_raw(
         self,

@@ -253,7 +253,7 @@ class FaultMesh:
         return {
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
-            "TRINITY_BUS_KAFKA__NAMESPACE": self._namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": self._namespace,
             "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
             "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s),
             **{f"TRINITY_BUS_{role}__{key.upper()}": str(value) for key, value in values.items()},

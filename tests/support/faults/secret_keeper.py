@@ -8,6 +8,7 @@ import os
 import sys
 
 from schemas import Dispatch, Task
+from schemas.codec import encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from trinity_bus.config import Settings
 from trinity_bus.runners.errors import WorkflowRaisedError
@@ -34,7 +35,7 @@ async def spied_upon(settings: Settings) -> None:
         runners.start()
         caring = asyncio.create_task(runners.run())
         try:
-            await runners.roll_out(order, None)
+            await runners.roll_out(order, encode(order), None)
         except WorkflowRaisedError as error:
             sys.stdout.write(str(error) + "\n")
         finally:

@@ -1,5 +1,6 @@
 """Every decoder, with messages that it takes and the errors that it may raise."""
 
+import contextlib
 import json
 import struct
 import tempfile
@@ -11,13 +12,16 @@ from typing import Any
 
 import msgpack
 
-from schemas import BatchRecord, ExperienceGroup, Record, StepTrained, Task
-from schemas.codec import RECORDS, DecodeError, decode, encode
+from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, StepTrained, Task
+from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
 from schemas.headers import DLQ_REASON, TRACEPARENT
+from schemas.trainable import Bounds
+from schemas.vectors import INT32
 from trinity_bus.bus.headers import header
 from trinity_bus.coordination import StateError
 from trinity_bus.inference.completion import EngineCompletion
-from trinity_bus.rollout import Rollout
+from trinity_bus.rollout import WorkflowError
+from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages
 from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.telemetry import parent_context
@@ -27,7 +31,18 @@ from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.wire import MAX_ANSWER_BYTES, WeightsAnswer, WeightsRequest, body_length
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
 from workers.coordinator.spans import sound
+from workers.explorer import outcome
 
+ORDER = Dispatch(
+    explorer="e",
+    incarnation="i",
+    task=Task(task_id="t", workflow="math", prompt="1"),
+    attempt=3,
+    batch_id="b",
+    batch_type="train",
+    repeat_times=2,
+    timeout_s=60,
+)
 GOLDEN = Path(__file__).parents[2] / "unit" / "schemas" / "golden"
 
 
@@ -66,6 +81,7 @@ def targets(folder: Path) -> list[Target]:
         Target("JSON commands", lambda value: decode(value, *RECORDS), (DecodeError,), commands, 1),
         Target("headers", _headers, (), [b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"bad_value"], 1),
         Target("frames of runners", _from_runner, (ProtocolError,), _frames_of_runners(), 2),
+        Target("answers of runners", _answer, (SchemaError, WorkflowError), _answers(), 2),
         Target("frames for runners", _to_runner, (ProtocolError,), _frames_for_runners(), 1),
         Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
         Target("datagrams of a fork server", control.from_fork_server, (ProtocolError,), _datagrams_of_nursery(), 1),
@@ -146,14 +162,11 @@ def _body(message: Any) -> bytes:
 
 
 def _frames_of_runners() -> list[bytes]:
-    rollout = Rollout(
-        prompt_token_ids=[1, 2], response_token_ids=[3], logprobs=[-0.5], mask=[True], reward=1.0, metrics={"a": 1.0}
-    )
-    prompt = messages.pack_vector([1, 2, 3], messages.INT32)
+    prompt = messages.pack_vector([1, 2, 3], INT32)
     return [
         _body(messages.Generate(1, 2, prompt, b"{}", 4, "00-" + "0" * 32)),
         _body(messages.AbandonRequest(1, 2)),
-        _body(messages.RunDone(1, messages.pack_rollouts([rollout, rollout]), None)),
+        _body(messages.RunDone(1, _answers()[0], None)),
         _body(messages.RunFailed(1, "ValueError", "é")),
         _body(messages.RunCancelled(1)),
         _body(messages.Pong({1: {"begin_time": 1.5, "workflow_id": "a/b/0", "more": [1, {"a": None}]}})),
@@ -163,7 +176,7 @@ def _frames_of_runners() -> list[bytes]:
 def _frames_for_runners() -> list[bytes]:
     drawn = [EngineCompletion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
     return [
-        _body(messages.Run(1, b"{}", 2, 0, "train", b"{}", None)),
+        _body(messages.Run(1, encode(ORDER), None)),
         _body(messages.CancelRun(1)),
         _body(messages.pack_completions(1, 2, drawn)),
         _body(messages.EngineFailed(1, 2, "RuntimeError", "no")),
@@ -173,10 +186,25 @@ def _frames_for_runners() -> list[bytes]:
 
 def _from_runner(body: bytes) -> None:
     match messages.to_explorer(body):
-        case messages.RunDone(rollouts=rollouts):
-            messages.unpack_rollouts(rollouts)
         case messages.Generate(prompt=prompt):
-            messages.unpack_vector(prompt, messages.INT32)
+            messages.unpack_vector(prompt, INT32)
+
+
+def _answers() -> list[bytes]:
+    """What runners answer to ``ORDER``."""
+    rollout = Rollout(
+        prompt_token_ids=[1, 2], response_token_ids=[3], logprobs=[-0.5], mask=[True], reward=1.0, metrics={"a": 1.0}
+    )
+    return [encode_answer(ORDER, [rollout] * runs, "policy") for runs in (1, 2)]
+
+
+def _answer(value: bytes) -> None:
+    """As an explorer takes it: whatever is left is what was asked for, and can be told of."""
+    group = decode_answer(ORDER, value, "policy")
+    assert (group.task_id, group.attempt, len(group.metrics)) == ("t", 3, len(group))
+    with contextlib.suppress(outcome.UntrainableSampleError):
+        outcome.check_trainable(group, Bounds(vocabulary=1 << 20, positions=1 << 20))
+    encode(outcome.finished(ORDER, group, experience=None, seconds=1.0))
 
 
 def _to_runner(body: bytes) -> None:
@@ -193,7 +221,7 @@ def _pieces(value: bytes) -> None:
 
 
 def _datagrams_for_nursery() -> list[bytes]:
-    load = control.LoadWorkflows("a:b", "/model", ["math"], "e", "trinity", b"{}")
+    load = control.LoadWorkflows("a:b", "/model", "policy", b"{}", ["math"], "e", "trinity", b"{}")
     return [control.encode(message) for message in (load, control.ForkRunner(1), control.SignalRunner(1, 9))]
 
 

@@ -115,7 +115,7 @@ async def program(fleet: Fleet, *command: str) -> str:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-            "TRINITY_BUS_KAFKA__NAMESPACE": kafka.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
         },
     )
     try:

@@ -35,8 +35,7 @@ from tests.support.mesh.ports import quiet_ports
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
-from workers.watch import MeshView
-from workers.watch.follow import follow
+from trinity_bus.view import MeshState, follow
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "docker-compose"
 FILES = ("compose.yaml", "compose.observability.yaml")
@@ -210,16 +209,16 @@ class ComposeStack:
                 found.append(f"{name}: {json.dumps(state, indent=1)}\n{said.stdout}{said.stderr}")
         return "\n".join(found)
 
-    def watch(self, condition: Callable[[MeshView], bool], what: str, limit_s: float = 300.0) -> MeshView:
+    def watch(self, condition: Callable[[MeshState], bool], what: str, limit_s: float = 300.0) -> MeshState:
         """Follows the mesh as any client can, until something holds of it; what is seen then."""
 
-        async def follow_it() -> MeshView:
+        async def follow_it() -> MeshState:
             async with Bus(self.kafka, client_id="test") as bus, follow(bus, whole=True) as follower:
-                while not condition(follower.view):
-                    await follower.update(0.5)
-                return follower.view
+                while not condition(follower.state):
+                    await follower.changed(0.5)
+                return follower.state
 
-        async def within_limit() -> MeshView:
+        async def within_limit() -> MeshState:
             try:
                 async with asyncio.timeout(limit_s):
                     while True:

@@ -33,7 +33,7 @@ class Mesh:
         env = {
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
-            "TRINITY_BUS_KAFKA__NAMESPACE": self.kafka.namespace,
+            "TRINITY_BUS_MESH__NAMESPACE": self.kafka.namespace,
             "TRINITY_BUS_TELEMETRY__RUN_DIR": str(self.folder),
             **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
             **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},

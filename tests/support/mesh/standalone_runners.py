@@ -6,6 +6,7 @@ import os
 import sys
 
 from schemas import Dispatch, Task
+from schemas.codec import encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
@@ -32,7 +33,7 @@ async def main() -> None:
         await fork_server.ready()
         runners = Runners(fork_server, FakeEngine(), settings.explorer)
         runners.start()
-        blocked = asyncio.create_task(runners.roll_out(order, None))
+        blocked = asyncio.create_task(runners.roll_out(order, encode(order), None))
         await until(lambda: [state.state for state in runners.states()] == ["busy", "idle"])
         await until(lambda: all(state.pid for state in runners.states()))
         sys.stdout.write("runners: " + " ".join(str(state.pid) for state in runners.states()) + "\n")

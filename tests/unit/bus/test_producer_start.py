@@ -14,13 +14,18 @@ class SlowClient:
 
     def __init__(self, **_options: object) -> None:
         self.client = self
-        self._conns: dict[object, object] = {}
 
     async def start(self) -> None:
         # The time itself is what is tested.
         await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
+        pass
+
+    def abort_closing(self) -> None:
+        pass
+
+    def end(self) -> None:
         pass
 
 

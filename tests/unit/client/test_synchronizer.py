@@ -65,7 +65,7 @@ class Rig:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not condition():
-                await self.client._until_changed()
+                await self.client._follower().changed(1.0)
 
 
 def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_down_disconnects() -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from trinity_bus.config import Settings, env_name, forget_secrets, required, secret_variables, setting_paths
+from trinity_bus.config import (
+    CoordinatorSettings,
+    KafkaSettings,
+    Settings,
+    env_name,
+    forget_secrets,
+    required,
+    secret_variables,
+    setting_paths,
+)
 from trinity_bus.errors import ConfigError, TrinityError
 
 
@@ -73,14 +82,25 @@ def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             "TRINITY_BUS_KAFKA_BOOTSTRAP_SERVERS is not a setting; did you mean TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS?",
         ),
         (
+            "TRINITY_BUS_KAFKA__NAMESPACE",
+            "team-a",
+            "TRINITY_BUS_KAFKA__NAMESPACE is not a setting; did you mean TRINITY_BUS_MESH__NAMESPACE?",
+        ),
+        ("TRINITY_BUS_WATERMELON", "1", "TRINITY_BUS_WATERMELON is not a setting"),
+        (
+            "TRINITY_BUS_MESH__MAX_TOKENS",
+            "1024",
+            "TRINITY_BUS_MESH__MAX_TOKENS=1024 leaves no room for prompts: TRINITY_BUS_MESH__MAX_MODEL_LEN is 1024",
+        ),
+        (
             "TRINITY_BUS_KAFKA",
             "localhost:9092",
             "TRINITY_BUS_KAFKA is not a setting: name one of the section, such as TRINITY_BUS_KAFKA__..., or give JSON",
         ),
         (
-            "TRINITY_BUS_KAFKA__NAMESPACE",
+            "TRINITY_BUS_MESH__NAMESPACE",
             "a b",
-            "TRINITY_BUS_KAFKA__NAMESPACE='a b': string should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'",
+            "TRINITY_BUS_MESH__NAMESPACE='a b': string should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'",
         ),
         (
             "TRINITY_BUS_KAFKA__SECURITY_PROTOCOL",
@@ -139,6 +159,37 @@ def test_a_wrong_value_is_one_line_that_names_it(
     assert str(caught.value) == message
 
 
+def test_sections_find_there_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NAMESPACE", "team-a"), ("MODEL", "m"), ("MODEL_PATH", "/m"), ("DTYPE", "float32")):
+        monkeypatch.setenv(f"TRINITY_BUS_MESH__{name}", value)
+    monkeypatch.setenv("TRINITY_BUS_EXPLORER__SLOTS", "3")
+    settings = Settings()
+    assert settings.kafka.namespace == "team-a"
+    assert settings.coordinator.model == settings.mesh.model == "m"
+    assert (settings.explorer.model_path, settings.explorer.dtype, settings.explorer.slots) == ("/m", "float32", 3)
+    assert (settings.trainer.model_path, settings.trainer.dtype) == ("/m", "float32")
+
+
+def test_a_section_that_a_program_has_made_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_MESH__MODEL", "m")
+    monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE", "team-a")
+    settings = Settings(kafka=KafkaSettings(namespace="own"), coordinator=CoordinatorSettings(batch_size=3))
+    assert (settings.kafka.namespace, settings.coordinator.model) == ("own", "m")
+    assert "max_staleness" not in settings.coordinator.model_fields_set
+
+
+@pytest.mark.parametrize(
+    "variable", ["TRINITY_BUS_TRAINER_SERVICE_HOST", "TRINITY_BUS_SERVICE_PORT_HTTP", "TRINITY_BUS_X_PORT_80_TCP_ADDR"]
+)
+def test_what_kubernetes_says_of_services_is_left_alone(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "10.0.0.1")
+    monkeypatch.setenv("TRINITY_BUS_HEALTH_PORT", "tcp://10.0.0.1:80")
+    Settings()
+    monkeypatch.setenv("TRINITY_BUS_HEALTH_PORT", "8080")
+    with pytest.raises(ConfigError, match="TRINITY_BUS_HEALTH_PORT is not a setting; did you mean TRINITY_BUS_HEALTH_"):
+        Settings()
+
+
 def test_every_wrong_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_BUS_COORDINATOR__BATCH_SIZE", "0")
     monkeypatch.setenv("TRINITY_BUS_EXPLORER__SLOTS", "-1")
@@ -163,10 +214,10 @@ def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_required_setting_says_what_for() -> None:
-    assert required("x", "explorer.model_path", "to load the model") == "x"
+    assert required("x", "mesh.model_path", "to load the model") == "x"
     with pytest.raises(TrinityError) as caught:
-        required(None, "explorer.model_path", "to load the model")
-    assert str(caught.value) == "TRINITY_BUS_EXPLORER__MODEL_PATH is not set: it is needed to load the model"
+        required(None, "mesh.model_path", "to load the model")
+    assert str(caught.value) == "TRINITY_BUS_MESH__MODEL_PATH is not set: it is needed to load the model"
 
 
 def test_every_setting_is_described() -> None:
@@ -229,8 +280,8 @@ def test_a_secret_comes_one_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_only_secrets_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRINITY_BUS_KAFKA__NAMESPACE_FILE", "/dev/null")
-    with pytest.raises(ConfigError, match="TRINITY_BUS_KAFKA__NAMESPACE_FILE is not a setting"):
+    monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE_FILE", "/dev/null")
+    with pytest.raises(ConfigError, match="TRINITY_BUS_MESH__NAMESPACE_FILE is not a setting"):
         Settings()
 
 
@@ -239,9 +290,9 @@ def test_secrets_are_forgotten_and_nothing_else_is(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(variable, "hunter2")
     monkeypatch.setenv(LOGIN.lower() + "_file", "/run/secrets/password")
     monkeypatch.setenv("TRINITY_BUS_ACCESS", '{"admin_password": "hunter2"}')
-    monkeypatch.setenv("TRINITY_BUS_KAFKA__NAMESPACE", "team-a")
+    monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE", "team-a")
     forget_secrets()
-    assert {name for name in os.environ if name.upper().startswith("TRINITY_BUS_")} == {"TRINITY_BUS_KAFKA__NAMESPACE"}
+    assert {name for name in os.environ if name.upper().startswith("TRINITY_BUS_")} == {"TRINITY_BUS_MESH__NAMESPACE"}
 
 
 def test_workflows_are_given_no_variable_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:

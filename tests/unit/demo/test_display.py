@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
-from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, StepTrained
+from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, StepTrained, WeightsSynced
+from trinity_bus.view import MeshState
 from workers.demo.display import LiveDisplay, PlainDisplay, make_display
-from workers.watch import MeshView
 
 
 def terminal(width: int = 120) -> Console:
@@ -54,11 +54,17 @@ def heartbeat() -> ExplorerHeartbeat:
     return ExplorerHeartbeat(explorer="explorer-0", incarnation="a", state="ready", slots=8, model_version=1)
 
 
+def not_taken(error: str) -> WeightsSynced:
+    return WeightsSynced(
+        explorer="explorer-0", incarnation="a", model="policy", version=1, epoch=1, ok=False, error=error
+    )
+
+
 def test_a_pipe_gets_one_line_for_each_step_once_its_reward_is_known() -> None:
     console = pipe()
     display = make_display(console, 9)
     assert isinstance(display, PlainDisplay)
-    view = MeshView()
+    view = MeshState()
     view.apply(heartbeat(), 1.0)
     view.apply(trained(1), 1.0)
     with display.running():
@@ -77,10 +83,10 @@ def test_a_terminal_gets_a_picture() -> None:
     console = terminal()
     display = make_display(console, 9)
     assert isinstance(display, LiveDisplay)
-    view = MeshView()
+    view = MeshState()
     for record in (heartbeat(), trained(1), finalized(1)):
         view.apply(record, 1.0)
-    view.errors.append("[red]not markup")
+    view.apply(not_taken("[red]not markup"), 1.0)
     with display.running():
         display.stage("start")
         display.note("a line that stays")

@@ -51,4 +51,4 @@ def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:
 def test_the_hint_names_only_what_is_not_the_default(options: DemoOptions) -> None:
     assert hint(service_environment(options, KAFKA)) == "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:9999"
     other = demo_namespace(KAFKA, "x")
-    assert hint(service_environment(options, other)).endswith(" TRINITY_BUS_KAFKA__NAMESPACE=trinity.x")
+    assert hint(service_environment(options, other)).endswith(" TRINITY_BUS_MESH__NAMESPACE=trinity.x")

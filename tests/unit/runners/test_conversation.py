@@ -14,11 +14,10 @@ from trinity_bus.runners.conversation import (
     ServeRequest,
 )
 from trinity_bus.runners.errors import ProtocolError
-from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed, pack_rollouts
+from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
 
-NOTHING = pack_rollouts([])
 ENDS = {
-    "done": lambda job: RunDone(job, NOTHING, None),
+    "done": lambda job: RunDone(job, b"", None),
     "failed": lambda job: RunFailed(job, "E", ""),
     "cancelled": RunCancelled,
 }

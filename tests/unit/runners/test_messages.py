@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.vectors import INT32
 from trinity_bus.inference.completion import EngineCompletion
-from trinity_bus.rollout import Rollout
 from trinity_bus.runners import messages
 from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.runners.messages import (
@@ -21,12 +21,10 @@ from trinity_bus.runners.messages import (
     RunFailed,
     append_frame,
     pack_completions,
-    pack_rollouts,
     pack_vector,
     to_explorer,
     to_runner,
     unpack_completions,
-    unpack_rollouts,
     unpack_vector,
 )
 
@@ -52,7 +50,7 @@ def test_frames_are_the_same_however_a_socket_cuts_them(bodies: list[bytes], cut
 
 
 def test_a_frame_is_refused_by_its_length_alone() -> None:
-    with pytest.raises(ProtocolError, match="a frame of 67108865 bytes, at most 67108864 are allowed"):
+    with pytest.raises(ProtocolError, match="a frame of 67174401 bytes, at most 67174400 are allowed"):
         list(FrameReader().feed((messages.MAX_FRAME_BYTES + 1).to_bytes(4, "little")))
     buffer = bytearray(b"before")
     with pytest.raises(ProtocolError, match="a message of"):
@@ -61,7 +59,7 @@ def test_a_frame_is_refused_by_its_length_alone() -> None:
 
 
 def test_messages_to_a_runner_arrive_as_they_were() -> None:
-    for message in (Run(1, b"{}", 8, 0, "train", b"{}", None), CancelRun(2), Ping()):
+    for message in (Run(1, b"{}", -1, None), CancelRun(2), Ping()):
         assert to_runner(body(message)) == message
 
 
@@ -70,12 +68,12 @@ def test_messages_to_the_explorer_arrive_as_they_were() -> None:
         RunFailed(1, "ValueError", "no"),
         RunCancelled(2),
         Pong({3: {"turn": 4}}),
-        RunDone(5, pack_rollouts([]), "an error"),
+        RunDone(5, b"a group", "an error"),
     ):
         assert to_explorer(body(message)) == message
-    asked = to_explorer(body(Generate(1, 2, pack_vector([7, 8], messages.INT32), b"{}", 3, "00-trace")))
+    asked = to_explorer(body(Generate(1, 2, pack_vector([7, 8], INT32), b"{}", 3, "00-trace")))
     assert isinstance(asked, Generate)
-    assert unpack_vector(asked.prompt, messages.INT32).tolist() == [7, 8]
+    assert unpack_vector(asked.prompt, INT32).tolist() == [7, 8]
 
 
 @given(st.binary(max_size=64))
@@ -101,53 +99,16 @@ def test_completions_arrive_as_plain_lists() -> None:
     assert unpack_completions(message) == sent
 
 
-def test_rollouts_arrive_whatever_kind_of_sequence_a_workflow_used() -> None:
-    sent = [
-        Rollout(prompt_token_ids=[1], response_token_ids=(2, 3), logprobs=np.array([-1.0, 0.0]), reward=1, mask=[1, 0]),
-        Rollout(
-            prompt_token_ids=np.array([4]), response_token_ids=[], logprobs=[], reward=0.5, run_id=3, metrics={"a": 1}
-        ),
-    ]
-    message = to_explorer(body(RunDone(1, pack_rollouts(sent), None)))
-    assert isinstance(message, RunDone)
-    first, second = unpack_rollouts(message.rollouts)
-    assert np.asarray(first.response_token_ids).tolist() == [2, 3]
-    assert np.asarray(first.logprobs).tolist() == [-1.0, 0.0]
-    assert first.mask is not None
-    assert np.asarray(first.mask).tolist() == [True, False]
-    assert np.asarray(second.prompt_token_ids).tolist() == [4]
-    assert (first.run_id, second.run_id) == (None, 3)
-    assert (len(second.response_token_ids), second.mask, second.reward, second.metrics) == (0, None, 0.5, {"a": 1.0})
-
-
-def test_metrics_that_are_no_numbers_are_left_out() -> None:
-    metrics = {"whole": 1, "right": True, "half": np.float32(0.5), "one": np.array(2.0), "text": "3", "none": None}
-    run = Rollout(
-        prompt_token_ids=[1],
-        response_token_ids=[2],
-        logprobs=[-1.0],
-        reward=1,
-        metrics={**metrics, "many": np.zeros(2), "list": [1.0], "complex": 1j},  # type: ignore[arg-type]
-    )
-    assert pack_rollouts([run]).runs[0].metrics == {"whole": 1.0, "right": 1.0, "half": 0.5, "one": 2.0}
-
-
-def test_more_rollouts_than_a_record_holds_are_refused_before_they_are_sent() -> None:
-    run = Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-1.0], reward=1)
-    with pytest.raises(ValueError, match="16385 rollouts, at most 16384"):
-        pack_rollouts([run] * 16_385)
-
-
 def test_what_is_no_vector_of_numbers_is_refused_on_both_sides() -> None:
     for wrong in ([[1, 2]], np.zeros((2, 2)), ["a"], [1 << 40]):
         with pytest.raises((ValueError, TypeError, OverflowError)):
-            pack_vector(wrong, messages.INT32)
+            pack_vector(wrong, INT32)
     with pytest.raises(ProtocolError, match="a buffer of 3 bytes"):
-        unpack_vector(memoryview(b"abc"), messages.INT32)
+        unpack_vector(memoryview(b"abc"), INT32)
 
 
 def test_buffers_that_are_not_as_long_as_their_parts_are_an_error_of_the_protocol() -> None:
-    sent = pack_rollouts([Rollout(prompt_token_ids=[1], response_token_ids=[2, 3], logprobs=[-1.0, -1.0], reward=1)])
-    for changes in ({"prompts": pack_vector([1, 2], messages.INT32)}, {"responses": memoryview(b"")}):
+    sent = pack_completions(1, 2, [EngineCompletion([2, 3], [-1.0, -1.0], "stop", [])])
+    for changes in ({"token_ids": pack_vector([1], INT32)}, {"logprobs": memoryview(b"")}):
         with pytest.raises(ProtocolError, match="elements in a buffer of"):
-            unpack_rollouts(msgspec.structs.replace(sent, **changes))
+            unpack_completions(msgspec.structs.replace(sent, **changes))

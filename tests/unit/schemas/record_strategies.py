@@ -31,11 +31,11 @@ from schemas import (
     ResultPart,
     RollBack,
     Rollback,
+    Rollout,
     RolloutFinished,
     RunnersReport,
     RunnerState,
     RunningAttempt,
-    SampleInput,
     Sampling,
     SkipBatch,
     SkippedBatch,
@@ -319,18 +319,17 @@ records = st.one_of(
 
 
 @st.composite
-def sample_inputs(draw: st.DrawFn) -> SampleInput:
+def rollouts(draw: st.DrawFn) -> Rollout:
     prompt = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6))
     response = draw(st.lists(st.integers(0, 2**31 - 1), max_size=20))
     n = len(response)
     starts = draw(st.lists(st.integers(0, n), unique=True, max_size=3).map(sorted))
-    return SampleInput(
+    return Rollout(
         prompt_token_ids=prompt,
         response_token_ids=response,
         logprobs=draw(st.lists(st.floats(-50, 0, width=32), min_size=n, max_size=n)),
         mask=draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n)),
         reward=draw(st.floats(width=32)),
-        run_id=draw(counts),
         versions=[(start, draw(counts)) for start in starts],
         finish_reason=draw(text),
         metrics=draw(metrics),
@@ -338,9 +337,9 @@ def sample_inputs(draw: st.DrawFn) -> SampleInput:
 
 
 @st.composite
-def groups(draw: st.DrawFn) -> tuple[list[SampleInput], ExperienceGroup]:
+def groups(draw: st.DrawFn) -> tuple[list[Rollout], ExperienceGroup]:
     """The samples, and the group that was built of them."""
-    samples = draw(st.lists(sample_inputs(), min_size=1, max_size=5))
+    samples = draw(st.lists(rollouts(), min_size=1, max_size=5))
     fields = {
         name: draw(identifiers) for name in ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
     }
@@ -351,13 +350,12 @@ def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
     """A group that is the same each time."""
     return build_group(
         [
-            SampleInput(
+            Rollout(
                 prompt_token_ids=[1, 2, 3],
                 response_token_ids=np.arange(response) + 10 * i,
                 logprobs=-np.arange(response) / 4,
                 mask=None if i % 2 else np.arange(response) % 2 == 0,
                 reward=float(i),
-                run_id=i,
                 versions=[(0, 7)],
                 metrics={"accuracy": float(i)},
             )

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from record_strategies import groups, records, small_group
 
-from schemas import BatchRecord, ExperienceGroup, ExplorerLeft, ModelVersion, Record, SampleInput, Task
+from schemas import BatchRecord, ExperienceGroup, ExplorerLeft, ModelVersion, Record, Rollout, Task
 from schemas.codec import RECORDS, DecodeError, EncodeError, UnsupportedVersion, decode, encode
 from schemas.errors import MAX_DETAIL_CHARS
 from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS
@@ -56,7 +56,7 @@ def test_damaged_records(record: Record, data: st.DataObject) -> None:
 
 @settings(max_examples=300)
 @given(groups(), st.data())
-def test_damaged_groups(pair: tuple[list[SampleInput], ExperienceGroup], data: st.DataObject) -> None:
+def test_damaged_groups(pair: tuple[list[Rollout], ExperienceGroup], data: st.DataObject) -> None:
     survive(damaged(encode(pair[1]), data))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_strategies import groups, records, small_group
 
-from schemas import BatchRecord, ExperienceGroup, Record, RolloutFinished, SampleInput, Task
+from schemas import BatchRecord, ExperienceGroup, Record, Rollout, RolloutFinished, Task
 from schemas.codec import RECORDS, EncodeError, decode, encode
 from schemas.experience import COLUMNS
 from schemas.free_form import MAX_DEPTH
@@ -24,7 +24,7 @@ def test_a_plain_record_is_found_among_all_types(record: Record) -> None:
 
 
 @given(groups())
-def test_a_group_comes_back_equal(pair: tuple[list[SampleInput], ExperienceGroup]) -> None:
+def test_a_group_comes_back_equal(pair: tuple[list[Rollout], ExperienceGroup]) -> None:
     _, group = pair
     back = decode(encode(group), ExperienceGroup)
     for column in COLUMNS:
@@ -35,11 +35,11 @@ def test_a_group_comes_back_equal(pair: tuple[list[SampleInput], ExperienceGroup
 
 
 @given(groups())
-def test_a_group_s_samples_are_what_it_was_built_of(pair: tuple[list[SampleInput], ExperienceGroup]) -> None:
+def test_a_group_s_samples_are_what_it_was_built_of(pair: tuple[list[Rollout], ExperienceGroup]) -> None:
     inputs, group = pair
     samples = list(decode(encode(group), ExperienceGroup).samples())
     assert len(samples) == len(inputs) == len(group)
-    for given_sample, sample in zip(inputs, samples, strict=True):
+    for number, (given_sample, sample) in enumerate(zip(inputs, samples, strict=True)):
         prompt, response = list(given_sample.prompt_token_ids), list(given_sample.response_token_ids)
         assert sample.tokens.tolist() == prompt + response
         assert sample.prompt_length == len(prompt)
@@ -47,7 +47,7 @@ def test_a_group_s_samples_are_what_it_was_built_of(pair: tuple[list[SampleInput
         mask = [True] * len(response) if given_sample.mask is None else list(given_sample.mask)
         assert sample.mask.tolist() == mask
         np.testing.assert_equal(sample.reward, given_sample.reward)
-        assert sample.run_id == given_sample.run_id
+        assert sample.run_id == number
         versions = [version for _, version in given_sample.versions]
         assert (sample.version_min, sample.version_max) == (min(versions, default=-1), max(versions, default=-1))
 

@@ -14,8 +14,7 @@ from schemas import (
     RunnerState,
     RunningAttempt,
 )
-from trinity_bus.client.fleet import state_table
-from workers.watch import MeshView
+from trinity_bus.view import MeshState, state_table
 from workers.watch.render import all_batches_table, mesh, runners_table, span
 
 State = BatchLifecycleState
@@ -37,7 +36,7 @@ def batch(batch_id: str, state: State, **fields: Any) -> BatchRecord:
 
 
 def test_batches_that_go_on_are_always_shown_and_of_the_others_the_newest() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(batch("0", State.RUNNING, expected_task_count=64, completed_task_count=3), 50.0)
     for number in range(1, 5):
         view.apply(batch(str(number), State.PENDING, expected_task_count=2), 50.0 + number)
@@ -53,14 +52,14 @@ def test_batches_that_go_on_are_always_shown_and_of_the_others_the_newest() -> N
 
 
 def test_a_reason_has_a_column_where_there_is_one_and_cannot_steer_the_terminal() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(batch("1", State.ABORTED, expected_task_count=2, reason="out of\x1b[2J luck"), 0.0)
     (row,) = cells(printed(all_batches_table(view, 20), 160))
     assert row[-1] == "out of\\x1b[2J luck"
 
 
 def test_runners_are_shown_with_what_they_are_at_until_their_explorer_leaves() -> None:
-    view = MeshView()
+    view = MeshState()
     running = [RunningAttempt(task_id=name, attempt=1) for name in ("a", "b")]
     values = [{"workflow_id": "1/a/\x1b0", "running_time": 300.0, "model_version": 4}, {"workflow_id": "1/b/0"}]
     runners = [
@@ -75,16 +74,16 @@ def test_runners_are_shown_with_what_they_are_at_until_their_explorer_leaves() -
     ]
     # One that said nothing for long is lost; another incarnation's leaving is not its own.
     view.apply(ExplorerLeft(explorer="e", incarnation="y"), 11.0)
-    assert len(view.fleet.runners()) == 2
+    assert len(view.runners()) == 2
     view.tick(30.0)
-    assert view.fleet.runners() == []
+    assert view.runners() == []
     view.apply(RunnersReport(explorer="e", incarnation="x", runners=runners), 30.0)
     view.apply(ExplorerLeft(explorer="e", incarnation="x"), 31.0)
-    assert view.fleet.runners() == []
+    assert view.runners() == []
 
 
 def test_status_tells_of_the_coordinator_that_works() -> None:
-    view = MeshView()
+    view = MeshState()
     assert "open batches" not in "\n".join(printed(mesh(view)))
     beat = CoordinatorHeartbeat(
         coordinator="coordinator-7",

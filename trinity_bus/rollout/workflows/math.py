@@ -1,9 +1,10 @@
 """``math``: a question, a worked answer, and a check of the final number."""
 
+from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.rewards import math_reward
-from trinity_bus.rollout.workflow import Rollout, RolloutContext
+from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.rollout.workflows.single_turn import run_single_turn
 
 

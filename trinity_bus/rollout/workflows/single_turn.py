@@ -2,8 +2,9 @@
 
 from typing import Protocol
 
+from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.rollout.workflow import Rollout, RolloutContext, WorkflowError, prompt_tokens
+from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, prompt_tokens
 
 
 class Reward(Protocol):

@@ -16,7 +16,7 @@ from schemas import (
 )
 from schemas.record import BatchType, Metrics
 from trinity_bus.rollout.metrics import reward_of
-from workers.watch import MeshView
+from trinity_bus.view import MeshState
 from workers.watch.render import mesh, sparkline
 
 State = BatchLifecycleState
@@ -61,7 +61,7 @@ def trained(step: int, batch_id: str | None) -> StepTrained:
     )
 
 
-def synced(name: str, version: int, *, ok: bool = True) -> WeightsSynced:
+def synced(name: str, version: int, *, ok: bool = True, error: str = "link broke") -> WeightsSynced:
     return WeightsSynced(
         explorer=name,
         incarnation="a",
@@ -70,12 +70,12 @@ def synced(name: str, version: int, *, ok: bool = True) -> WeightsSynced:
         epoch=1,
         ok=ok,
         checksum="c" * 64,
-        error=None if ok else "link broke",
+        error=None if ok else error,
     )
 
 
 def test_a_batch_is_followed_from_running_to_its_reward() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(batch(State.PENDING), 1.0)
     view.apply(batch(State.RUNNING), 2.0)
     assert view.states == {"running": 1}
@@ -83,12 +83,11 @@ def test_a_batch_is_followed_from_running_to_its_reward() -> None:
     assert view.states == {"finalized": 1}
     assert (view.batches["b1"].running_at, view.batches["b1"].finalized_at) == (2.0, 3.5)
     assert view.batches["b1"].reward == 0.25
-    assert [b.batch_id for b in view.train_batches] == ["b1"]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_step_finds_its_reward_in_whatever_order_the_topics_are_read(batch_first: bool) -> None:
-    view = MeshView()
+    view = MeshState()
     finalized, step = batch(State.FINALIZED, reward=0.25), trained(1, "b1")
     for record in (finalized, step) if batch_first else (step, finalized):
         view.apply(record, 1.0)
@@ -97,13 +96,13 @@ def test_a_step_finds_its_reward_in_whatever_order_the_topics_are_read(batch_fir
 
 
 def test_the_start_is_no_step_of_training() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(trained(0, None), 1.0)
     assert view.trained == []
 
 
 def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
-    view = MeshView()
+    view = MeshState()
     for second in range(20):
         view.apply(heartbeat(tokens=second * second), float(second))
     assert view.explorers["explorer-0"].tokens_per_s == pytest.approx((19**2 - 14**2) / 5)
@@ -112,30 +111,30 @@ def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
 
 
 def test_explorers_that_left_or_fell_silent_are_not_alive() -> None:
-    view = MeshView()
+    view = MeshState()
     for name in ("explorer-0", "explorer-1", "explorer-2"):
         view.apply(heartbeat(name), 0.0)
     view.apply(ExplorerLeft(explorer="explorer-0", incarnation="a"), 1.0)
     view.apply(ExplorerLeft(explorer="explorer-1", incarnation="another-life"), 1.0)
     view.apply(heartbeat("explorer-2"), 20.0)
-    assert [e.alive(view.now) for e in view.explorers.values()] == [False, False, True]
+    assert [e.name for e in view.alive()] == ["explorer-2"]
     assert view.explorers["explorer-1"].state == "ready"
-    assert view.serving(0) == ["explorer-1", "explorer-2"]
+    assert view.serving(0) == ["explorer-2"]
 
 
 def test_a_sync_is_known_before_its_step_and_its_explorer_are() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(synced("explorer-0", 1), 2.0)
     view.apply(heartbeat("explorer-0", version=0), 1.0)
     view.apply(trained(1, "b1"), 1.5)
-    assert view.synced[1]["explorer-0"].checksum == view.trained[0].checksum
+    assert view.synced(1)["explorer-0"].checksum == view.trained[0].checksum
     view.apply(synced("explorer-0", 1), 2.0)
     assert view.serving(1) == ["explorer-0"]
     assert view.explorers["explorer-0"].syncs == 1
 
 
 def test_failures_are_kept_for_people() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(heartbeat(), 0.0)
     view.apply(synced("explorer-0", 1, ok=False), 1.0)
     view.apply(
@@ -154,19 +153,19 @@ def test_failures_are_kept_for_people() -> None:
         ),
         2.0,
     )
-    assert list(view.errors) == [
+    assert view.errors == [
         "explorer-0 did not take version 1: link broke",
         "explorer-0, task t1: WorkflowError: no answer",
     ]
     assert view.explorers["explorer-0"].sync_failures == 1
     assert view.rollouts == {"failed": 1}
-    assert view.synced == {}
+    assert view.synced(1) == {}
 
 
 def test_what_is_none_of_its_business_changes_nothing_but_the_time() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(object(), 5.0)
-    expected = MeshView()
+    expected = MeshState()
     expected.tick(5.0)
     assert view == expected
 
@@ -185,7 +184,7 @@ def test_the_reward_among_the_metrics(metrics: Metrics, reward: float | None) ->
 
 
 def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> None:
-    view = MeshView()
+    view = MeshState()
     view.apply(heartbeat(), 0.0)
     view.apply(batch(State.FINALIZED, reward=0.25), 1.0)
     view.apply(trained(1, "b1"), 1.0)
@@ -205,7 +204,7 @@ def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> Non
         ),
         1.0,
     )
-    view.errors.append("[bold]not markup[/]")
+    view.apply(synced("explorer-0", 1, ok=False, error="[bold]not markup[/]"), 1.0)
     console = Console(width=120, force_terminal=False)
     with console.capture() as captured:
         console.print(mesh(view, {"tasks": 3, "explorer-events": 0}))

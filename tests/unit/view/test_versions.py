@@ -13,7 +13,8 @@ from schemas import (
     WeightsSynced,
 )
 from tests.support.fakes.announcements import announced
-from trinity_bus.client.versions import ALIVE_S, VersionsView
+from trinity_bus.view import MeshState
+from trinity_bus.view.state import ALIVE_S
 from workers.cli.versions import table
 
 
@@ -39,8 +40,8 @@ def synced(name: str, version: int, *, incarnation: str = "1", ok: bool = True) 
     return WeightsSynced(explorer=name, incarnation=incarnation, model="policy", version=version, epoch=1, ok=ok)
 
 
-def view(*records: object, at: float = 100.0) -> VersionsView:
-    made = VersionsView("policy")
+def view(*records: object, at: float = 100.0) -> MeshState:
+    made = MeshState("policy")
     for record in records:
         made.apply(record, at)
     return made
@@ -50,7 +51,7 @@ def test_versions_are_listed_with_who_serves_them() -> None:
     seen = view(
         published(2), published(1), published(7, "other"), announced(1, pinned=True), beat("e0", 1), beat("e1", 2)
     )
-    rows = seen.rows(now=101.0)
+    rows = seen.versions()
     assert [(row.record.version, row.served_by, row.announced, row.pinned) for row in rows] == [
         (1, ["e0"], True, True),
         (2, ["e1"], False, False),
@@ -59,19 +60,20 @@ def test_versions_are_listed_with_who_serves_them() -> None:
 
 def test_an_answer_counts_before_the_next_heartbeat_and_a_failure_does_not() -> None:
     seen = view(beat("e0", 1), synced("e0", 2))
-    assert seen.serving(2, now=100.0) == ["e0"]
+    assert seen.serving(2) == ["e0"]
     seen.apply(synced("e0", 3, ok=False), 100.0)
     seen.apply(synced("e0", 3, incarnation="before"), 100.0)
-    assert seen.serving(2, now=100.0) == ["e0"]
+    assert seen.serving(2) == ["e0"]
 
 
 def test_who_fell_silent_or_left_serves_nothing() -> None:
     seen = view(beat("e0", 1), beat("e1", 1))
-    assert seen.status_counts(now=100.0) == {"ready": 2}
+    assert seen.explorer_states() == {"ready": 2}
     seen.apply(ExplorerLeft(explorer="e1", incarnation="1"), 100.0)
     later = 100.0 + ALIVE_S + 1
-    assert seen.status_counts(now=later) == {"stopped": 1}
-    assert seen.serving(1, now=later) == []
+    seen.tick(later)
+    assert seen.explorer_states() == {"stopped": 1}
+    assert seen.serving(1) == []
 
 
 def test_the_trainer_lives_as_long_as_it_speaks() -> None:
@@ -86,15 +88,17 @@ def test_the_trainer_lives_as_long_as_it_speaks() -> None:
         master_port=1,
     )
     seen = view(alive, VersionWanted(model="policy", at_least=3), VersionWanted(model="policy", version=1))
-    assert seen.trainer_is_alive(now=105.0)
-    assert not seen.trainer_is_alive(now=100.0 + ALIVE_S + 1)
+    seen.tick(105.0)
+    assert seen.trainer_is_alive
+    seen.tick(100.0 + ALIVE_S + 1)
+    assert not seen.trainer_is_alive
     assert seen.wanted == 3
 
 
 def test_the_table_shows_the_newest_and_what_is_served() -> None:
     seen = view(*(published(version) for version in range(10)), announced(3, pinned=True), beat("e0", 3), beat("e1", 5))
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table(seen.rows(now=100.0), last=2))
+    console.print(table(seen.versions(), last=2))
     text = console.export_text()
     shown = [line.strip("│ ").split()[0] for line in text.splitlines() if "/checkpoints/" in line]
     assert shown == ["3", "5", "8", "9"]

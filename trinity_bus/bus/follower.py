@@ -12,10 +12,11 @@ Nothing is lost by any of it but what retention has deleted; handlers may see a 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from trinity_bus.bus import Reader, Received, Start
+from trinity_bus.bus.reader import Reader, Start
+from trinity_bus.bus.received import Received
 from trinity_bus.errors import BusError, RecordGoneError
 
 log = logging.getLogger(__name__)
@@ -25,12 +26,13 @@ _AGAIN_S: Final = 1.0
 
 
 class TopicFollower:
-    """Feeds every record of a reader to a handler, from the end of the log on.
+    """Feeds every record of a reader to a handler.
 
     Args:
         reader: Makes a reader that starts where it is told.
         handle: Takes a record. Must not raise for what is in it.
         on_end: Told the error if the following ends by one.
+        start: Where it begins.
     """
 
     def __init__(
@@ -38,21 +40,23 @@ class TopicFollower:
         reader: Callable[[Start], Reader],
         handle: Callable[[Received[Any]], None],
         on_end: Callable[[BaseException], None],
+        start: Start = "end",
     ) -> None:
         self._make = reader
         self._handle = handle
         self._on_end = on_end
+        self._start = start
         self._task: asyncio.Task[None] | None = None
         self._catching_up: list[asyncio.Future[None]] = []
         self._wanted = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin: whatever is written after this returns is handled.
+        """Begin: whatever is written after this returns is handled, wherever it begins.
 
         Raises:
             BusError: The broker does not answer.
         """
-        reader = self._make("end")
+        reader = self._make(self._start)
         await reader.start()
         self._task = asyncio.create_task(self._run(reader), name="follower")
         self._task.add_done_callback(self._ended)
@@ -78,22 +82,22 @@ class TopicFollower:
 
     async def _run(self, reader: Reader) -> None:
         """Read with one reader after the other; the first is started."""
-        positions: Mapping[tuple[str, int], int] | None = None
+        start, started = self._start, True
         while True:
             try:
-                if positions is not None:
+                if not started:
                     await reader.start()
                 await self._read(reader)
             except RecordGoneError as error:
                 log.error("records were deleted before they were read, going on with the oldest: %s", error)  # noqa: TRY400 - where in the code is of no use
-                positions = {}
+                start = "beginning"
             except BusError as error:
                 log.warning("reading again in %g s: %s", _AGAIN_S, error)
-                positions = reader.positions or positions
+                start = reader.positions or start
             finally:
                 await reader.stop()
             await asyncio.sleep(_AGAIN_S)
-            reader = self._make("end" if positions is None else positions)
+            reader, started = self._make(start), False
 
     async def _read(self, reader: Reader) -> None:
         while True:

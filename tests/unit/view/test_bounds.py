@@ -1,0 +1,168 @@
+"""Whatever comes, in whatever order, a view keeps no more than its limits, and what is newest."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    BatchSkipped,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    PublishedVersion,
+    RolloutFinished,
+    RunnersReport,
+    RunnerState,
+    StepTrained,
+    WeightsSynced,
+)
+from trinity_bus.view import Limits, MeshState
+from trinity_bus.view.parts import RATE_SAMPLES
+
+LIMITS = Limits(batches=3, explorers=3, steps=3, versions=3, syncs=3, errors=2, text=10, metrics=2)
+FEW = Limits(batches=1, explorers=1, steps=1, versions=1, syncs=1, errors=1, text=1, metrics=1)
+
+names = st.sampled_from([f"n{number}" for number in range(9)])
+lives = st.sampled_from(["a", "b"])
+numbers = st.integers(0, 20)
+texts = st.text(max_size=30)
+metrics = st.dictionaries(st.text(min_size=1, max_size=20), st.floats(0, 1), max_size=5)
+
+records = st.one_of(
+    st.builds(
+        BatchRecord,
+        batch_id=names,
+        batch_type=st.just("train"),
+        state=st.sampled_from(BatchLifecycleState),
+        sequence=st.just(0),
+        expected_task_count=st.just(4),
+        reason=texts,
+        metrics=metrics,
+    ),
+    st.builds(BatchSkipped, batch_id=names, sequence=st.just(1), reason=texts, client=names),
+    st.builds(
+        ExplorerHeartbeat,
+        explorer=names,
+        incarnation=lives,
+        state=st.sampled_from(["starting", "ready", "syncing", "draining"]),
+        slots=st.just(1),
+        model_version=numbers,
+        tokens_generated=numbers,
+    ),
+    st.builds(
+        RunnersReport,
+        explorer=names,
+        incarnation=lives,
+        runners=st.just([RunnerState(runner="e/0", state="idle", pid=1)]),
+    ),
+    st.builds(ExplorerLeft, explorer=names, incarnation=lives),
+    st.builds(
+        WeightsSynced,
+        explorer=names,
+        incarnation=lives,
+        model=st.just("policy"),
+        version=numbers,
+        epoch=st.just(1),
+        ok=st.booleans(),
+        checksum=texts,
+        error=texts,
+    ),
+    st.builds(
+        StepTrained,
+        trainer=st.just("t"),
+        incarnation=lives,
+        model=st.sampled_from(["policy", "other"]),
+        step=numbers,
+        version=numbers,
+        publish=st.just(True),
+        again=st.booleans(),
+        metrics=metrics,
+        checksum=texts,
+        checkpoint=texts,
+        master_address=st.just("127.0.0.1"),
+        master_port=st.just(1),
+    ),
+    st.builds(
+        PublishedVersion,
+        model=st.just("policy"),
+        version=numbers,
+        step=numbers,
+        method=st.just("gloo"),
+        trainer=st.just("t"),
+        trainer_incarnation=lives,
+        checksum=texts,
+    ),
+    st.builds(
+        RolloutFinished,
+        explorer=names,
+        incarnation=lives,
+        task_id=names,
+        attempt=st.just(1),
+        batch_id=names,
+        batch_type=st.just("train"),
+        status=st.just("failed"),
+        completed_runs=st.just(0),
+        total_runs=st.just(1),
+        error=texts,
+    ),
+)
+histories = st.lists(st.tuples(records, st.floats(0, 100)), max_size=120)
+
+
+@given(histories, st.sampled_from([LIMITS, FEW]))
+def test_nothing_grows_over_its_limit(history: list[tuple[object, float]], limits: Limits) -> None:
+    state = MeshState("policy", limits=limits)
+    longest = limits.text + len("...")
+    for record, at in history:
+        state.apply(record, at)
+        assert len(state.batches) <= limits.batches
+        assert len(state.explorers) <= limits.explorers
+        assert len(state.steps) <= limits.steps
+        assert len(state.history) <= limits.versions
+        assert sum(len(state.synced(version)) for version in range(21)) <= limits.syncs
+        assert len(state.errors) <= limits.errors
+        assert all(len(text) <= longest for text in state.errors)
+        for batch in state.batches.values():
+            assert len(batch.reason or "") <= longest
+            assert len(batch.metrics) <= limits.metrics
+        for step in state.steps.values():
+            assert len(step.metrics) <= limits.metrics
+            assert max(len(step.checksum), len(step.checkpoint or "")) <= longest
+        assert all(len(explorer.samples) <= RATE_SAMPLES for explorer in state.explorers.values())
+
+
+@given(histories)
+def test_what_is_kept_is_the_newest(history: list[tuple[object, float]]) -> None:
+    small, whole = MeshState("policy", limits=LIMITS), MeshState("policy")
+    for record, at in history:
+        small.apply(record, at)
+        whole.apply(record, at)
+    assert small.now == whole.now
+    assert small.rollouts == whole.rollouts
+    last = [at for at, _ in sorted(((at, n) for n, (_, at) in enumerate(history)), reverse=True)]
+    assert small.now == (last[0] if last else 0.0)
+    assert sorted(small.steps) == sorted(whole.steps)[-LIMITS.steps :]
+    assert sorted(small.history) == sorted(whole.history)[-LIMITS.versions :]
+    assert len(small.errors) == min(LIMITS.errors, len(whole.errors))
+
+
+def test_batches_that_go_on_stay_where_others_have_ended() -> None:
+    state = MeshState(limits=LIMITS)
+
+    def say(name: str, what: BatchLifecycleState) -> None:
+        record = BatchRecord(batch_id=name, batch_type="train", state=what, sequence=0, expected_task_count=1)
+        state.apply(record, 1.0)
+
+    say("going", BatchLifecycleState.RUNNING)
+    for number in range(5):
+        say(str(number), BatchLifecycleState.ABORTED)
+    assert [*state.batches] == ["going", "3", "4"]
+
+
+def test_an_explorer_that_is_heard_stays_where_others_fell_silent() -> None:
+    state = MeshState(limits=LIMITS)
+    for number in range(9):
+        for name in ("heard", f"once-{number}"):
+            beat = ExplorerHeartbeat(explorer=name, incarnation="a", state="ready", slots=1)
+            state.apply(beat, float(number))
+    assert sorted(state.explorers) == ["heard", "once-7", "once-8"]

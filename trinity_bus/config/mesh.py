@@ -1,0 +1,68 @@
+"""The section ``mesh``: what services have in common.
+
+A service takes one section for each of its parts, and finds there what it shares with others: sections declare such
+a setting with :func:`of_mesh`. It is set in ``mesh`` alone.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from schemas.record import Identifier
+from trinity_bus.config.names import env_name
+from trinity_bus.config.section import Section
+from trinity_bus.config.values import Count
+
+type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+_OF_MESH: dict[str, Any] = {"of_mesh": True}
+
+
+class MeshSettings(Section):
+    """What services have in common: give all of them the same."""
+
+    namespace: Namespace = "trinity"
+    """Stands in front of every topic, group and transactional id, so that several runs can share a cluster."""
+    model: Identifier = "policy"
+    """Name of the model that is trained: the key of its versions."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model that explorers and trainer start from."""
+    dtype: Dtype = "auto"
+    """Of weights and activations. ``auto``: explorers take what the model's folder names; the trainer takes float32 on
+    a CPU, and bfloat16 on a GPU (the optimizer keeps float32). The trainer does not train in float16."""
+    max_model_len: Count = 1024
+    """Longest prompt plus response, in tokens."""
+    max_tokens: Count = 256
+    """Longest response of tasks that name none, in tokens; less than ``max_model_len``."""
+
+    @model_validator(mode="after")
+    def _leaves_room_for_prompts(self) -> Self:
+        if self.max_tokens >= self.max_model_len:
+            raise PydanticCustomError(
+                "no_room",
+                "{tokens}={max_tokens} leaves no room for prompts: {length} is {max_model_len}",
+                {
+                    "tokens": env_name("mesh.max_tokens"),
+                    "max_tokens": self.max_tokens,
+                    "length": env_name("mesh.max_model_len"),
+                    "max_model_len": self.max_model_len,
+                },
+            )
+        return self
+
+
+def of_mesh(name: str) -> Any:
+    """Return the field of a section that takes its value from ``mesh``.
+
+    Args:
+        name: The setting of ``mesh``.
+    """
+    return Field(default=MeshSettings.model_fields[name].default, json_schema_extra=_OF_MESH)
+
+
+def is_of_mesh(field: FieldInfo) -> bool:
+    """Tell whether a section takes this value from ``mesh``."""
+    return field.json_schema_extra is _OF_MESH

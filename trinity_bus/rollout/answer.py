@@ -1,0 +1,110 @@
+"""What a workflow gave, as the one record of it. Pure.
+
+::
+
+    a runner:      rollouts --encode_answer--> the bytes of an ``ExperienceGroup``, made once; or the attempt's failure
+    its explorer:  the bytes --decode_answer--> the same group, once it is known to be one that answers this order
+
+A runner is user code's, so nothing of what it says is taken for true: the explorer decodes the bytes, compares what
+they say of themselves with what was asked for, and sends on these very bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from schemas import Dispatch, ExperienceGroup, Rollout, build_group
+from schemas.codec import decode, encode
+from schemas.experience import MAX_METRICS
+from schemas.record import Metrics
+from trinity_bus.rollout.workflow import WorkflowError
+
+MAX_METRIC_NAME = 200
+
+
+def encode_answer(order: Dispatch, rollouts: Sequence[Rollout], model: str, version: int = -1) -> bytes:
+    """Return what a workflow gave as an experience group's bytes.
+
+    Args:
+        order: What was asked for.
+        rollouts: What the workflow returned.
+        model: Name of the model that drew them.
+        version: Of the model when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
+
+    Raises:
+        WorkflowError: It gave nothing, runs that it was not asked for, or more metrics than are sent.
+        schemas.errors.SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
+        AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
+    """
+    if not rollouts:
+        _check_runs(order, [])
+    # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
+    with np.errstate(over="ignore"):
+        group = build_group(rollouts, run_id_base=order.run_id_base, version=version, **_said_of(order), model=model)
+    _check_runs(order, group.run_ids.tolist())
+    _check_metrics(group.metrics)
+    return encode(group)
+
+
+def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup:
+    """Return the group in a runner's answer.
+
+    Args:
+        order: What was asked for.
+        answer: What the runner sent.
+        model: Name of the model that drew it.
+
+    Raises:
+        schemas.errors.DecodeError: It is no group.
+        WorkflowError: It is not one that answers this order.
+    """
+    group = decode(answer, ExperienceGroup)
+    for name, asked in {**_said_of(order), "model": model}.items():
+        if (said := getattr(group, name)) != asked:
+            raise WorkflowError(f"the answer is of {name} {said!r:.100}, asked for was {asked!r}")
+    _check_runs(order, group.run_ids.tolist())
+    _check_metrics(group.metrics)
+    if len(group.metrics) != len(group):
+        raise WorkflowError(f"the answer has {len(group)} samples, and metrics of {len(group.metrics)}")
+    return group
+
+
+def _said_of(order: Dispatch) -> dict[str, Any]:
+    """Return what the group says of itself that answers an order."""
+    return {
+        "task_id": order.task.task_id,
+        "attempt": order.attempt,
+        "batch_id": order.batch_id,
+        "batch_type": order.batch_type,
+        "workflow": order.task.workflow,
+        "explorer": order.explorer,
+        "incarnation": order.incarnation,
+    }
+
+
+def _check_runs(order: Dispatch, run_ids: Sequence[int]) -> None:
+    runs = len(set(run_ids))
+    if not 0 < runs <= order.repeat_times:
+        raise WorkflowError(
+            f"workflow {order.task.workflow!r} gave {runs} runs of task {order.task.task_id!r}, "
+            f"asked for were {order.repeat_times}"
+        )
+    first, last = order.run_id_base, order.run_id_base + order.repeat_times - 1
+    for run in (min(run_ids), max(run_ids)):
+        if not first <= run <= last:
+            raise WorkflowError(
+                f"workflow {order.task.workflow!r} gave run {run} of task {order.task.task_id!r}, "
+                f"asked for were {first} to {last}"
+            )
+
+
+def _check_metrics(metrics: Sequence[Metrics]) -> None:
+    for i, one in enumerate(metrics):
+        if len(one) > MAX_METRICS:
+            raise WorkflowError(f"run {i} has {len(one)} metrics, at most {MAX_METRICS} are sent")
+        longest = max(map(len, one), default=0)
+        if longest > MAX_METRIC_NAME:
+            raise WorkflowError(
+                f"run {i} has a metric whose name is of {longest} characters, at most {MAX_METRIC_NAME} are sent"
+            )

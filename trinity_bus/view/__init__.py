@@ -1,0 +1,25 @@
+"""What goes on in a mesh, seen through its topics as any client sees it.
+
+:class:`MeshState` is folded from records and owns nothing; :class:`MeshFollower` reads topics into one. The clients,
+``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.
+"""
+
+from trinity_bus.view.mesh_follower import MeshFollower, follow, follow_batches
+from trinity_bus.view.parts import BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow
+from trinity_bus.view.runners import runner_values, state_table
+from trinity_bus.view.state import MeshState
+
+__all__ = [
+    "BatchView",
+    "ExplorerView",
+    "Limits",
+    "MeshFollower",
+    "MeshState",
+    "StepView",
+    "SyncView",
+    "VersionRow",
+    "follow",
+    "follow_batches",
+    "runner_values",
+    "state_table",
+]

@@ -1,0 +1,130 @@
+"""Reading a mesh into its state, in the background: the only I/O of this package.
+
+::
+
+    topics --TopicFollower--> MeshState --changed()--> whoever waits for something to hold of it
+
+A broker that is away, and records that retention has deleted, are the follower's to outlive: see
+:mod:`trinity_bus.bus.follower`. A record that cannot be read is the coordinator's to complain of; it is passed over.
+What ends the following is raised by the next look at the state.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, Topic
+from trinity_bus.bus import Bus, Received, Start, TopicFollower
+from trinity_bus.bus.offsets import recent
+from trinity_bus.view.state import MeshState
+
+RECENT_EVENTS: Final = 500
+"""How many of the newest events of each partition a view begins with."""
+
+
+class MeshFollower:
+    """Keeps a state up to date. An async context manager: at entry it takes all that the log holds from ``start`` on.
+
+    Args:
+        bus: Connected; the topics exist.
+        topics: What to read.
+        start: Where to begin.
+        state: To be fed; an empty one where absent.
+        expect: Types that are decoded; others are passed over. Absent: all of the topics.
+        on_end: Told what ends the following.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *topics: Topic,
+        start: Start,
+        state: MeshState | None = None,
+        expect: Sequence[type] | None = None,
+        on_end: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._state = MeshState() if state is None else state
+        self.on_record: Callable[[object], None] | None = None
+        """Told of each record after the state has it. What it raises ends the following."""
+        self._on_end = on_end
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._follower = TopicFollower(
+            lambda position: bus.reader(*topics, start=position, expect=expect), self._take, self._ended, start
+        )
+
+    @property
+    def state(self) -> MeshState:
+        """As far as it was read. Raises what has ended the following."""
+        if self._failure is not None:
+            raise self._failure
+        return self._state
+
+    async def __aenter__(self) -> Self:
+        await self._follower.start()
+        try:
+            await self._follower.caught_up()
+        except BaseException:
+            await self._follower.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._follower.stop()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until something is read, or the time is up: silence is news too.
+
+        Raises:
+            TrinityError: What has ended the following.
+        """
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        if self._failure is not None:
+            raise self._failure
+
+    def _take(self, received: Received[Any]) -> None:
+        self._state.apply(received.record, received.timestamp_ms / 1000)
+        self._changed.set()
+        if self.on_record is not None:
+            self.on_record(received.record)
+
+    def _ended(self, error: BaseException) -> None:
+        self._failure = error
+        self._changed.set()
+        if self._on_end is not None:
+            self._on_end(error)
+
+
+def follow_batches(bus: Bus) -> MeshFollower:
+    """Return a follower whose state has every batch that the log has kept, and nothing else."""
+    return MeshFollower(bus, BATCHES, start="beginning")
+
+
+@asynccontextmanager
+async def follow(
+    bus: Bus,
+    *,
+    topics: Sequence[Topic] = (BATCHES, MODEL_VERSIONS, *EVENTS),
+    whole: bool = False,
+    state: MeshState | None = None,
+) -> AsyncIterator[MeshFollower]:
+    """Provide a follower whose state holds what the log holds at entry.
+
+    Args:
+        bus: Connected; the topics exist.
+        topics: What to read; the three of events are among them.
+        whole: Whether to read every event that the log has kept, or the newest few of each partition.
+        state: To be fed; an empty one where absent.
+    """
+    start: Start = "beginning" if whole else await recent(bus, EVENTS, RECENT_EVENTS)
+    async with MeshFollower(bus, *topics, start=start, state=state) as follower:
+        yield follower

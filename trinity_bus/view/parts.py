@@ -1,0 +1,163 @@
+"""What a view of the mesh is made of, and how much of each it keeps.
+
+Times are those of the log, in seconds since the Unix epoch.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Literal
+
+from schemas import BatchLifecycleState, PublishedVersion, RunnerState
+from schemas.event import ExplorerState
+from schemas.record import BatchType, Metrics
+
+RATE_WINDOW_S: Final = 5.0
+"""Tokens per second are averaged over this much time."""
+RATE_SAMPLES: Final = 64
+"""Heartbeats that are kept for it, of one explorer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a view keeps; what goes over is forgotten, the oldest first, and of batches those that have ended."""
+
+    batches: int = 10_000
+    """More than a coordinator and the log of batches hold together with the settings as they come."""
+    explorers: int = 1_000
+    """Those that have left count, until there is no room for them."""
+    steps: int = 10_000
+    versions: int = 1_000
+    """As many as the log keeps."""
+    syncs: int = 10_000
+    """Answers of explorers that took a version, over all versions."""
+    errors: int = 5
+    text: int = 4_000
+    """Characters of one text that somebody wrote for people."""
+    metrics: int = 1_000
+    """Of one batch, or one step."""
+
+    def cut(self, text: str) -> str:
+        """Return a text that is not too long."""
+        return text if len(text) <= self.text else text[: self.text] + "..."
+
+    def few(self, metrics: Metrics) -> Metrics:
+        """Return no more metrics than are kept, the first ones, and none with a name that is too long."""
+        return dict(islice(((name, value) for name, value in metrics.items() if len(name) <= self.text), self.metrics))
+
+
+def trim[K, V](kept: dict[K, V], most: int, oldest: Callable[[K], object] | None = None) -> None:
+    """Forget entries until at most so many are left.
+
+    Args:
+        kept: From which to forget.
+        most: How many may stay.
+        oldest: Has the lowest value for the key that goes first. Absent: the order in which they came.
+    """
+    while len(kept) > most:
+        del kept[next(iter(kept)) if oldest is None else min(kept, key=oldest)]  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class BatchView:
+    """One batch: where it stands, and when it got there."""
+
+    batch_id: str
+    batch_type: BatchType
+    state: BatchLifecycleState
+    sequence: int = 0
+    expected: int | None = None
+    """Tasks that it will have; ``None`` for an open batch."""
+    accepted: int = 0
+    completed: int = 0
+    """Tasks with a result, failed ones too."""
+    failed: int = 0
+    aborted: int = 0
+    min_wait_num: int | None = None
+    min_version: int = 0
+    reward: float | None = None
+    """Mean over its tasks, once it is finalized."""
+    metrics: Metrics = field(default_factory=dict)
+    reason: str | None = None
+    """Why it was aborted, or is to be passed over."""
+    created_at: float = 0.0
+    """Of the oldest record of it that the log still has."""
+    changed_at: float = 0.0
+    """Of the newest."""
+    running_at: float | None = None
+    finalized_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in {BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED}
+
+
+@dataclass(slots=True)
+class ExplorerView:
+    """One explorer, as it last spoke."""
+
+    name: str
+    incarnation: str
+    state: ExplorerState | Literal["left"] = "starting"
+    slots: int = 0
+    running: frozenset[str] = frozenset()
+    """Ids of the tasks that it is at."""
+    attempts: int = 0
+    """It is at so many attempts at these."""
+    runners: list[RunnerState] = field(default_factory=list)
+    """By its last report."""
+    model_version: int = -1
+    heard_at: float = 0.0
+    syncs: int = 0
+    sync_failures: int = 0
+    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
+    """(time, tokens generated) of its heartbeats within the window."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated over the last seconds."""
+        if len(self.samples) < 2:
+            return 0.0
+        (begin, first), (end, last) = self.samples[0], self.samples[-1]
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+
+@dataclass(slots=True)
+class StepView:
+    """One step of training."""
+
+    step: int
+    version: int
+    batch_id: str | None
+    trained_at: float
+    seconds: float
+    metrics: Metrics
+    checksum: str
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncView:
+    """An explorer has taken a version."""
+
+    at: float
+    checksum: str
+    """Of the bytes that it received."""
+    control_s: float
+    transfer_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version that was published."""
+
+    record: PublishedVersion
+    published_at: float
+    served_by: list[str]
+    """Explorers that serve it now."""
+    announced: bool
+    """Whether it is the one to be served."""
+    pinned: bool
