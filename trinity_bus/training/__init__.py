@@ -9,7 +9,7 @@ module                 what it does
 ``megatron``           the only import of Megatron-core; every other module imports it from there
 ``parallel``           process groups, from one process to many
 ``attention``          core attention on torch's SDPA, also for packed sequences
-``qwen3``              a Hugging Face Qwen3 as a Megatron configuration; names and layouts both ways
+``families``           Llama, Qwen2, Qwen3: their configurations; names and layouts of tensors both ways
 ``model``              building a ``GPTModel``, loading it from and writing it to safetensors
 ``logprobs``           log-probabilities and entropy from vocabulary-parallel logits
 ``losses``             the GRPO loss

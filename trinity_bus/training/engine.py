@@ -62,11 +62,11 @@ from trinity_bus.training import checkpoint, model, parallel
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import CheckpointError, TrainingError
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.losses import METRICS, LossConfig, Tokens, grpo_loss
 from trinity_bus.training.optimizer import AdamW
 from trinity_bus.training.packing import MicroBatchPlan, PackedArrays, TrainSample
 from trinity_bus.training.parallel import Layout, initialize
-from trinity_bus.training.qwen3 import Qwen3Shape
 from trinity_bus.training.runner import ModelRunner
 from trinity_bus.training.samples import prepare
 
@@ -98,7 +98,7 @@ class TrainingEngine:
         self.source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.shape = Qwen3Shape.read(self.source)
+        self.shape = read_shape(self.source)
         self.bounds = Bounds(self.shape.vocabulary, self.shape.max_positions)
         self.layout = layout or initialize(settings.tensor_parallel, settings.pipeline_parallel, seed=settings.seed)
         self.dtype = _dtype(settings)

@@ -1,4 +1,4 @@
-"""Building Megatron's ``GPTModel`` for a Qwen3, filling it from safetensors, and writing it back.
+"""Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and writing it back.
 
 On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
 the CPU always takes the latter. Only the CPU path is exercised by the tests of this project so far.
@@ -17,10 +17,10 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from trinity_bus.training import qwen3
 from trinity_bus.training.attention import SDPAttention
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ConversionError
+from trinity_bus.training.families import ModelShape, tensors
 from trinity_bus.training.megatron import (
     GPTModel,
     ModuleSpec,
@@ -31,7 +31,6 @@ from trinity_bus.training.megatron import (
     set_tensor_model_parallel_attributes,
 )
 from trinity_bus.training.parallel import Layout
-from trinity_bus.training.qwen3 import Qwen3Shape
 
 WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -45,7 +44,7 @@ def have_transformer_engine() -> bool:
     return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def transformer_config(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
     """Megatron's configuration of a model.
 
     Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
@@ -63,7 +62,8 @@ def transformer_config(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) ->
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        qk_layernorm=True,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=layout.tensor_parallel,
@@ -102,7 +102,7 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def build(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> GPTModel:
+def build(shape: ModelShape, layout: Layout, dtype: torch.dtype) -> GPTModel:
     """Return a model with memory but no weights yet, on the layout's device."""
     shape.layers_per_stage(layout.pipeline_parallel)
     config = transformer_config(shape, layout, dtype)
@@ -117,11 +117,13 @@ def build(shape: Qwen3Shape, layout: Layout, dtype: torch.dtype) -> GPTModel:
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
         rotary_base=shape.rope_theta,
+        rope_scaling=shape.llama3_rope_factor is not None,
+        rope_scaling_factor=shape.llama3_rope_factor or 1.0,
     )
     for name, parameter in model.named_parameters():
         # Megatron sets these while it initializes weights, which it was told not to. Without them the gradient norm
         # over tensor-parallel ranks would be wrong, silently.
-        axis = qwen3.split_axis(name)
+        axis = tensors.split_axis(name)
         if axis is not None and not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
@@ -140,7 +142,7 @@ def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
     return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
 
 
-def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> None:
+def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> None:
     """Fill a model, in place, from the safetensors of a Hugging Face folder.
 
     Raises:
@@ -151,8 +153,8 @@ def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> No
         with torch.no_grad():
             for name, parameter in _named_parameters(model, shape, layout):
                 parts = [read(part) for part in _sources(name, shape)]
-                whole = qwen3.merge(name, parts, shape, layout.tensor_parallel)
-                shard = qwen3.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
+                whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
+                shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
                 if shard.shape != parameter.shape:
                     raise ConversionError(
                         f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
@@ -165,19 +167,19 @@ def load(model: GPTModel, shape: Qwen3Shape, layout: Layout, folder: Path) -> No
         raise ConversionError(f"{folder} lacks the tensor {error}") from error
 
 
-def _named_parameters(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _named_parameters(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Return this rank's parameters by their names in the whole model."""
     first_layer = layout.pipeline_rank * shape.layers_per_stage(layout.pipeline_parallel)
     for name, parameter in model.named_parameters():
-        yield qwen3.global_name(name, first_layer), parameter
+        yield tensors.global_name(name, first_layer), parameter
 
 
-def _sources(name: str, shape: Qwen3Shape) -> tuple[str, ...]:
+def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
     """Return the tensors of a Hugging Face folder that a parameter is made of; a tied output layer is the embedding."""
-    return qwen3.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
+    return tensors.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
 
 
-def _shards(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+def _shards(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
     """Return this rank's shard of every parameter of the whole model, in the model's order.
 
     Where layers are distributed this is a collective: the rank that holds a parameter sends it to the other stages.
@@ -207,7 +209,7 @@ def _shards(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tupl
         yield name, tensor
 
 
-def hf_tensors(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+def hf_tensors(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
     Where layers are split over ranks, or distributed, this is a collective: all of them must iterate to the end, and
@@ -216,21 +218,21 @@ def hf_tensors(model: GPTModel, shape: Qwen3Shape, layout: Layout) -> Iterator[t
     group = layout.tensor_group
     for name, shard in _shards(model, shape, layout):
         tensor = shard
-        if group is not None and qwen3.split_axis(name) is not None:
+        if group is not None and tensors.split_axis(name) is not None:
             shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]
             dist.all_gather(shards, tensor.contiguous(), group=group)
-            tensor = qwen3.unshard(name, shards)
-        for hf_name, part in zip(qwen3.hf_names(name), qwen3.split(name, tensor, shape), strict=True):
+            tensor = tensors.unshard(name, shards)
+        for hf_name, part in zip(tensors.hf_names(name), tensors.split(name, tensor, shape), strict=True):
             yield hf_name, part.contiguous()
 
 
-def write_folder(folder: Path, source: Path, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
+def write_folder(folder: Path, source: Path, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
     """Write a Hugging Face model folder that transformers and vLLM read.
 
     Args:
         folder: Exists already; files in it are overwritten.
         source: Folder that the model came from; its configuration and tokenizer are copied.
-        tensors: Names and weights.
+        weights: By name.
         dtype: What ``config.json`` is to say about the weights.
     """
     for pattern in _COMPANIONS:
@@ -241,4 +243,4 @@ def write_folder(folder: Path, source: Path, tensors: Iterable[tuple[str, torch.
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file({name: tensor.cpu() for name, tensor in tensors}, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file({name: tensor.cpu() for name, tensor in weights}, folder / WEIGHTS, metadata={"format": "pt"})

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from schemas.experience import Float32
 from trinity_bus.training import model, packing
 from trinity_bus.training.errors import TrainingInterruptedError
+from trinity_bus.training.families import ModelShape
 from trinity_bus.training.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.megatron import (
     DistributedDataParallel,
@@ -29,7 +30,6 @@ from trinity_bus.training.megatron import (
 )
 from trinity_bus.training.packing import MicroBatchPlan, PackedArrays, TrainSample
 from trinity_bus.training.parallel import Layout
-from trinity_bus.training.qwen3 import Qwen3Shape
 
 
 class ModelRunner:
@@ -47,7 +47,7 @@ class ModelRunner:
     def __init__(
         self,
         source: Path,
-        shape: Qwen3Shape,
+        shape: ModelShape,
         layout: Layout,
         *,
         dtype: torch.dtype,

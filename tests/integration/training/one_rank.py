@@ -17,7 +17,15 @@ from trinity_bus.weights.staging import Staging
 BUCKET_BYTES = 1 << 12
 
 
-LAYOUTS = ("tp2", "dp2", "pp2", "pp2-tied")
+LAYOUTS = {
+    "tp2": "model",
+    "dp2": "model",
+    "pp2": "model",
+    "pp2-tied": "tied",
+    "tp2-qwen2": "qwen2",
+    "pp2-llama": "llama",
+}
+"""How two ranks share the work, and the folder of the model."""
 
 
 def run(folder: Path, name: str, port: str) -> list[dict[str, float]]:
@@ -25,7 +33,7 @@ def run(folder: Path, name: str, port: str) -> list[dict[str, float]]:
     # A port of its own: one rank may still hold the store of the layout before.
     os.environ["MASTER_PORT"] = port
     settings = TrainerSettings(
-        model_path=str(folder / ("tied" if name.endswith("tied") else "model")),
+        model_path=str(folder / LAYOUTS[name]),
         learning_rate=1e-2,
         mini_batches=2,
         micro_batch_tokens=40,

@@ -36,8 +36,12 @@ def layout() -> Iterator[Layout]:
 
 
 def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", vocabulary=31, tied=False)
-    tied = write_model(tmp_path / "tied", vocabulary=31, tied=True)
+    folders = [
+        write_model(tmp_path / "model", vocabulary=31, tied=False),
+        write_model(tmp_path / "tied", vocabulary=31, tied=True),
+        write_model(tmp_path / "qwen2", vocabulary=31, tied=False, family="qwen2"),
+        write_model(tmp_path / "llama", vocabulary=31, tied=False, family="llama"),
+    ]
     batches = [[make_group(seed=10 * step + i, vocabulary=31, version=step) for i in range(3)] for step in range(2)]
     for step, groups in enumerate(batches):
         for i, member in enumerate(groups):
@@ -73,7 +77,7 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
             rank.wait()
 
     alone = {}
-    for path in (folder, tied):
+    for path in folders:
         single = TrainingEngine(
             TrainerSettings(
                 model_path=str(path),
@@ -87,7 +91,7 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
         alone[path.name] = [single.train_step(groups) for groups in batches], dict(single.hf_tensors())
     for name in ("rank0", "rank1"):
         for kind, seen in zip(LAYOUTS, json.loads((tmp_path / name).read_text()), strict=True):
-            expected, weights = alone["tied" if kind.endswith("tied") else "model"]
+            expected, weights = alone[LAYOUTS[kind]]
             for ours, theirs in zip(seen, expected, strict=True):
                 for metric in ("loss", "grad_norm", "entropy", "rollout_k3", "tis_weight_mean"):
                     assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric

@@ -9,12 +9,28 @@ from safetensors.torch import save_file
 HIDDEN, HEADS, GROUPS, HEAD_DIM, MLP, LAYERS = 32, 4, 2, 8, 48, 2
 
 
-def write_model(folder: Path, *, vocabulary: int = 32, tied: bool = True, seed: int = 0) -> Path:
-    """A Qwen3 with random weights, as Hugging Face would save it."""
+ROPE: dict[str, dict[str, object]] = {
+    "qwen3": {"rope_type": "default", "rope_theta": 10000.0},
+    "qwen2": {"rope_type": "default", "rope_theta": 1000000.0},
+    # A base so large that some wavelengths are scaled, some are not, and some are in between.
+    "llama": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+"""Of each family; its keys are the families that there are models of."""
+
+
+def write_model(folder: Path, *, family: str = "qwen3", vocabulary: int = 32, tied: bool = True, seed: int = 0) -> Path:
+    """A model with random weights, as Hugging Face would save it."""
     folder.mkdir(parents=True)
     config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
+        "model_type": family,
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
@@ -25,7 +41,7 @@ def write_model(folder: Path, *, vocabulary: int = 32, tied: bool = True, seed: 
         "hidden_act": "silu",
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_parameters": ROPE[family],
         "tie_word_embeddings": tied,
         "dtype": "float32",
     }
@@ -40,8 +56,6 @@ def write_model(folder: Path, *, vocabulary: int = 32, tied: bool = True, seed: 
             for name, shape in {
                 "input_layernorm": (HIDDEN,),
                 "post_attention_layernorm": (HIDDEN,),
-                "self_attn.q_norm": (HEAD_DIM,),
-                "self_attn.k_norm": (HEAD_DIM,),
                 "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
                 "self_attn.k_proj": (GROUPS * HEAD_DIM, HIDDEN),
                 "self_attn.v_proj": (GROUPS * HEAD_DIM, HIDDEN),
@@ -49,6 +63,7 @@ def write_model(folder: Path, *, vocabulary: int = 32, tied: bool = True, seed: 
                 "mlp.gate_proj": (MLP, HIDDEN),
                 "mlp.up_proj": (MLP, HIDDEN),
                 "mlp.down_proj": (HIDDEN, MLP),
+                **({"self_attn.q_norm": (HEAD_DIM,), "self_attn.k_norm": (HEAD_DIM,)} if family == "qwen3" else {}),
             }.items()
         }
     generator = torch.Generator().manual_seed(seed)
@@ -56,5 +71,11 @@ def write_model(folder: Path, *, vocabulary: int = 32, tied: bool = True, seed: 
         f"{name}.weight": torch.randn(shape, generator=generator) * 0.1 + (1.0 if "norm" in name else 0.0)
         for name, shape in shapes.items()
     }
+    if family == "qwen2":
+        weights |= {
+            f"{name}.bias": torch.randn(shape[0], generator=generator) * 0.1
+            for name, shape in shapes.items()
+            if name.endswith(("q_proj", "k_proj", "v_proj"))
+        }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

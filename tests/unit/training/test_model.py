@@ -8,27 +8,32 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trinity_bus.training import model, qwen3
+from tests.support.fakes.tiny_trainer import ROPE
+from trinity_bus.training import model
 from trinity_bus.training.errors import ConversionError, ParallelError
+from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
 from trinity_bus.training.megatron import GPTModel, PackedSeqParams
 from trinity_bus.training.parallel import Layout
-from trinity_bus.training.qwen3 import Qwen3Shape
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param((32, True), id="tied"), pytest.param((61, False), id="untied, odd vocabulary")],
+    params=[
+        pytest.param((family, *sizes), id=f"{family}, {name}")
+        for family in FAMILIES
+        for sizes, name in (((32, True), "tied"), ((61, False), "untied, odd vocabulary"))
+    ],
 )
 def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]
 ) -> Path:
-    vocabulary, tied = request.param
-    return model_at(tmp_path_factory.mktemp("parity") / "model", vocabulary=vocabulary, tied=tied)
+    family, vocabulary, tied = request.param
+    return model_at(tmp_path_factory.mktemp("parity") / "model", family=family, vocabulary=vocabulary, tied=tied)
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path, layout: Layout) -> tuple[GPTModel, Qwen3Shape]:
-    shape = Qwen3Shape.read(folder)
+def loaded(folder: Path, layout: Layout) -> tuple[GPTModel, ModelShape]:
+    shape = read_shape(folder)
     built = model.build(shape, layout, torch.float32)
     model.load(built, shape, layout, folder)
     return built, shape
@@ -36,9 +41,9 @@ def loaded(folder: Path, layout: Layout) -> tuple[GPTModel, Qwen3Shape]:
 
 @pytest.fixture(scope="module")
 def genuine(folder: Path) -> torch.nn.Module:
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def packed(lengths: list[int]) -> PackedSeqParams:
@@ -52,7 +57,7 @@ def packed(lengths: list[int]) -> PackedSeqParams:
     )
 
 
-def test_logits_and_gradients(loaded: tuple[GPTModel, Qwen3Shape], genuine: torch.nn.Module) -> None:
+def test_logits_and_gradients(loaded: tuple[GPTModel, ModelShape], genuine: torch.nn.Module) -> None:
     built, shape = loaded
     tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
     ours = built(tokens, torch.arange(17).expand(3, -1), None)
@@ -63,12 +68,12 @@ def test_logits_and_gradients(loaded: tuple[GPTModel, Qwen3Shape], genuine: torc
         logits.log_softmax(-1)[..., 3].sum().backward()
     expected = {name: parameter.grad for name, parameter in genuine.named_parameters()}
     for name, parameter in built.named_parameters():
-        parts = qwen3.split(name, parameter.grad, shape)
-        for hf_name, part in zip(qwen3.hf_names(name), parts, strict=True):
+        parts = tensors.split(name, parameter.grad, shape)
+        for hf_name, part in zip(tensors.hf_names(name), parts, strict=True):
             torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
 
 
-def test_packed_sequences_do_not_see_each_other(loaded: tuple[GPTModel, Qwen3Shape], genuine: torch.nn.Module) -> None:
+def test_packed_sequences_do_not_see_each_other(loaded: tuple[GPTModel, ModelShape], genuine: torch.nn.Module) -> None:
     built, shape = loaded
     generator = torch.Generator().manual_seed(1)
     lengths = [5, 17, 1, 9]
@@ -80,7 +85,7 @@ def test_packed_sequences_do_not_see_each_other(loaded: tuple[GPTModel, Qwen3Sha
     assert (ours - theirs).abs().max() < 1e-5
 
 
-def test_weights_come_out_as_they_went_in(loaded: tuple[GPTModel, Qwen3Shape], folder: Path, layout: Layout) -> None:
+def test_weights_come_out_as_they_went_in(loaded: tuple[GPTModel, ModelShape], folder: Path, layout: Layout) -> None:
     exported = dict(model.hf_tensors(*loaded, layout))
     original = load_file(folder / "model.safetensors")
     assert exported.keys() == original.keys()
@@ -89,12 +94,12 @@ def test_weights_come_out_as_they_went_in(loaded: tuple[GPTModel, Qwen3Shape], f
 
 
 def test_a_written_folder_is_a_hugging_face_model(
-    loaded: tuple[GPTModel, Qwen3Shape], folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
+    loaded: tuple[GPTModel, ModelShape], folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
 ) -> None:
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     model.write_folder(tmp_path, folder, model.hf_tensors(*loaded, layout), torch.float32)
-    again = Qwen3ForCausalLM.from_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     tokens = torch.arange(10)[None]
     with torch.no_grad():
@@ -104,12 +109,14 @@ def test_a_written_folder_is_a_hugging_face_model(
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("vocabulary", [32, 61])
 def test_shards_make_the_whole(ranks: int, vocabulary: int) -> None:
-    shape = Qwen3Shape(
+    shape = ModelShape(
         layers=1, hidden=8, heads=8, groups=4, head_dim=6, intermediate=16, vocabulary=vocabulary, max_positions=64,
         norm_epsilon=1e-6, rope_theta=1e4, tied=False,
+        qk_norm=True, qkv_bias=True,
     )  # fmt: skip
     sizes = {
         "decoder.layers.0.self_attention.linear_qkv.weight": [(48, 8), (24, 8), (24, 8)],
+        "decoder.layers.0.self_attention.linear_qkv.bias": [(48,), (24,), (24,)],
         "decoder.layers.0.self_attention.linear_proj.weight": [(8, 48)],
         "decoder.layers.0.mlp.linear_fc1.weight": [(16, 8), (16, 8)],
         "decoder.layers.0.mlp.linear_fc2.weight": [(8, 16)],
@@ -118,9 +125,9 @@ def test_shards_make_the_whole(ranks: int, vocabulary: int) -> None:
     }
     for name, parts_sizes in sizes.items():
         parts = [torch.randn(size) for size in parts_sizes]
-        whole = qwen3.merge(name, parts, shape, ranks)
-        shards = [qwen3.shard(name, whole, ranks, rank) for rank in range(ranks)]
-        back = qwen3.split(name, qwen3.unshard(name, shards), shape)
+        whole = tensors.merge(name, parts, shape, ranks)
+        shards = [tensors.shard(name, whole, ranks, rank) for rank in range(ranks)]
+        back = tensors.split(name, tensors.unshard(name, shards), shape)
         for part, original in zip(back, parts, strict=True):
             assert torch.equal(part, original), name
 
@@ -133,7 +140,10 @@ def edit(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type='llama'"),
+        ({"model_type": "gpt2"}, "model_type='gpt2' cannot be trained here; llama, qwen2, qwen3 can"),
+        ({"model_type": ["qwen3"]}, "cannot be trained here"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias=True"),
+        ({"model_type": "llama", "rope_parameters": {**ROPE["llama"], "low_freq_factor": 2.0}}, "low_freq_factor=2.0"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
@@ -147,20 +157,20 @@ def test_another_model_is_refused(
     folder = model_at(tmp_path / "m")
     edit(folder, **changes)
     with pytest.raises(ConversionError, match=message):
-        Qwen3Shape.read(folder)
+        read_shape(folder)
 
 
 def test_older_configurations_spell_rope_differently(model_at: Callable[..., Path], tmp_path: Path) -> None:
     folder = model_at(tmp_path / "m")
     edit(folder, rope_parameters=None, rope_theta=1e6)
-    assert Qwen3Shape.read(folder).rope_theta == 1e6
+    assert read_shape(folder).rope_theta == 1e6
 
 
 def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tmp_path: Path, layout: Layout) -> None:
     with pytest.raises(ConversionError, match="does not exist"):
-        Qwen3Shape.read(tmp_path / "nowhere")
+        read_shape(tmp_path / "nowhere")
     folder = model_at(tmp_path / "m")
-    shape = Qwen3Shape.read(folder)
+    shape = read_shape(folder)
     built = model.build(shape, layout, torch.float32)
     weights = load_file(folder / "model.safetensors")
     cut = {**weights, "model.norm.weight": weights["model.norm.weight"][:-1].clone()}
@@ -176,7 +186,7 @@ def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tm
 
 
 def test_weights_in_several_files(
-    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: tuple[GPTModel, Qwen3Shape]
+    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: tuple[GPTModel, ModelShape]
 ) -> None:
     folder = model_at(tmp_path / "m", seed=5)
     weights = load_file(folder / "model.safetensors")
@@ -186,14 +196,14 @@ def test_weights_in_several_files(
     for file in set(files.values()):
         save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    shape = Qwen3Shape.read(folder)
+    shape = read_shape(folder)
     built = model.build(shape, layout, torch.float32)
     model.load(built, shape, layout, folder)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.hf_tensors(built, shape, layout))
 
 
 def test_a_model_that_cannot_be_split(model_at: Callable[..., Path], tmp_path: Path) -> None:
-    shape = Qwen3Shape.read(model_at(tmp_path / "m"))
+    shape = read_shape(model_at(tmp_path / "m"))
     assert shape.padded_vocabulary(2) == 32
     with pytest.raises(ParallelError, match="tensor_parallel=4 does not divide the model's 2 key-value heads"):
         shape.padded_vocabulary(4)

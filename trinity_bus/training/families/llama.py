@@ -1,0 +1,37 @@
+"""Llama 2 and 3, dense: no biases, no norms within attention; from 3.1 on low frequencies of positions are scaled."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trinity_bus.training.families.family import (
+    Implemented,
+    ModelFamily,
+    UnsupportedError,
+    dense_shape,
+    rope_parameters,
+)
+from trinity_bus.training.families.shape import ModelShape
+
+_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The figures that Megatron's implementation of the scaling has built in; all Llama 3 models have them."""
+
+
+class Llama(ModelFamily):
+    """Llama 2 and 3 (Grattafiori et al., arXiv:2407.21783), and models that are built like them."""
+
+    model_type = "llama"
+    title = "Llama"
+    implemented = (
+        Implemented("hidden_act", "silu", "silu"),
+        Implemented("attention_bias", False, False),
+        Implemented("mlp_bias", False, False),
+    )
+
+    def _shape(self, config: Mapping[str, Any]) -> ModelShape:
+        rope = rope_parameters(config)
+        if rope.get("rope_type", rope.get("type")) != "llama3":
+            return dense_shape(config, qk_norm=False, qkv_bias=False)
+        for field, value in _SCALING.items():
+            if float(rope[field]) != value:
+                raise UnsupportedError(f"{field}={rope[field]!r} cannot be trained here; {value!r} can")
+        return dense_shape(config, qk_norm=False, qkv_bias=False, llama3_rope_factor=float(rope["factor"]))

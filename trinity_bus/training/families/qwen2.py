@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5, dense: the projections to queries, keys and values have biases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trinity_bus.training.families.family import Implemented, ModelFamily, dense_shape
+from trinity_bus.training.families.shape import ModelShape
+
+
+class Qwen2(ModelFamily):
+    """Qwen2 and Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115), the dense models."""
+
+    model_type = "qwen2"
+    title = "Qwen2"
+    implemented = (
+        Implemented("hidden_act", "silu", "silu"),
+        Implemented("use_sliding_window", False, False),
+    )
+
+    def _shape(self, config: Mapping[str, Any]) -> ModelShape:
+        return dense_shape(config, qk_norm=False, qkv_bias=True)
