@@ -113,6 +113,16 @@ def test_tasks_are_scheduled_and_their_results_taken_in_the_order_of_scheduling(
     run(main())
 
 
+def test_a_batch_id_may_hold_blanks_and_brackets() -> None:
+    async def main() -> None:
+        async with Mesh().running() as mesh:
+            mesh.scheduler.schedule(tasks(1), "1/[eval] #2")
+            await mesh.finish("t0")
+            assert [s.ok for s in await mesh.scheduler.get_statuses("1/[eval] #2")] == [True]
+
+    run(main())
+
+
 def test_statuses_alone_read_no_experience() -> None:
     async def main() -> None:
         async with Mesh().running() as mesh:

@@ -9,6 +9,7 @@ from schemas import (
     ExplorerLeft,
     TrainerHeartbeat,
 )
+from schemas.batch_names import escaped
 from tests.support.simulation.harness import (
     TRACE,
     Harness,
@@ -84,6 +85,15 @@ def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
     found = {name: value for name, value in batches(ended)[-1].metrics.items() if "score/mean@1" in name}
     assert found == {f"eval/held-out/score/mean@1{stat}": value for stat, value in expected.items()}
     assert not [name for name in batches(ended)[-1].metrics if "experience_count" in name]
+
+
+def test_metrics_of_an_evaluation_have_the_name_that_its_client_gave() -> None:
+    harness = Harness()
+    harness.beat()
+    batch_id = escaped("1/held out")
+    harness.task("a", batch_id=batch_id, batch_type="eval", batch_size=1)
+    ended = harness.finished("a", batch_id=batch_id, batch_type="eval", experience=None)
+    assert "eval/held out/reward/mean@2" in batches(ended)[-1].metrics
 
 
 def test_a_batch_that_never_fills_holds_up_nobody() -> None:
