@@ -161,7 +161,7 @@ async def test_ended_batches_are_forgotten(
         forgotten: list[str] = []
         async with keeper.working(), asyncio.timeout(60):
             while not forgotten:
-                commits.made({})
+                commits.made({}, 0)
                 forgotten = [key for topic, key in keeper.take_tombstones() if topic is BATCHES]
                 await asyncio.sleep(0.05)
         assert forgotten == ["b0", "b1", "b2"]
