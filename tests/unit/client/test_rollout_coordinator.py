@@ -80,7 +80,7 @@ async def test_a_batch_id_may_hold_blanks_and_brackets_and_comes_back_as_it_was_
     async with clients() as (log, coordinator, (client,)):
         batch_id, name = "2/held out [hard] #1", "2/heldu:20:outu:20:u:5b:hardu:5d:u:20:u:23:1"
         await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="eval")
-        assert {r.record.batch_id for r in log.all(TASKS)} == {name}
+        assert {r.key for r in log.all(TASKS)} == {f"{name}#t0"}
         waiting = asyncio.create_task(client.finalize_eval_batch(batch_id))
         await coordinator.finish(f"{name}#t0")
         assert (await waiting)["batch_id"] == batch_id

@@ -258,7 +258,7 @@ def test_a_failed_task_tells_how_long_its_attempts_took() -> None:
     assert (result.status, result.metrics) == ("failed", {"time/task_execution": 7.0}), "the second was out of time"
     harness.task("b", batch_id="1/e", batch_type="eval", batch_size=1)
     for attempt in (1, 2):
-        fields = {"status": "failed", "batch_type": "eval", "metrics": []}
+        fields: dict[str, Any] = {"status": "failed", "batch_type": "eval", "metrics": []}
         ended = harness.finished("b", attempt=attempt, seconds=1.0, **fields)
     assert batches(ended)[-1].metrics["eval/e/time/task_execution"] == 2.0
 
