@@ -54,7 +54,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, 
         flawed += [(group, flaw) for flaw in found]
         given = group.rewards.copy()
         given[[flaw.sample for flaw in found]] = np.nan
-        advantages = group_advantages(given, normalize_std=normalize_std)
+        advantages = group_advantages(given, group.run_ids, normalize_std=normalize_std)
         rewards += given[~np.isnan(given)].tolist()
         skipped += advantages is None
         for index, sample in enumerate(group.samples()):

@@ -22,6 +22,20 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(plain, rewards - np.float32(1.0))
 
 
+def test_each_run_weighs_the_same_however_many_samples_it_gave() -> None:
+    # Runs 0 and 2 give one sample each, run 1 three: their rewards are 0, 1 and 2.
+    rewards, runs = np.array([0.0, 1.0, 1.0, 1.0, 2.0], np.float32), np.array([0, 1, 1, 1, 2], np.int32)
+    advantages = group_advantages(rewards, runs, normalize_std=False)
+    np.testing.assert_array_equal(advantages, np.array([-1.0, 0.0, 0.0, 0.0, 1.0], np.float32))
+    alone = group_advantages(np.array([0.0, 1.0, 2.0], np.float32))
+    assert alone is not None
+    np.testing.assert_array_equal(group_advantages(rewards, runs), alone[[0, 1, 1, 1, 2]])
+    # The steps of a run may differ; the run counts with their mean, and one without reward is not looked at.
+    mixed = np.array([0.0, np.nan, 2.0, 3.0], np.float32)
+    advantages = group_advantages(mixed, np.array([0, 0, 0, 1], np.int32), normalize_std=False)
+    np.testing.assert_array_equal(advantages, np.array([-2.0, np.nan, 0.0, 1.0], np.float32))
+
+
 def test_a_sample_without_reward_takes_no_part() -> None:
     advantages = group_advantages(np.array([0.0, np.nan, 1.0], np.float32), normalize_std=False)
     assert advantages is not None
