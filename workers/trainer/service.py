@@ -88,6 +88,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
 from trinity_bus.training.needs import oldest_need
+from trinity_bus.training.objectives import registry
 from trinity_bus.training.ranks import followers_of
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
@@ -116,6 +117,7 @@ async def run(settings: Settings) -> None:
     """
     trainer = settings.trainer
     required(trainer.model_path, "mesh.model_path", "to know what to train")
+    registry.check(trainer)
     directory = required(trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
