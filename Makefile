@@ -79,10 +79,10 @@ sbom: setup ## Write a bill of materials (CycloneDX) and a list of licences into
 audit: sbom ## Ask whether vulnerabilities are known of what the locks pin. Ends with 3 where nobody could be asked.
 	@$(BIN)/python tools/audit.py $(ARGS)
 
-bench: setup ## Run one benchmark: NAME=codec, bus, compression, rollout, training, tracing, weight_sync, checksum, scheduling or demo.
+bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS='--short'
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
-	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
 	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

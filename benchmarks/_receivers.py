@@ -5,6 +5,7 @@ import time
 import uuid
 from typing import Any
 
+from benchmarks._sources import source
 from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS
 from schemas.trainable import Bounds
@@ -15,7 +16,6 @@ from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.transport import Source
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
@@ -40,16 +40,8 @@ class BareReceiver:
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TransferProgress] = loop.create_future()
-        source = Source(
-            method=announced.method,
-            host=announced.master_address,
-            port=announced.master_port,
-            prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
-            version=announced.version,
-            checksum=announced.checksum,
-            secret=announced.secret or "",
-        )
-        self._receiver.start(source, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
+        where = source(announced, member.explorer)
+        self._receiver.start(where, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
         progress = await ended
         if progress.state != "ready":
             self._receiver.cancel()

@@ -1,6 +1,7 @@
 """What every benchmark ends with: a table for people and a JSON file for machines."""
 
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,15 +32,15 @@ class Row:
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
 
-def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), write: bool = True) -> None:
-    """Print ``rows`` as a table and write them to ``benchmarks/results/NAME.json``.
+def report(name: str, title: str, rows: Sequence[Row], options: Namespace, *, notes: Sequence[str] = ()) -> None:
+    """Print ``rows`` as a table and write them to ``benchmarks/results/NAME.json``, those of a short run only if told.
 
     Args:
         name: The benchmark's name, which is its module's.
         title: Headline of the table: what was measured on what.
         rows: The figures, in the order in which they are to be read.
+        options: From :func:`_options.parser`.
         notes: Lines printed under the table.
-        write: Whether to write; a short run says too little to be kept.
     """
     table = Table(title=title, title_justify="left")
     for header in ("metric", "value", "unit", "goal", ""):
@@ -54,9 +55,10 @@ def report(name: str, title: str, rows: Sequence[Row], *, notes: Sequence[str] =
     out.print(table)
     for note in notes:
         out.print(note, style="dim")
-    if not write:
+    if options.short and options.results is None:
         return
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = options.results or RESULTS
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n", encoding="utf-8")
     out.print(f"written to {path}")

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from msgspec.structs import replace
 
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._options import parser
+from benchmarks._report import Row, report
 from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
@@ -33,7 +34,7 @@ from trinity_bus.config import KafkaSettings
 SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
 TOKENS = SAMPLES * (PROMPT + RESPONSE)
 GROUPS, BASELINE_GROUPS, WARM_UP, ROUNDS = 2000, 400, 200, 3
-SMALL_RECORDS = 1000
+SMALL_RECORDS, SMALL_WARM_UP = 1000, 50
 SMALL_GAP_S = 0.004
 GOAL_MTOKENS = 6.0
 LIMIT_S = 120.0
@@ -133,9 +134,9 @@ async def _read_all(control: Connection, reader: Reader, count: int, tokens_of: 
 async def send_small(bus: Bus, control: Connection, count: int) -> None:
     """Send small records one by one, each with the time at which it was sent."""
     async with bus.producer() as producer:
-        await _small(producer, 50)
+        # The warm-up, too, waits until it is told: the reader counts from the end of the log as it finds it.
         await _told(control)
-        await _small(producer, count)
+        await _small(producer, SMALL_WARM_UP + count)
         control.send("sent")
 
 
@@ -151,11 +152,11 @@ async def read_small(bus: Bus, control: Connection, count: int) -> None:
     async with bus.reader(TASKS, start="end") as reader:
         control.send("ready")
         latencies: list[float] = []
-        while len(latencies) < count + 50:
+        while len(latencies) < SMALL_WARM_UP + count:
             received = await reader.batch(LIMIT_S)
             now = time.monotonic()
             latencies += [now - record.record.data["sent"] for record in received]
-        control.send(latencies[50:])
+        control.send(latencies[SMALL_WARM_UP:])
 
 
 async def _told(control: Connection) -> None:
@@ -213,9 +214,9 @@ def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> f
     return tokens / (max(acknowledged, read_at) - started) / 1e6
 
 
-def latencies(settings: KafkaSettings) -> list[float]:
+def latencies(settings: KafkaSettings, count: int) -> list[float]:
     """Milliseconds from before the send until decoded, of each small record."""
-    with child(read_small, settings, SMALL_RECORDS) as reader, child(send_small, settings, SMALL_RECORDS) as sender:
+    with child(read_small, settings, count) as reader, child(send_small, settings, count) as sender:
         receive(reader)
         receive(sender)
         sender.send("go")
@@ -225,15 +226,18 @@ def latencies(settings: KafkaSettings) -> list[float]:
 
 def main() -> None:
     """Run everything and report."""
+    options = parser(__doc__).parse_args()
+    share, rounds = (20, 1) if options.short else (1, ROUNDS)
     with cluster_to_measure() as cluster:
         settings = cluster.unused()
         uvloop.run(make_topics(settings))
-        throughput(settings, send_groups, read_groups, WARM_UP)
+        if not options.short:
+            throughput(settings, send_groups, read_groups, WARM_UP)
         rates, baselines = [], []
-        for _ in range(ROUNDS):
-            rates.append(throughput(settings, send_groups, read_groups, GROUPS))
-            baselines.append(throughput(settings, send_pickles, read_pickles, BASELINE_GROUPS))
-        small = latencies(settings)
+        for _ in range(rounds):
+            rates.append(throughput(settings, send_groups, read_groups, GROUPS // share))
+            baselines.append(throughput(settings, send_pickles, read_pickles, BASELINE_GROUPS // share))
+        small = latencies(settings, SMALL_RECORDS // share)
     rate, baseline = statistics.median(rates), statistics.median(baselines)
     hundredths = statistics.quantiles(small, n=100)
     report(
@@ -247,8 +251,9 @@ def main() -> None:
             Row("small record, end to end, p50", hundredths[49], "ms", better="lower"),
             Row("small record, end to end, p99", hundredths[98], "ms", better="lower"),
         ],
+        options,
         notes=(
-            f"median of {ROUNDS} rounds of {GROUPS:,} groups; one producer and one consumer process",
+            f"median of {rounds} rounds of {GROUPS // share:,} groups; one producer and one consumer process",
             "durable: acknowledged by every replica; as usual with Kafka, flushing to the disk is the system's",
         ),
     )

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from _report import Row, report
 
+from benchmarks._options import parser
+from benchmarks._report import Row, report
 from trinity_bus.weights.buckets import TensorMeta
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.manifest import TransferManifest
@@ -41,7 +42,9 @@ def pieces(buckets: list[torch.Tensor], threads: int | None) -> str:
 
 def main() -> None:
     """Measure, and report."""
-    buckets = [torch.randint(256, (BUCKET,), dtype=torch.uint8) for _ in range(BUCKETS)]
+    options = parser(__doc__).parse_args()
+    count, rounds = (2, 1) if options.short else (BUCKETS, ROUNDS)
+    buckets = [torch.randint(256, (BUCKET,), dtype=torch.uint8) for _ in range(count)]
     ways: dict[str, Callable[[], object]] = {
         "one stream, as before": lambda: one_stream(buckets),
         "pieces, one thread": lambda: pieces(buckets, 1),
@@ -49,16 +52,16 @@ def main() -> None:
         "whole, with the layout": lambda: TransferManifest(1, pieces(buckets, None), BUCKET, TENSORS),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, way in ways.items():
             began = time.perf_counter()
             way()
             seconds[name].append(time.perf_counter() - began)
-    size = BUCKETS * BUCKET
+    size = count * BUCKET
     rows = [Row(f"{name}", size / statistics.median(took) / 1e9, "GB/s") for name, took in seconds.items()]
     before, after = (statistics.median(seconds[name]) for name in ("one stream, as before", "whole, with the layout"))
     rows.append(Row("whole against before", before / after, "x", goal=1.0))
-    report("checksum", f"Checksum of {size >> 20} MiB on {len(os.sched_getaffinity(0))} cores", rows)
+    report("checksum", f"Checksum of {size >> 20} MiB on {len(os.sched_getaffinity(0))} cores", rows, options)
 
 
 if __name__ == "__main__":

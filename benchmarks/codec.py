@@ -30,8 +30,9 @@ import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
-from _report import Row, report
 
+from benchmarks._options import parser
+from benchmarks._report import Row, report
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.codec import decode, encode
 
@@ -180,11 +181,12 @@ def seconds_each(run: Callable[[Any], Any], items: list[Any]) -> float:
 
 def main() -> None:
     """Measure and report."""
+    options = parser(__doc__).parse_args()
     all_formats = formats()
     encoded = [[f.encode(group) for group in f.groups] for f in all_formats]
     encode_s: list[list[float]] = [[] for _ in all_formats]
     decode_s: list[list[float]] = [[] for _ in all_formats]
-    for _ in range(ROUNDS):
+    for _ in range(1 if options.short else ROUNDS):
         for i, f in enumerate(all_formats):
             encode_s[i].append(seconds_each(f.encode, f.groups))
             decode_s[i].append(seconds_each(f.decode, encoded[i]))
@@ -209,6 +211,7 @@ def main() -> None:
         "codec",
         f"Codec: groups of {SAMPLES} samples x {PROMPT + RESPONSE:,} tokens",
         rows,
+        options,
         notes=[f"The baselines of the goal are {names}, with tensors in safetensors as trainers have them."],
     )
 

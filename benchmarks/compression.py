@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from _report import Row, report
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from benchmarks._options import parser
+from benchmarks._report import Row, report
 from schemas import ExperienceGroup, Task
 from schemas.codec import encode
 from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
@@ -78,10 +79,10 @@ def body(records: Sequence[bytes]) -> bytes:
     return bytes(builder.build())[61:]
 
 
-def ms(work: Callable[[], object]) -> float:
+def ms(work: Callable[[], object], rounds: int) -> float:
     """Processor time, milliseconds: the median of some rounds."""
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began = time.process_time()
         work()
         times.append(1000 * (time.process_time() - began))
@@ -90,6 +91,8 @@ def ms(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure and report."""
+    options = parser(__doc__).parse_args()
+    rounds = 1 if options.short else ROUNDS
     rows = []
     for name, plain in (("experiences", body(experiences())), ("tasks", body(tasks()))):
         mib = len(plain) / (1 << 20)
@@ -98,15 +101,20 @@ def main() -> None:
             view = memoryview(packed)
             rows += [
                 Row(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%", better="lower"),
-                Row(f"{name}, {codec}: packing", ms(lambda p=pack, b=plain: p(b)) / mib, "ms/MiB", better="lower"),
+                Row(
+                    f"{name}, {codec}: packing",
+                    ms(lambda p=pack, b=plain: p(b), rounds) / mib,
+                    "ms/MiB",
+                    better="lower",
+                ),
                 Row(
                     f"{name}, {codec}: unpacking",
-                    ms(lambda n=number, v=view: unpack(n, v, 1 << 26)) / mib,
+                    ms(lambda n=number, v=view: unpack(n, v, 1 << 26), rounds) / mib,
                     "ms/MiB",
                     better="lower",
                 ),
             ]
-    report("compression", "Packing records, by kind and codec", rows)
+    report("compression", "Packing records, by kind and codec", rows, options)
 
 
 if __name__ == "__main__":

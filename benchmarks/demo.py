@@ -1,10 +1,9 @@
 """The demo: how soon it gives a first reward, how long each of its stages takes, and what a step is made of.
 
 Runs the demo once, as a user does, and reads its ``summary.json``; or reads that of an earlier run:
-``python benchmarks/demo.py runs/ID/summary.json``.
+``make bench NAME=demo ARGS=runs/ID/summary.json``.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,17 +12,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _report import Row, report
+from benchmarks._options import parser
+from benchmarks._report import Row, report
 
 LIMIT_S = 300.0
 """The demo's own limit on two cores, after set-up."""
 
 
-def run_demo(seed: int) -> dict[str, Any]:
+def run_demo(seed: int, *, short: bool) -> dict[str, Any]:
     """Run the demo in a folder that is thrown away; its output is shown."""
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
         run_dir = Path(folder) / "run"
         command = [sys.executable, "-m", "workers.cli.app", "demo", "--seed", str(seed), "--run-dir", str(run_dir)]
+        if short:
+            command += ["--steps", "2"]
         subprocess.run(command, check=True)  # noqa: S603 - our own command line
         summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
         return summary
@@ -54,16 +56,16 @@ def rows(summary: dict[str, Any]) -> list[Row]:
 
 def main() -> None:
     """Run or read, then report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("summary", nargs="?", type=Path, help="summary.json of an earlier run")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    if arguments.summary is None:
-        summary = run_demo(arguments.seed)
+    arguments = parser(__doc__)
+    arguments.add_argument("summary", nargs="?", type=Path, help="summary.json of an earlier run")
+    arguments.add_argument("--seed", type=int, default=0)
+    options = arguments.parse_args()
+    if options.summary is None:
+        summary = run_demo(options.seed, short=options.short)
     else:
-        summary = json.loads(arguments.summary.read_text(encoding="utf-8"))
+        summary = json.loads(options.summary.read_text(encoding="utf-8"))
     title = f"The demo, seed {summary['seed']}, {summary['explorers']} explorers, {len(summary['steps'])} steps"
-    report("demo", title, rows(summary))
+    report("demo", title, rows(summary), options)
 
 
 if __name__ == "__main__":

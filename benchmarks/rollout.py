@@ -6,12 +6,10 @@ take turns on the same engine, so that both see the same machine. "Bare" is vLLM
 ids with the same sampling; all requests at once, nothing decoded, nothing rewarded, nothing published.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import secrets
 import statistics
-import sys
 import time
 import uuid
 from multiprocessing.connection import Connection
@@ -19,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from safetensors.torch import load_file
 
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import (
     Dispatch,
     ExplorerHeartbeat,
@@ -42,20 +42,17 @@ from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.weights.link.publisher import WeightPublisher
 from workers.explorer.service import ExplorerService
 
-# The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
-
 NAME = "explorer-0"
 TASKS, GROUP, PROMPT, RESPONSE = 96, 8, 16, 64
+SHORT_TASKS = 4
 ROUNDS = 4
 GOAL = 0.95
 LIMIT_S = 120.0
 
 
-def prompts() -> list[list[int]]:
+def prompts(tasks: int) -> list[list[int]]:
     """Token ids, different for each task."""
-    return [[3 + (task * 31 + i * 7) % 500 for i in range(PROMPT)] for task in range(TASKS)]
+    return [[3 + (task * 31 + i * 7) % 500 for i in range(PROMPT)] for task in range(tasks)]
 
 
 def explorer_settings(model: str) -> ExplorerSettings:
@@ -71,7 +68,7 @@ def explorer_settings(model: str) -> ExplorerSettings:
     )
 
 
-async def bare(engine: InferenceEngine) -> tuple[int, float]:
+async def bare(engine: InferenceEngine, tasks: int) -> tuple[int, float]:
     """Tokens and seconds of one round without the explorer."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
@@ -87,7 +84,7 @@ async def bare(engine: InferenceEngine) -> tuple[int, float]:
         return sum(len(completion.token_ids) for completion in final.outputs)
 
     began = time.perf_counter()
-    tokens = await asyncio.gather(*(one(prompt) for prompt in prompts()))
+    tokens = await asyncio.gather(*(one(prompt) for prompt in prompts(tasks)))
     return sum(tokens), time.perf_counter() - began
 
 
@@ -104,8 +101,8 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, model: str) -> None:
         pipe.send(time.perf_counter() - began)
         async with Bus(settings.kafka, client_id=NAME) as bus:
             exploring = asyncio.create_task(ExplorerService(settings, bus, engine, fork_server).run())
-            while await asyncio.to_thread(pipe.recv) == "bare":
-                pipe.send(await bare(engine))
+            while (tasks := await asyncio.to_thread(pipe.recv)) > 0:
+                pipe.send(await bare(engine, tasks))
             exploring.cancel()
             await asyncio.wait([exploring])
         await engine.stop()
@@ -120,13 +117,14 @@ async def through_explorer(
     explorer_incarnation: str,
     round_number: int,
     *,
+    tasks: int = TASKS,
     name: str = NAME,
     traceparent: str | None = None,
 ) -> tuple[int, float]:
     """Tokens and seconds of one round, from the first order to the last result."""
     lane = lane_partition(name)
     began = time.perf_counter()
-    for i, prompt in enumerate(prompts()):
+    for i, prompt in enumerate(prompts(tasks)):
         order = Dispatch(
             explorer=name,
             incarnation=explorer_incarnation,
@@ -142,7 +140,7 @@ async def through_explorer(
         await producer.send(ROLLOUTS, name, order, partition=lane, traceparent=traceparent)
     results = 0
     tokens = 0
-    while results < TASKS:
+    while results < tasks:
         for received in await events.batch(LIMIT_S):
             if isinstance(received.record, RolloutFinished):
                 assert received.record.status == "completed", received.record.error
@@ -192,7 +190,9 @@ async def incarnation(events: Reader, name: str = NAME) -> str:
                 return received.record.incarnation
 
 
-async def measure(pipe: Connection, kafka: KafkaSettings, model: Path, rounds: int) -> dict[str, list[float]]:
+async def measure(
+    pipe: Connection, kafka: KafkaSettings, model: Path, rounds: int, tasks: int
+) -> dict[str, list[float]]:
     """Tokens per second of each round, both ways taking turns."""
     speeds: dict[str, list[float]] = {"bare": [], "explorer": []}
     async with Bus(kafka, client_id="benchmark") as bus:
@@ -200,26 +200,27 @@ async def measure(pipe: Connection, kafka: KafkaSettings, model: Path, rounds: i
             explorer_incarnation = await incarnation(events)
             await serve_weights(producer, events, explorer_incarnation, model)
             for number in range(rounds + 1):
-                pipe.send("bare")
+                pipe.send(tasks)
                 timings = {
                     "bare": await asyncio.to_thread(pipe.recv),
-                    "explorer": await through_explorer(producer, events, explorer_incarnation, number),
+                    "explorer": await through_explorer(producer, events, explorer_incarnation, number, tasks=tasks),
                 }
                 # The first round of each warms up.
                 if number:
                     for way, (tokens, seconds) in timings.items():
                         speeds[way].append(tokens / seconds)
         ends = await bus.end_offsets(EXPERIENCES)
-    assert sum(ends.values()) >= (rounds + 1) * TASKS
-    pipe.send("stop")
+    assert sum(ends.values()) >= (rounds + 1) * tasks
+    pipe.send(0)
     return speeds
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    rounds = parser.parse_args().rounds
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=ROUNDS)
+    options = arguments.parse_args()
+    rounds, tasks = (1, SHORT_TASKS) if options.short else (options.rounds, TASKS)
     with cluster_to_measure() as cluster:
         kafka = cluster.unused()
         model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
@@ -229,20 +230,23 @@ def main() -> None:
         )
         uvloop.run(make_topics(kafka))
         process.start()
+        # So that its death ends our waiting.
+        theirs.close()
         start_s = ours.recv()
-        speeds = uvloop.run(measure(ours, kafka, model, rounds))
+        speeds = uvloop.run(measure(ours, kafka, model, rounds, tasks))
         process.join()
     bare_speed, speed = (statistics.median(speeds[way]) for way in ("bare", "explorer"))
     ratios = [with_it / without for with_it, without in zip(speeds["explorer"], speeds["bare"], strict=True)]
     report(
         "rollout",
-        f"{TASKS} tasks x {GROUP} samples x up to {RESPONSE} tokens, 0.6 M parameters, one explorer on a CPU",
+        f"{tasks} tasks x {GROUP} samples x up to {RESPONSE} tokens, 0.6 M parameters, one explorer on a CPU",
         [
             Row("explorer over bare engine", statistics.median(ratios), "", GOAL),
             Row("explorer", speed, "tokens/s"),
             Row("bare engine", bare_speed, "tokens/s"),
             Row("start of engine and runners", start_s, "s", better="lower"),
         ],
+        options,
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],
     )
 

@@ -13,38 +13,59 @@
 nothing is crashed there.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
 
 import uvloop
-from _cluster import Cluster, cluster_to_measure
-from _report import Row, report
-from _scheduling import consumer, crash, fleet, memory, throughput
-from _scheduling.explorer import THINK_S
-from _scheduling.mesh import Mesh, mesh, ready
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks._cluster import Cluster, cluster_to_measure
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from benchmarks._scheduling import consumer, crash, fleet, memory, throughput
+from benchmarks._scheduling.explorer import THINK_S
+from benchmarks._scheduling.mesh import Mesh, mesh, ready
 from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings
 
 PARTS = ("throughput", "fleet", "crashes", "memory")
 BATCH = 64
-WARM_UP, SATURATED = 64 * BATCH, 300 * BATCH
-OFFERED_RATE, OFFERED = 300.0, 120 * BATCH
+SATURATED = 300 * BATCH
+OFFERED_RATE = 300.0
 FEW, MANY = 128, 512
 """Attempts under way at once, in all explorers together. Every one more adds to the time that each of them takes as
 soon as the cores are busy: the few are just enough for that, the many for the most tasks a second."""
 GOAL_RATE, GOAL_P99_MS = 1500.0, 50.0
 GOAL_BUSY = 0.95
-QUEUED, WORK_S = 1_000_000, 20.0
+QUEUED = 1_000_000
 GOAL_GROWTH_MIB = 64.0
 """Of the coordinator; of an explorer as well."""
 FLEET_BATCHES = 80
 STALENESS = 8
 SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What no option says, of a run."""
+
+    fleets: tuple[int, ...] = (1, 8)
+    """Explorers of each measurement of throughput."""
+    warm_up: int = 64 * BATCH
+    offered: int = 120 * BATCH
+    """Tasks at ``OFFERED_RATE``."""
+    victims: tuple[str, ...] = crash.VICTIMS
+    fill: int = memory.WARM_UP
+    """Tasks until all that is bounded is full."""
+    work_s: float = 20.0
+    """How long memory is watched once all is queued."""
+
+
+SHORT = Size(fleets=(1,), warm_up=BATCH, offered=2 * BATCH, victims=("coordinator",), fill=2 * BATCH, work_s=1.0)
 
 type Bar = Callable[[int, int], None]
 """Told how much is done, of how much."""
@@ -72,15 +93,15 @@ def progress_bars() -> Iterator[Bars]:
         yield bar
 
 
-def throughput_rows(cluster: Cluster, tasks: int, bars: Bars) -> list[Row]:
+def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> list[Row]:
     """Of one explorer and of eight."""
     rows: list[Row] = []
-    for explorers in (1, 8):
+    for explorers in size.fleets:
         name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
         with mesh(cluster, SETTINGS | {"explorer.slots": str(MANY // explorers)}) as made:
-            most = uvloop.run(_measure_most(made, explorers, tasks, bars(f"{MANY} under way, {name}")))
+            most = uvloop.run(_measure_most(made, explorers, tasks, size, bars(f"{MANY} under way, {name}")))
         with mesh(cluster, SETTINGS | {"explorer.slots": str(FEW // explorers)}) as made:
-            measured = _measure(made, explorers, tasks, bars(f"{FEW} under way, {name}"))
+            measured = _measure(made, explorers, tasks, size, bars(f"{FEW} under way, {name}"))
             saturated, offered, bare = uvloop.run(measured)
         latency = f"{name}: last result to FINALIZED"
         rows += [
@@ -102,39 +123,39 @@ def throughput_rows(cluster: Cluster, tasks: int, bars: Bars) -> list[Row]:
     return rows
 
 
-async def _measure_most(made: Mesh, explorers: int, tasks: int, told: Bar) -> throughput.Measured:
+async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told: Bar) -> throughput.Measured:
     """Measure the saturated mesh alone."""
-    total = WARM_UP + tasks
+    total = size.warm_up + tasks
     async with Bus(made.kafka, client_id="benchmark") as bus:
-        return await _saturate(made, bus, explorers, tasks, lambda done: told(done, total))
+        return await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
 
 
 async def _measure(
-    made: Mesh, explorers: int, tasks: int, told: Bar
+    made: Mesh, explorers: int, tasks: int, size: Size, told: Bar
 ) -> tuple[throughput.Measured, throughput.Measured, throughput.Measured]:
     """Return the saturated mesh, the mesh at a moderate rate, and bare aiokafka."""
-    total = WARM_UP + tasks + OFFERED
+    total = size.warm_up + tasks + size.offered
     async with Bus(made.kafka, client_id="benchmark") as bus:
-        saturated = await _saturate(made, bus, explorers, tasks, lambda done: told(done, total))
+        saturated = await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
         offered = await throughput.run(
             made,
             bus,
             "offered",
-            OFFERED,
+            size.offered,
             rate=OFFERED_RATE,
-            progress=lambda done: told(WARM_UP + tasks + done, total),
+            progress=lambda done: told(size.warm_up + tasks + done, total),
         )
     bare = await throughput.baseline(made.kafka, tasks, broker_pid=made.pids.get("broker"))
     return saturated, offered, bare
 
 
 async def _saturate(
-    made: Mesh, bus: Bus, explorers: int, tasks: int, progress: throughput.Progress
+    made: Mesh, bus: Bus, explorers: int, tasks: int, warm_up: int, *, progress: throughput.Progress
 ) -> throughput.Measured:
     """Start the mesh, warm it up, and measure it with as many tasks as it can take."""
     await _start(made, bus, explorers)
-    await throughput.run(made, bus, "warm-up", WARM_UP, progress=progress)
-    return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(WARM_UP + done))
+    await throughput.run(made, bus, "warm-up", warm_up, progress=progress)
+    return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(warm_up + done))
 
 
 async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) -> None:
@@ -183,7 +204,7 @@ def _over_rollout(ratio: float) -> dict[str, float]:
     return {"over_rollout_ratio": ratio, "wait_after_min_s": 1.0}
 
 
-def crash_rows(cluster: Cluster, positions: int, bars: Bars) -> list[Row]:
+def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list[Row]:
     """Of each victim at each position of the checkpoint cycle."""
     told = bars("crashes")
     with mesh(cluster, crash.SETTINGS) as made:
@@ -191,7 +212,7 @@ def crash_rows(cluster: Cluster, positions: int, bars: Bars) -> list[Row]:
         async def measure() -> crash.Cost:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, 2, think_s=crash.THINK_S)
-                return await crash.History(made, bus).live(positions, told)
+                return await crash.History(made, bus).live(list(product(range(positions), size.victims)), told)
 
         cost = uvloop.run(measure())
     crashes = len(cost.crashes)
@@ -210,12 +231,12 @@ def crash_rows(cluster: Cluster, positions: int, bars: Bars) -> list[Row]:
                 "s",
                 better="lower",
             )
-            for victim in crash.VICTIMS
+            for victim in size.victims
         ),
     ]
 
 
-def memory_rows(cluster: Cluster, queued: int, bars: Bars) -> list[Row]:
+def memory_rows(cluster: Cluster, queued: int, size: Size, bars: Bars) -> list[Row]:
     """Of the coordinator and two explorers, with their runners."""
     told = bars(f"memory, {queued:,} tasks queued")
     explorers = 2
@@ -224,7 +245,7 @@ def memory_rows(cluster: Cluster, queued: int, bars: Bars) -> list[Row]:
         async def measure() -> list[memory.Point]:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, explorers)
-                return await memory.memory(made, bus, queued, warm_up=memory.WARM_UP, work_s=WORK_S, progress=told)
+                return await memory.memory(made, bus, queued, warm_up=size.fill, work_s=size.work_s, progress=told)
 
         points = uvloop.run(measure())
     rows = []
@@ -241,28 +262,34 @@ def memory_rows(cluster: Cluster, queued: int, bars: Bars) -> list[Row]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="run these parts; the others' rows go")
-    parser.add_argument("--tasks", type=int, default=SATURATED, help="tasks of a saturated run, in whole batches")
-    parser.add_argument("--queued", type=int, default=QUEUED, help="tasks that wait in the log")
-    parser.add_argument("--batches", type=int, default=FLEET_BATCHES, help="batches of each simulation")
+    arguments = parser(__doc__)
+    arguments.add_argument(
+        "--only", choices=PARTS, nargs="+", default=PARTS, help="run these parts; no others have rows"
+    )
+    arguments.add_argument("--tasks", type=int, default=SATURATED, help="tasks of a saturated run, in whole batches")
+    arguments.add_argument("--queued", type=int, default=QUEUED, help="tasks that wait in the log")
+    arguments.add_argument("--batches", type=int, default=FLEET_BATCHES, help="batches of each simulation")
     positions = consumer.CHECKPOINT_EVERY
-    parser.add_argument("--positions", type=int, default=positions, help="of the checkpoint cycle, to crash at")
-    options = parser.parse_args()
+    arguments.add_argument("--positions", type=int, default=positions, help="of the checkpoint cycle, to crash at")
+    options = arguments.parse_args()
+    if options.short:
+        options.tasks, options.queued, options.batches, options.positions = 2 * BATCH, 2 * BATCH, 4, 1
+    size = SHORT if options.short else Size()
     rows: list[Row] = []
     with progress_bars() as bars, cluster_to_measure() as cluster:
         if "throughput" in options.only:
-            rows += throughput_rows(cluster, options.tasks // BATCH * BATCH, bars)
+            rows += throughput_rows(cluster, options.tasks // BATCH * BATCH, size, bars)
         if "fleet" in options.only:
             rows += fleet_rows(options.batches, bars)
         if "crashes" in options.only and cluster.broker is not None:
-            rows += crash_rows(cluster, options.positions, bars)
+            rows += crash_rows(cluster, options.positions, size, bars)
         if "memory" in options.only:
-            rows += memory_rows(cluster, options.queued, bars)
+            rows += memory_rows(cluster, options.queued, size, bars)
     report(
         "scheduling",
         "Tasks through a real broker, coordinator and explorers, around an engine that costs nothing",
         rows,
+        options,
         notes=(
             f"batches of {BATCH} tasks, one sample each; {FEW} attempts under way at most, where nothing else is said",
             "a latency is that of a whole batch, with the reader's",

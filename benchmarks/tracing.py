@@ -13,44 +13,44 @@ taken apart: the time that a processor spends on one span, made, packed and sent
 that processors spend on a task.
 """
 
-import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
+import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import uvloop
-from _cluster import cluster_to_measure, make_topics
-from _report import Row, report
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from rollout import (
+
+from benchmarks._cluster import cluster_to_measure, make_topics
+from benchmarks._options import parser
+from benchmarks._report import Row, report
+from benchmarks._tiny_model import TINY, make_tiny_qwen3
+from benchmarks.rollout import (
     GROUP,
-    LIMIT_S,
     PROMPT,
     RESPONSE,
+    SHORT_TASKS,
     TASKS,
     explorer_settings,
     incarnation,
     serve_weights,
     through_explorer,
 )
-
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
-
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import TINY, make_tiny_qwen3
-from tests.support.mesh.waiting import wait_until
 
 ROUNDS = 12
 GOAL = 0.99
@@ -99,8 +99,25 @@ def span_cost(endpoint: str) -> float:
     return (time.process_time() - before) / SPANS
 
 
+@contextlib.contextmanager
+def otlp_sink(received: dict[str, int]) -> Iterator[str]:
+    """Provide the endpoint of a sink.
+
+    Args:
+        received: Has what came to it, after the block.
+    """
+    with subprocess.Popen([sys.executable, str(SINK)], stdout=subprocess.PIPE, text=True) as sink:  # noqa: S603 - our own
+        try:
+            assert sink.stdout is not None
+            yield f"http://127.0.0.1:{int(sink.stdout.readline())}"
+            sink.send_signal(signal.SIGTERM)
+            received.update(json.loads(sink.communicate(timeout=GRACE_S)[0]))
+        finally:
+            sink.kill()
+
+
 async def measure(
-    kafka: KafkaSettings, model: Path, explorers: dict[str, psutil.Process], rounds: int
+    kafka: KafkaSettings, model: Path, explorers: dict[str, psutil.Process], rounds: int, tasks: int
 ) -> dict[str, list[tuple[float, float, float]]]:
     """Seconds and seconds of processors per token, and tokens of a task, in each round; both ways taking turns."""
     costs: dict[str, list[tuple[float, float, float]]] = {way: [] for way in explorers}
@@ -118,28 +135,26 @@ async def measure(
                 context = f"00-{uuid.uuid4().hex}-{uuid.uuid4().hex[:16]}-01"
                 before = cpu_seconds(explorers[way])
                 tokens, seconds = await through_explorer(
-                    producer, events, incarnations[way], number, name=way, traceparent=context
+                    producer, events, incarnations[way], number, tasks=tasks, name=way, traceparent=context
                 )
                 spent = cpu_seconds(explorers[way]) - before
                 # The first round of each warms up.
                 if number:
-                    costs[way].append((seconds / tokens, spent / tokens, tokens / TASKS))
+                    costs[way].append((seconds / tokens, spent / tokens, tokens / tasks))
     return costs
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    rounds = parser.parse_args().rounds
-    with cluster_to_measure() as cluster, contextlib.ExitStack() as stack:
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=ROUNDS)
+    options = arguments.parse_args()
+    rounds, tasks = (1, SHORT_TASKS) if options.short else (options.rounds, TASKS)
+    received: dict[str, int] = {}
+    with cluster_to_measure() as cluster, otlp_sink(received) as endpoint:
         kafka = cluster.unused()
         model = make_tiny_qwen3(cluster.folder / "model", seed=0, shape=TINY)
         uvloop.run(make_topics(kafka))
-        sink_output = cluster.folder / "sink"
-        sink = stack.enter_context(Child([sys.executable, SINK], output=sink_output))
-        wait_until(lambda: b"\n" in sink_output.read_bytes(), "port of the sink", LIMIT_S, 0.05)
-        endpoint = f"http://127.0.0.1:{int(sink_output.read_text())}"
         a_span = span_cost(endpoint)
         with contextlib.ExitStack() as running:
             explorers = {}
@@ -151,18 +166,16 @@ def main() -> None:
                 running.callback(child.stop, GRACE_S)
                 explorers[way] = psutil.Process(child.pid)
             began = time.perf_counter()
-            costs = uvloop.run(measure(kafka, model, explorers, rounds))
+            costs = uvloop.run(measure(kafka, model, explorers, rounds, tasks))
             minutes = (time.perf_counter() - began) / 60
-        sink.stop(GRACE_S)
-        received = json.loads(sink_output.read_text().splitlines()[-1])
-    spans = received["spans"] / ((rounds + 1) * TASKS)
+    spans = received["spans"] / ((rounds + 1) * tasks)
     a_task = statistics.median(spent * tokens for _, spent, tokens in costs[WITHOUT])
     seconds, processors = (
         [without[i] / with_it[i] for with_it, without in zip(costs[WITH], costs[WITHOUT], strict=True)] for i in (0, 1)
     )
     report(
         "tracing",
-        f"{TASKS} tasks x {GROUP} samples x {PROMPT} + {RESPONSE} tokens, 0.6 M parameters, an explorer on a CPU",
+        f"{tasks} tasks x {GROUP} samples x {PROMPT} + {RESPONSE} tokens, 0.6 M parameters, an explorer on a CPU",
         [
             Row("tokens/s with telemetry over without", statistics.median(seconds), "", GOAL),
             Row("tokens/processor second with telemetry over without", statistics.median(processors), ""),
@@ -172,8 +185,9 @@ def main() -> None:
             Row("with telemetry", 1 / statistics.median(cost[0] for cost in costs[WITH]), "tokens/s"),
             Row("without", 1 / statistics.median(cost[0] for cost in costs[WITHOUT]), "tokens/s"),
             Row("spans of a task", spans, "spans"),
-            Row("sent for a task", received["/v1/traces"] / ((rounds + 1) * TASKS), "bytes"),
+            Row("sent for a task", received["/v1/traces"] / ((rounds + 1) * tasks), "bytes"),
         ],
+        options,
         notes=[
             f"ratio of each of {rounds} rounds: {', '.join(f'{ratio:.3f}' for ratio in seconds)}",
             f"by processor time: {', '.join(f'{ratio:.3f}' for ratio in processors)}",

@@ -11,7 +11,6 @@ compared.
 """
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from _report import Row, report
-
+from benchmarks._options import parser
+from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engine import TrainingEngine
@@ -186,7 +183,7 @@ def seconds(function: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def measure(load: Workload, folder: Path) -> list[Row]:
+def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
     """Time both, in turns."""
     make_model(load, folder)
     groups = make_groups(load)
@@ -203,8 +200,7 @@ def measure(load: Workload, folder: Path) -> list[Row]:
     losses = (engine.train_step(groups)["loss"], plain.train_step(groups))
     assert abs(losses[0] - losses[1]) < 1e-4, losses
     timings = [
-        (seconds(lambda: engine.train_step(groups)), seconds(lambda: plain.train_step(groups)))
-        for _ in range(load.repeats)
+        (seconds(lambda: engine.train_step(groups)), seconds(lambda: plain.train_step(groups))) for _ in range(repeats)
     ]
     ours, theirs = (statistics.median(column) for column in zip(*timings, strict=True))
     tokens = sum(len(group.tokens) for group in groups)
@@ -218,15 +214,17 @@ def measure(load: Workload, folder: Path) -> list[Row]:
 
 def main() -> None:
     """Run all workloads."""
+    options = parser(__doc__).parse_args()
     torch.set_num_threads(THREADS)
     rows = []
-    for load in WORKLOADS:
+    for load in WORKLOADS[:1] if options.short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(load, Path(folder))
+            rows += measure(load, Path(folder), 1 if options.short else load.repeats)
     report(
         "training",
         "GRPO step, Megatron-core engine against plain torch and transformers, one CPU thread, float32",
         rows,
+        options,
     )
 
 

@@ -31,7 +31,6 @@ import contextlib
 import multiprocessing
 import secrets
 import statistics
-import sys
 import threading
 import time
 import uuid
@@ -44,11 +43,14 @@ from typing import Any
 
 import torch
 import uvloop
-from _cluster import Cluster, cluster_to_measure
-from _receivers import BareReceiver, Timed, follow
-from _report import Row, report
 from safetensors.torch import load_file
 
+from benchmarks._cluster import Cluster, cluster_to_measure
+from benchmarks._options import parser
+from benchmarks._receivers import BareReceiver, Timed, follow
+from benchmarks._report import Row, report
+from benchmarks._sources import source
+from benchmarks._tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
 from schemas import Member, ModelVersion, Sampling, StepTrained, TrainerHeartbeat, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer, Reader
@@ -59,14 +61,9 @@ from trinity_bus.weights.link.link import join_store, serve_store
 from trinity_bus.weights.link.publisher import WeightPublisher
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
 from workers.coordinator.service import Coordinator
 from workers.explorer.service import ExplorerService
 from workers.trainer.publication import Publisher
-
-# The maker of tiny models is shared with the tests; a script's own folder is all that Python looks in.
-sys.path.append(str(Path(__file__).parents[1]))
-from tests.support.fakes.tiny_model import SMALL, TINY, TinyShape, make_tiny_qwen3
 
 ROUNDS = 5
 LIMIT_S = 60.0
@@ -237,6 +234,8 @@ class Side:
         path = None if model is None else str(model)
         self.process = context.Process(target=explorer_side, args=(theirs, kafka, name, path, store_port))
         self.process.start()
+        # So that its death ends our waiting.
+        theirs.close()
 
     async def tell(self, *command: Any) -> float:
         """Send a command and wait until it is done; what it measured."""
@@ -448,16 +447,7 @@ def delta_rows(name: str, rounds: int) -> Iterator[Row]:
                 secret=secrets.token_hex(32),
             )
             server.admit(announced)
-            source = Source(
-                method="memory",
-                host=host,
-                port=port,
-                prefix="bench/1/receiver",
-                version=version,
-                checksum=checksum,
-                secret=announced.secret or "",
-            )
-            receiver.start(source, lambda _, ended=ended: ended.set())  # type: ignore[misc]
+            receiver.start(source(announced, "receiver"), lambda _, ended=ended: ended.set())  # type: ignore[misc]
             assert ended.wait(LIMIT_S), f"version {version} has not come within {LIMIT_S:g} s"
             progress = receiver.progress
             assert progress.state == "ready", progress.error
@@ -504,25 +494,25 @@ async def run(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--explorers", nargs="*", type=int, default=[1, 2, 4])
-    parser.add_argument("--engines", type=int, default=2, help="most explorers with engines; 0: receivers alone")
-    parser.add_argument("--methods", nargs="*", default=["nccl"], choices=METHODS)
-    parser.add_argument("--quick", action="store_true", help="the smallest model, 1 and 2 receivers, both methods")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.rounds, arguments.models, arguments.explorers = 5, ["0.6M"], [1, 2]
-        arguments.engines, arguments.methods = 0, list(METHODS)
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    arguments.add_argument("--explorers", nargs="*", type=int, default=[1, 2, 4])
+    arguments.add_argument("--engines", type=int, default=2, help="most explorers with engines; 0: receivers alone")
+    arguments.add_argument("--methods", nargs="*", default=["nccl"], choices=METHODS)
+    options = arguments.parse_args()
+    if options.short:
+        # The smallest model, into a receiver without an engine, by both methods.
+        options.rounds, options.models, options.explorers = 1, ["0.6M"], [1]
+        options.engines, options.methods = 0, list(METHODS)
     with cluster_to_measure() as cluster:
-        rows = uvloop.run(run(cluster, arguments))
+        rows = uvloop.run(run(cluster, options))
     report(
         "weight_sync",
         "a version from the trainer into explorers that generate, float32, on a CPU",
         rows,
+        options,
         notes=["the trainer, the explorers, their engines and the broker share this machine's cores"],
-        write=not arguments.quick,
     )
 
 

@@ -16,12 +16,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
-from _scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
-from _scheduling.mesh import LIMIT_S, Mesh
+from benchmarks._scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
+from benchmarks._scheduling.mesh import LIMIT_S, Mesh
 from schemas import BatchLifecycleState, BatchRecord, RolloutFinished, Task
 from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader
@@ -91,10 +90,9 @@ class History:
         self._finalized: list[BatchRecord] = []
         self._since = 0.0
 
-    async def live(self, positions: int, progress: Callable[[int, int], None]) -> Cost:
-        """Crashes every victim at each of the first ``positions`` positions of the cycle, and settles the account."""
+    async def live(self, plan: Sequence[tuple[int, str]], progress: Callable[[int, int], None]) -> Cost:
+        """Crashes each victim of the plan at its position of the cycle, and settles the account."""
         cost = Cost()
-        plan = list(product(range(positions), VICTIMS))
         self._start_consumer()
         async with self._bus.producer() as producer, self._bus.reader(BATCHES, start="beginning") as batches:
             feeding = asyncio.create_task(self._feed(producer))
@@ -157,7 +155,7 @@ class History:
 
     def _start_consumer(self) -> None:
         self._since = time.time()
-        self._mesh.start("consumer", [sys.executable, "-m", "_scheduling.consumer", self._folder], {})
+        self._mesh.start("consumer", [sys.executable, "-m", "benchmarks._scheduling.consumer", self._folder], {})
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S

@@ -57,7 +57,7 @@ class ZeroCostEngine:
 
 async def run(settings: Settings) -> None:
     """Explores until it is cancelled."""
-    with ForkServer(settings, tokenizer="_scheduling.tokenizer:load") as fork_server:
+    with ForkServer(settings, tokenizer="benchmarks._scheduling.tokenizer:load") as fork_server:
         telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace)
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
             engine = ZeroCostEngine(float(os.environ.get(THINK_S, "0")))

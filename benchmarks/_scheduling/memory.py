@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgpack
 from aiokafka import AIOKafkaProducer
 
-from _scheduling.mesh import LIMIT_S, Mesh
-from _scheduling.throughput import run
+from benchmarks._scheduling.mesh import LIMIT_S, Mesh
+from benchmarks._scheduling.throughput import run
 from schemas.topics import TASKS
 from trinity_bus.bus import Bus, partition_of
 

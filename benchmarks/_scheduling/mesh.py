@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from _cluster import Cluster
 
+from benchmarks._cluster import Cluster
 from schemas import ExplorerHeartbeat
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.broker import EmbeddedBroker
@@ -19,7 +19,7 @@ from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.runtime.process import Child, tail
 
 LIMIT_S = 120.0
-BENCHMARKS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,8 @@ class Mesh:
 
     def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """Run a real one around the fake engine."""
-        self.start(
-            name, [sys.executable, "-m", "_scheduling.explorer"], {env_name("explorer.name"): name, **(more or {})}
-        )
+        command: list[str | Path] = [sys.executable, "-m", "benchmarks._scheduling.explorer"]
+        self.start(name, command, {env_name("explorer.name"): name, **(more or {})})
 
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
         """Start a process.
@@ -112,7 +111,7 @@ def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
     kafka = cluster.unused()
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         env_name("kafka.bootstrap_servers"): str(kafka.bootstrap_servers),
         env_name("mesh.namespace"): kafka.namespace,
         **{env_name(name): value for name, value in settings.items()},

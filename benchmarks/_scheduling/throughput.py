@@ -20,7 +20,7 @@ import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from _scheduling.mesh import LIMIT_S, Mesh
+from benchmarks._scheduling.mesh import LIMIT_S, Mesh
 from schemas import Task
 from schemas.codec import encode
 from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS

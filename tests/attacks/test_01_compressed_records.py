@@ -77,100 +77,91 @@ def damage(raw: bytes, kind: str) -> bytes:
             return signed(raw[:61] + b"\x7f" * (len(raw) - 61))
 
 
-def test_every_codec_is_read_one_after_the_other_and_by_position(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_every_codec_is_read_one_after_the_other_and_by_position(kafka: KafkaSettings, tmp_path: Path) -> None:
     mesh = Mesh(kafka, tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
-            places = {codec: await send(mesh.kafka, codec, [f"{codec}-{n}" for n in range(5)]) for codec in CODECS}
-            found = []
-            async with asyncio.timeout(30):
-                while len(found) < 20:
-                    found += await reader.batch(1)
-            assert [record.record.task_id for record in found] == [f"{c}-{n}" for c in CODECS for n in range(5)]
-            fetched = await bus.fetch(TASKS, [Position(partition=0, offset=at + 2) for at in places.values()])
-            assert [record.record.task_id for record in fetched] == [f"{codec}-2" for codec in CODECS]
-
-    asyncio.run(main())
+    async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
+        places = {codec: await send(mesh.kafka, codec, [f"{codec}-{n}" for n in range(5)]) for codec in CODECS}
+        found = []
+        async with asyncio.timeout(30):
+            while len(found) < 20:
+                found += await reader.batch(1)
+        assert [record.record.task_id for record in found] == [f"{c}-{n}" for c in CODECS for n in range(5)]
+        fetched = await bus.fetch(TASKS, [Position(partition=0, offset=at + 2) for at in places.values()])
+        assert [record.record.task_id for record in fetched] == [f"{codec}-2" for codec in CODECS]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_mesh_may_pack_its_own_records_with_any(kafka: KafkaSettings, tmp_path: Path, codec: str) -> None:
+async def test_the_mesh_may_pack_its_own_records_with_any(kafka: KafkaSettings, tmp_path: Path, codec: str) -> None:
     mesh = Mesh(kafka.model_copy(update={"compression": codec}), tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
-            await send_tasks(producer, 50)
-            found = []
-            async with asyncio.timeout(30):
-                while len(found) < 50:
-                    found += await reader.batch(1)
-            async with bus.producer(transactional_id="x") as transactional:
-                async with transactional.transaction():
-                    await transactional.send_all(TASKS, [("k", task("in-a-transaction"))], partition=0)
-                (last,) = await reader.batch(10)
-                assert last.record.task_id == "in-a-transaction"
-
-    asyncio.run(main())
+    async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
+        await send_tasks(producer, 50)
+        found = []
+        async with asyncio.timeout(30):
+            while len(found) < 50:
+                found += await reader.batch(1)
+        async with bus.producer(transactional_id="x") as transactional:
+            async with transactional.transaction():
+                await transactional.send_all(TASKS, [("k", task("in-a-transaction"))], partition=0)
+            (last,) = await reader.batch(10)
+            assert last.record.task_id == "in-a-transaction"
 
 
-def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_goes_on(
+async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_goes_on(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     kinds = ("checksum", "codec", "body", "records")
     mesh = Mesh(broker.kafka_settings(), tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, _), bus.reader(DEAD_LETTERS, start="beginning") as letters:
-            bad = {}
-            for kind, codec in zip(kinds, ("lz4", "gzip", "zstd", None), strict=True):
-                await send(mesh.kafka, None, [f"before-{kind}"])
-                bad[await send(mesh.kafka, codec, [f"lost-{kind}-{n}" for n in range(3)])] = kind
-            await send(mesh.kafka, None, ["after"])
-            log = broker.folder.kafka / f"{TASKS.full_name(mesh.kafka.namespace)}-0" / f"{0:020}.log"
-            with log.open("r+b") as file:
-                for at, raw in frames(log):
-                    kind = bad.get(int.from_bytes(raw[:8]))
-                    if kind is not None:
-                        file.seek(at)
-                        file.write(damage(raw, kind))
-            explorer = FakeExplorer(bus)
+    async with mesh.connected() as (bus, _), bus.reader(DEAD_LETTERS, start="beginning") as letters:
+        bad = {}
+        for kind, codec in zip(kinds, ("lz4", "gzip", "zstd", None), strict=True):
+            await send(mesh.kafka, None, [f"before-{kind}"])
+            bad[await send(mesh.kafka, codec, [f"lost-{kind}-{n}" for n in range(3)])] = kind
+        await send(mesh.kafka, None, ["after"])
+        log = broker.folder.kafka / f"{TASKS.full_name(mesh.kafka.namespace)}-0" / f"{0:020}.log"
+        with log.open("r+b") as file:
+            for at, raw in frames(log):
+                kind = bad.get(int.from_bytes(raw[:8]))
+                if kind is not None:
+                    file.seek(at)
+                    file.write(damage(raw, kind))
+        explorer = FakeExplorer(bus)
 
-            def ordered() -> set[str]:
-                return {order.record.task.task_id for order in explorer.orders}
+        def ordered() -> set[str]:
+            return {order.record.task.task_id for order in explorer.orders}
 
-            async with explorer.alive(), FakeTrainer(bus).alive():
-                # One that is started anew in the middle meets nothing twice, and nothing stops it.
-                for run in range(2):
-                    with mesh.coordinator(batch_size=1) as process:
-                        await until(lambda: len(ordered()) >= 5)
-                        if run:
-                            await send(mesh.kafka, "snappy", ["late"])
-                            await until(lambda: "late" in ordered())
-                        assert process.poll() is None, mesh.log(mesh.started)
-            expected = {f"before-{kind}" for kind in kinds} | {"after", "late"}
-            assert ordered() == expected
-            found = []
-            async with asyncio.timeout(30):
-                while len(found) < 4:
-                    found += await letters.batch(1)
-            found += await letters.batch(0.5)
-            assert [header(letter.headers, DLQ_TOPIC) for letter in found] == ["tasks"] * 4
-            assert [header(letter.headers, DLQ_PARTITION) for letter in found] == ["0"] * 4
-            spans = [[int(header(x.headers, name) or -1) for name in (DLQ_OFFSET, DLQ_LAST_OFFSET)] for x in found]
-            assert spans == [[at, at + 2] for at in bad]
-            reasons = [header(letter.headers, DLQ_REASON) for letter in found]
-            assert reasons == ["corrupt", "unknown_codec", "corrupt", "corrupt"]
+        async with explorer.alive(), FakeTrainer(bus).alive():
+            # One that is started anew in the middle meets nothing twice, and nothing stops it.
+            for run in range(2):
+                with mesh.coordinator(batch_size=1) as process:
+                    await until(lambda: len(ordered()) >= 5)
+                    if run:
+                        await send(mesh.kafka, "snappy", ["late"])
+                        await until(lambda: "late" in ordered())
+                    assert process.poll() is None, mesh.log(mesh.started)
+        expected = {f"before-{kind}" for kind in kinds} | {"after", "late"}
+        assert ordered() == expected
+        found = []
+        async with asyncio.timeout(30):
+            while len(found) < 4:
+                found += await letters.batch(1)
+        found += await letters.batch(0.5)
+        assert [header(letter.headers, DLQ_TOPIC) for letter in found] == ["tasks"] * 4
+        assert [header(letter.headers, DLQ_PARTITION) for letter in found] == ["0"] * 4
+        spans = [[int(header(x.headers, name) or -1) for name in (DLQ_OFFSET, DLQ_LAST_OFFSET)] for x in found]
+        assert spans == [[at, at + 2] for at in bad]
+        reasons = [header(letter.headers, DLQ_REASON) for letter in found]
+        assert reasons == ["corrupt", "unknown_codec", "corrupt", "corrupt"]
 
-            # The other reader of a topic.
-            first, last = min(bad) - 1, max(bad) + 3
-            positions = [Position(partition=0, offset=offset) for offset in (first, min(bad) + 1, last)]
-            good, lost, end = await bus.fetch(TASKS, positions)
-            assert (good.record.task_id, end.record.task_id) == ("before-checksum", "after")
-            assert isinstance(lost.record, Undecodable)
-            assert [met.offset for met in bus.passed_over()] == list(bad)[1:]
-
-    asyncio.run(main())
+        # The other reader of a topic.
+        first, last = min(bad) - 1, max(bad) + 3
+        positions = [Position(partition=0, offset=offset) for offset in (first, min(bad) + 1, last)]
+        good, lost, end = await bus.fetch(TASKS, positions)
+        assert (good.record.task_id, end.record.task_id) == ("before-checksum", "after")
+        assert isinstance(lost.record, Undecodable)
+        assert [met.offset for met in bus.passed_over()] == list(bad)[1:]
 
 
 def answer(port: int) -> int:
@@ -190,25 +181,22 @@ async def until_it(reader: Reader, *, keeps_up: bool) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_a_reader_that_is_not_read_does_not_keep_up(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_a_reader_that_is_not_read_does_not_keep_up(kafka: KafkaSettings, tmp_path: Path) -> None:
     mesh = Mesh(kafka, tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (_, producer), Bus(mesh.kafka, client_id="reads") as bus:
-            reader = bus.reader(TASKS, start="beginning")
-            assert not await reader.keeps_up(), "it is not even started"
-            async with reader:
-                await until_it(reader, keeps_up=True)
-                await send_tasks(producer, 3)
-                await until_it(reader, keeps_up=False)
-                assert not await reader.keeps_up(), "records wait, and nobody takes them"
-                found = []
-                while len(found) < 3:
-                    found += await reader.batch(5)
-                assert await reader.keeps_up()
-                await until_it(reader, keeps_up=True)
-
-    asyncio.run(main())
+    async with mesh.connected() as (_, producer), Bus(mesh.kafka, client_id="reads") as bus:
+        reader = bus.reader(TASKS, start="beginning")
+        assert not await reader.keeps_up(), "it is not even started"
+        async with reader:
+            await until_it(reader, keeps_up=True)
+            await send_tasks(producer, 3)
+            await until_it(reader, keeps_up=False)
+            assert not await reader.keeps_up(), "records wait, and nobody takes them"
+            found = []
+            while len(found) < 3:
+                found += await reader.batch(5)
+            assert await reader.keeps_up()
+            await until_it(reader, keeps_up=True)
 
 
 def test_who_works_and_who_stands_by_stay_ready_while_there_is_nothing_to_read(

@@ -26,47 +26,42 @@ def peak_mib(pid: int) -> int:
     raise AssertionError(f"no memory of process {pid}")
 
 
-def test_they_are_dead_letters_with_size_and_hash_and_the_coordinator_goes_on(
+async def test_they_are_dead_letters_with_size_and_hash_and_the_coordinator_goes_on(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     mesh = Mesh(kafka, tmp_path)
     bomb, over = bytes(100 * MIB), b"x" * (TASKS.max_message_bytes + 1)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer), bus.reader(DEAD_LETTERS, start="beginning") as letters:
-            explorer = FakeExplorer(bus)
-            async with explorer.alive(), FakeTrainer(bus).alive():
-                with mesh.coordinator(batch_size=1) as process:
-                    await send_tasks(producer, 1, "before")
-                    await until(lambda: len(explorer.orders) == 1)
-                    before = peak_mib(process.pid)
-                    async with AIOKafkaProducer(
-                        bootstrap_servers=kafka.bootstrap_servers,
-                        compression_type="zstd",
-                        max_request_size=1 << 30,
-                        max_batch_size=1 << 30,
-                    ) as outsider:
-                        for topic in (TASKS, COMMANDS, EXPLORER_EVENTS):
-                            name = topic.full_name(mesh.kafka.namespace)
-                            await outsider.send_and_wait(name, bomb, key=b"bomb", partition=0)
-                        await outsider.send_and_wait(
-                            TASKS.full_name(mesh.kafka.namespace), over, key=b"over", partition=0
-                        )
-                    await send_tasks(producer, 1, "after")
-                    await until(lambda: len(explorer.orders) == 2)
-                    found = []
-                    async with asyncio.timeout(30):
-                        while len(found) < 4:
-                            found += await letters.batch(1)
-                    assert process.poll() is None
-                    assert peak_mib(process.pid) - before < 100
-            assert {header(letter.headers, DLQ_REASON) for letter in found} == {"too_large"}
-            assert all(len(letter.raw) <= 1024 for letter in found)
-            details = [header(letter.headers, DLQ_DETAIL) or "" for letter in found]
-            assert sum("unpacks to more than" in detail for detail in details) == 3
-            (single,) = [letter for letter in found if letter.raw_key == b"over"]
-            assert header(single.headers, DLQ_SIZE) == str(len(over))
-            assert header(single.headers, DLQ_SHA256) == hashlib.sha256(over).hexdigest()
-            assert single.raw == over[:1024]
-
-    asyncio.run(main())
+    async with mesh.connected() as (bus, producer), bus.reader(DEAD_LETTERS, start="beginning") as letters:
+        explorer = FakeExplorer(bus)
+        async with explorer.alive(), FakeTrainer(bus).alive():
+            with mesh.coordinator(batch_size=1) as process:
+                await send_tasks(producer, 1, "before")
+                await until(lambda: len(explorer.orders) == 1)
+                before = peak_mib(process.pid)
+                async with AIOKafkaProducer(
+                    bootstrap_servers=kafka.bootstrap_servers,
+                    compression_type="zstd",
+                    max_request_size=1 << 30,
+                    max_batch_size=1 << 30,
+                ) as outsider:
+                    for topic in (TASKS, COMMANDS, EXPLORER_EVENTS):
+                        name = topic.full_name(mesh.kafka.namespace)
+                        await outsider.send_and_wait(name, bomb, key=b"bomb", partition=0)
+                    await outsider.send_and_wait(TASKS.full_name(mesh.kafka.namespace), over, key=b"over", partition=0)
+                await send_tasks(producer, 1, "after")
+                await until(lambda: len(explorer.orders) == 2)
+                found = []
+                async with asyncio.timeout(30):
+                    while len(found) < 4:
+                        found += await letters.batch(1)
+                assert process.poll() is None
+                assert peak_mib(process.pid) - before < 100
+        assert {header(letter.headers, DLQ_REASON) for letter in found} == {"too_large"}
+        assert all(len(letter.raw) <= 1024 for letter in found)
+        details = [header(letter.headers, DLQ_DETAIL) or "" for letter in found]
+        assert sum("unpacks to more than" in detail for detail in details) == 3
+        (single,) = [letter for letter in found if letter.raw_key == b"over"]
+        assert header(single.headers, DLQ_SIZE) == str(len(over))
+        assert header(single.headers, DLQ_SHA256) == hashlib.sha256(over).hexdigest()
+        assert single.raw == over[:1024]

@@ -7,7 +7,7 @@ and all is as it was before it.
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeAliasType, get_args, get_origin
 
@@ -150,36 +150,29 @@ def step(version: int) -> StepTrained:
 # On a real broker.
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
-
-
 @pytest.fixture
 def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
     return Mesh(kafka, tmp_path)
 
 
 @pytest.mark.integration
-def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            explorer = FakeExplorer(bus)
-            with mesh.coordinator():
-                async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
-                    await send_tasks(producer, 4)
-                    await trainer.until_trained(1)
-                    order = explorer.orders[0].record
-                    for name in ("samples", "seconds"):
-                        spoiled = msgpack.packb({**finished(order).to_wire(), name: -1})
-                        await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
-                    await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
-                    await producer.flush()
-                    found = await read(bus, DEAD_LETTERS, 3)
-                    await send_tasks(producer, 4, "later")
-                    await trainer.until_trained(2)
-            assert {header(letter.headers, DLQ_REASON) for letter in found} == {"bad_value"}
-
-    run(main())
+async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh) -> None:
+    async with mesh.connected() as (bus, producer):
+        explorer = FakeExplorer(bus)
+        with mesh.coordinator():
+            async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                await send_tasks(producer, 4)
+                await trainer.until_trained(1)
+                order = explorer.orders[0].record
+                for name in ("samples", "seconds"):
+                    spoiled = msgpack.packb({**finished(order).to_wire(), name: -1})
+                    await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
+                await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
+                await producer.flush()
+                found = await read(bus, DEAD_LETTERS, 3)
+                await send_tasks(producer, 4, "later")
+                await trainer.until_trained(2)
+        assert {header(letter.headers, DLQ_REASON) for letter in found} == {"bad_value"}
 
 
 def finished(order: Any) -> RolloutFinished:
@@ -241,7 +234,7 @@ class Careless:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("place", ["at once", "with everything changed", "in the transaction"])
-def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
+async def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     careless = Careless(monkeypatch, place)
@@ -251,31 +244,28 @@ def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
         telemetry=TelemetrySettings(run_dir=tmp_path),
     )
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            coordinator = Coordinator(settings, bus)
-            service = asyncio.create_task(coordinator.run())
-            explorer = FakeExplorer(bus)
-            async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
-                await send_tasks(producer, 5)
-                await producer.send(EXPLORER_EVENTS, "nobody", finished_of("poison"))
-                poison = SubmitBatch(client="c", command_id="1", batch_id="poison", expected_task_count=1)
-                await producer.send(COMMANDS, "poison", poison)
-                await send_tasks(producer, 3, "more")
-                await trainer.until_trained(2)
-                letters = await read(bus, DEAD_LETTERS, 2)
-                answers = await read(bus, RESULTS, 8)
-            assert not service.done()
-            assert "poison" not in coordinator.machine.ledger.batches
-            service.cancel()
-            await asyncio.wait([service])
-        assert {header(letter.headers, DLQ_REASON) for letter in letters} == {"not_handled"}
-        assert {header(letter.headers, DLQ_TOPIC) for letter in letters} == {"explorer-events", "commands"}
-        assert all(f"OversightError: {place} at " in str(header(letter.headers, DLQ_DETAIL)) for letter in letters)
-        assert {answer.record.status for answer in answers} == {"completed"}
-        assert len({answer.record.task_id for answer in answers}) == 8
-
-    run(main())
+    async with mesh.connected() as (bus, producer):
+        coordinator = Coordinator(settings, bus)
+        service = asyncio.create_task(coordinator.run())
+        explorer = FakeExplorer(bus)
+        async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+            await send_tasks(producer, 5)
+            await producer.send(EXPLORER_EVENTS, "nobody", finished_of("poison"))
+            poison = SubmitBatch(client="c", command_id="1", batch_id="poison", expected_task_count=1)
+            await producer.send(COMMANDS, "poison", poison)
+            await send_tasks(producer, 3, "more")
+            await trainer.until_trained(2)
+            letters = await read(bus, DEAD_LETTERS, 2)
+            answers = await read(bus, RESULTS, 8)
+        assert not service.done()
+        assert "poison" not in coordinator.machine.ledger.batches
+        service.cancel()
+        await asyncio.wait([service])
+    assert {header(letter.headers, DLQ_REASON) for letter in letters} == {"not_handled"}
+    assert {header(letter.headers, DLQ_TOPIC) for letter in letters} == {"explorer-events", "commands"}
+    assert all(f"OversightError: {place} at " in str(header(letter.headers, DLQ_DETAIL)) for letter in letters)
+    assert {answer.record.status for answer in answers} == {"completed"}
+    assert len({answer.record.task_id for answer in answers}) == 8
     # Once with others, and each once alone.
     assert careless.stumbled >= 3
 

@@ -29,7 +29,7 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import Mesh, dispatch, fork_server, run, settings
+from tests.integration.explorer.test_explorer import dispatch, explored, fork_server, settings
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,
@@ -41,7 +41,6 @@ from tests.integration.training.trainers import (
     trained,
     until,
 )
-from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.rogue_workflows import POISON
 from tests.support.fakes.tiny_trainer import write_model
@@ -68,10 +67,10 @@ REASONS = {
 }
 
 
-def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
+async def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
     assert set(REASONS) == set(POISON)
 
-    async def body(mesh: Mesh, engine: FakeEngine, explorer: object) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         for kind, reason in REASONS.items():
             task_id = kind.replace(" ", "-")
@@ -85,8 +84,6 @@ def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: F
         good = await mesh.event(RolloutFinished, lambda event: event.task_id == "good")
         assert (good.status, good.incarnation) == ("completed", incarnation)
         assert [group.task_id for group in await mesh.experiences()] == ["good"]
-
-    run(settings, fork_server, body)
 
 
 def changed(group: ExperienceGroup, **columns: np.ndarray) -> ExperienceGroup:
@@ -137,7 +134,7 @@ def lineage(step: StepTrained) -> list[tuple[str, int, str]]:
     return [(batch.batch_id, batch.step, batch.reason) for batch in step.skipped]
 
 
-def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_read_the_same_whatever_is_killed(
+async def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_read_the_same_whatever_is_killed(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:
     """What a forged record, or an older explorer, brings."""
@@ -157,7 +154,7 @@ def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_read_the_
             assert "leaves out 8 samples: task poison-0-0, attempt 1, sample 0: reward inf" in trainer.log.read_text()
             return said
 
-    start, first, passed, nothing, last = asyncio.run(scenario(tmp_path / "undisturbed"))
+    start, first, passed, nothing, last = await scenario(tmp_path / "undisturbed")
     assert first.metrics["samples_left_out"] == 8
     assert first.metrics["samples_left_out/bad_reward"] == 1
     assert first.metrics["samples_left_out/bad_token"] == 2
@@ -172,14 +169,14 @@ def test_a_trainer_leaves_out_what_reaches_it_and_skips_what_it_cannot_read_the_
     assert [lineage(step) for step in (start, first, passed, last)] == [[], [], skipped, skipped]
 
     expected = {step.step: step for step in (start, first, passed, nothing, last)}
-    for step in asyncio.run(scenario(tmp_path / "disturbed", ("trained", 2))):
+    for step in await scenario(tmp_path / "disturbed", ("trained", 2)):
         assert step.checksum == expected[step.step].checksum
         assert lineage(step) == lineage(expected[step.step])
         if step.batch_id is not None:
             assert deterministic(step) == deterministic(expected[step.step])
 
 
-def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is_taken_again(
+async def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is_taken_again(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:
     """Steps 1 to 3 have no checkpoint: after a kill they are taken again, as everybody was told that they were."""
@@ -210,7 +207,7 @@ def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is
             everything = await train_to_the_end(bus, trainer, 4)
             return before, everything[len(before) :]
 
-    before, after = asyncio.run(scenario())
+    before, after = await scenario()
     assert [step.step for step in before] == [0, 1, 2]
     assert [step.step for step in after] == [0, 1, 2, 3, 4]
     told = [(step.step, lineage(step), deterministic(step)) for step in before[1:]]
@@ -219,7 +216,7 @@ def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though_it_is
     assert before[-1].metrics["samples_trained"] > 0
 
 
-def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_works(
+async def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_works(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     mesh = CoordinatorMesh(kafka, tmp_path)
@@ -239,31 +236,28 @@ def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_works(
             timeout=120,
         )
 
-    async def scenario() -> None:
-        async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
+    async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
 
-            async def until_seen(wanted: Callable[[object], bool]) -> Any:
-                async with asyncio.timeout(120):
-                    while True:
-                        for received in await batches.batch(1.0):
-                            if wanted(received.record):
-                                return received.record
+        async def until_seen(wanted: Callable[[object], bool]) -> Any:
+            async with asyncio.timeout(120):
+                while True:
+                    for received in await batches.batch(1.0):
+                        if wanted(received.record):
+                            return received.record
 
-            with mesh.coordinator() as child:
-                explorer = FakeExplorer(bus)
-                explorer.version = 0
-                async with explorer.alive():
-                    await send_tasks(producer, 4)
-                    done = await until_seen(
-                        lambda record: isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED
-                    )
-                os.kill(child.pid, signal.SIGKILL)
-            with mesh.coordinator():
-                said = await asyncio.to_thread(command, done.batch_id)
-                assert (said.returncode, "is to be passed over; no trainer has reached it" in said.stderr) == (0, True)
-                skipped = await until_seen(lambda record: isinstance(record, BatchSkipped))
-                assert (skipped.batch_id, skipped.sequence, skipped.reason) == (done.batch_id, 1, "poison")
-                unknown = await asyncio.to_thread(command, "never-was")
-                assert (unknown.returncode, unknown.stderr.strip()) == (1, "Batch never-was is not registered.")
-
-    asyncio.run(scenario())
+        with mesh.coordinator() as child:
+            explorer = FakeExplorer(bus)
+            explorer.version = 0
+            async with explorer.alive():
+                await send_tasks(producer, 4)
+                done = await until_seen(
+                    lambda record: isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED
+                )
+            os.kill(child.pid, signal.SIGKILL)
+        with mesh.coordinator():
+            said = await asyncio.to_thread(command, done.batch_id)
+            assert (said.returncode, "is to be passed over; no trainer has reached it" in said.stderr) == (0, True)
+            skipped = await until_seen(lambda record: isinstance(record, BatchSkipped))
+            assert (skipped.batch_id, skipped.sequence, skipped.reason) == (done.batch_id, 1, "poison")
+            unknown = await asyncio.to_thread(command, "never-was")
+            assert (unknown.returncode, unknown.stderr.strip()) == (1, "Batch never-was is not registered.")

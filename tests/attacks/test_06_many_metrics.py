@@ -6,8 +6,7 @@ Before: the explorer ended, and so did the next one that got the task. Now: a fa
 import pytest
 
 from schemas import RolloutFinished, Task
-from tests.integration.explorer.test_explorer import Mesh, dispatch, fork_server, run, settings
-from tests.support.fakes.engine import FakeEngine
+from tests.integration.explorer.test_explorer import dispatch, explored, fork_server, settings
 from trinity_bus.config import Settings
 from trinity_bus.runners.fork_server import ForkServer
 
@@ -17,10 +16,10 @@ __all__ = ["fork_server", "settings"]
 
 
 @pytest.mark.parametrize("batch_type", ["train", "eval"])
-def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_on(
+async def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_on(
     settings: Settings, fork_server: ForkServer, batch_type: str
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, explorer: object) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
 
         async def result_of(task_id: str, metrics: int, runs: int) -> RolloutFinished:
@@ -39,5 +38,3 @@ def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_
         # The same explorer, the same incarnation: it goes on.
         good = await result_of("fine", 50, 4)
         assert (good.status, good.incarnation, len(good.metrics)) == ("completed", incarnation, 4)
-
-    run(settings, fork_server, body)

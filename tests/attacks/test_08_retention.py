@@ -42,21 +42,18 @@ async def until_begun(bus: Bus, topic: Topic, deleted: int) -> None:
             await asyncio.sleep(0.1)
 
 
-def test_a_task_that_says_it_is_old_is_as_old_as_it_is(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_a_task_that_says_it_is_old_is_as_old_as_it_is(kafka: KafkaSettings, tmp_path: Path) -> None:
     mesh = Mesh(kafka, tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
-            began = time.time()
-            async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as outsider:
-                await outsider.send_and_wait(TASKS.full_name(mesh.kafka.namespace), b"{}", timestamp_ms=1)
-            (record,) = await reader.batch(30)
-            assert abs(record.timestamp_ms / 1000 - began) < 3600
-
-    asyncio.run(main())
+    async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
+        began = time.time()
+        async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as outsider:
+            await outsider.send_and_wait(TASKS.full_name(mesh.kafka.namespace), b"{}", timestamp_ms=1)
+        (record,) = await reader.batch(30)
+        assert abs(record.timestamp_ms / 1000 - began) < 3600
 
 
-def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: KafkaSettings, tmp_path: Path) -> None:
     settings = Mesh(kafka, tmp_path).kafka
     name = TASKS.full_name(settings.namespace)
     earlier = {
@@ -66,119 +63,109 @@ def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: KafkaSettin
         "unclean.leader.election.enable": "false",
     }
 
-    async def main() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-        await admin.start()
-        try:
-            await admin.create_topics([NewTopic(name, TASKS.partitions, 1, topic_configs=earlier)])
-            async with Bus(settings, client_id="test") as bus:
-                await bus.ensure_topics([TASKS])
-            wanted = {key: TASKS.config()[key] for key in ("retention.ms", "retention.bytes", "message.timestamp.type")}
-            entries: dict[str, Any] = {}
-            # What a controller has accepted reaches the brokers a moment later.
-            async with asyncio.timeout(30):
-                while not wanted.items() <= {key: entry[1] for key, entry in entries.items()}.items():
-                    (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
-                    entries = {entry[0]: entry for entry in response.resources[0][4]}
-            assert entries["unclean.leader.election.enable"][3] == 1, "what others have set stays"
-        finally:
-            await admin.close()
-
-    asyncio.run(main())
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(name, TASKS.partitions, 1, topic_configs=earlier)])
+        async with Bus(settings, client_id="test") as bus:
+            await bus.ensure_topics([TASKS])
+        wanted = {key: TASKS.config()[key] for key in ("retention.ms", "retention.bytes", "message.timestamp.type")}
+        entries: dict[str, Any] = {}
+        # What a controller has accepted reaches the brokers a moment later.
+        async with asyncio.timeout(30):
+            while not wanted.items() <= {key: entry[1] for key, entry in entries.items()}.items():
+                (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+                entries = {entry[0]: entry for entry in response.resources[0][4]}
+        assert entries["unclean.leader.election.enable"][3] == 1, "what others have set stays"
+    finally:
+        await admin.close()
 
 
-def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSettings, tmp_path: Path) -> None:
     mesh = Mesh(kafka, tmp_path)
     settings = {"batch_size": 2, "retention_s": 0.3, "keep_s": 0}
 
-    async def main() -> None:
-        async with (
-            mesh.connected() as (bus, producer),
-            FakeTrainer(bus).alive() as trainer,
-            FakeExplorer(bus).alive(),
-        ):
-            with mesh.coordinator(**settings):
-                await send_tasks(producer, 4)
-                await trainer.until_trained(2)
-                assert max((await bus.sizes([TASKS, EXPERIENCES])).values()) > 0
-                await until_begun(bus, TASKS, 4)
-                await until_begun(bus, EXPLORER_EVENTS, 1)
-                assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"
-                positions = [
-                    part.position
-                    for batch in trainer.trained
-                    for entry in batch.manifest
-                    for part in entry.parts
-                    if part.position is not None
-                ]
-                assert len(await bus.fetch(EXPERIENCES, positions)) == 4
-                trainer.needs_from = trainer.read_to
-                await until_begun(bus, EXPERIENCES, 4)
-                # The next one is finalized, and not in a checkpoint yet.
-                await send_tasks(producer, 2, "later")
-                await trainer.until_trained(3)
-                await asyncio.sleep(2)
-                assert await begins(bus, EXPERIENCES) == 4
-            # What came while nobody read is there, whatever its age.
-            await send_tasks(producer, 2, "waits")
-            with mesh.coordinator(**settings):
-                await trainer.until_trained(4)
-
-    asyncio.run(main())
+    async with (
+        mesh.connected() as (bus, producer),
+        FakeTrainer(bus).alive() as trainer,
+        FakeExplorer(bus).alive(),
+    ):
+        with mesh.coordinator(**settings):
+            await send_tasks(producer, 4)
+            await trainer.until_trained(2)
+            assert max((await bus.sizes([TASKS, EXPERIENCES])).values()) > 0
+            await until_begun(bus, TASKS, 4)
+            await until_begun(bus, EXPLORER_EVENTS, 1)
+            assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"
+            positions = [
+                part.position
+                for batch in trainer.trained
+                for entry in batch.manifest
+                for part in entry.parts
+                if part.position is not None
+            ]
+            assert len(await bus.fetch(EXPERIENCES, positions)) == 4
+            trainer.needs_from = trainer.read_to
+            await until_begun(bus, EXPERIENCES, 4)
+            # The next one is finalized, and not in a checkpoint yet.
+            await send_tasks(producer, 2, "later")
+            await trainer.until_trained(3)
+            await asyncio.sleep(2)
+            assert await begins(bus, EXPERIENCES) == 4
+        # What came while nobody read is there, whatever its age.
+        await send_tasks(producer, 2, "waits")
+        with mesh.coordinator(**settings):
+            await trainer.until_trained(4)
 
 
-def test_a_manifest_never_names_what_is_gone(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_a_manifest_never_names_what_is_gone(kafka: KafkaSettings, tmp_path: Path) -> None:
     mesh = Mesh(kafka, tmp_path)
 
-    async def main() -> None:
-        held = True
-        async with mesh.connected() as (bus, producer), FakeTrainer(bus).alive() as trainer:
-            explorer = FakeExplorer(bus, hold=lambda order: held and order.task.task_id == "task-3")
-            async with explorer.alive():
-                with mesh.coordinator(batch_size=4, task_timeout_s=2):
-                    await send_tasks(producer, 4)
-                    await until(lambda: len(explorer.orders) >= 4)
-                    ends = {}
-                    async with asyncio.timeout(30):
-                        while sum(ends.values()) < 3:
-                            ends = await bus.end_offsets(EXPERIENCES)
-                    await bus.delete_before({(EXPERIENCES.name, p): end for p, end in ends.items() if end})
-                    held = False
-                    await trainer.until_trained(1)
-            (batch,) = trainer.trained
-            lost = [entry for entry in batch.manifest if entry.status == "failed"]
-            assert sorted(entry.task_id for entry in lost) == ["task-0", "task-1", "task-2"]
-            assert all("was gone before the batch ended" in (entry.error or "") for entry in lost)
-            positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
-            assert len(await bus.fetch(EXPERIENCES, positions)) == 1
-
-    asyncio.run(main())
+    held = True
+    async with mesh.connected() as (bus, producer), FakeTrainer(bus).alive() as trainer:
+        explorer = FakeExplorer(bus, hold=lambda order: held and order.task.task_id == "task-3")
+        async with explorer.alive():
+            with mesh.coordinator(batch_size=4, task_timeout_s=2):
+                await send_tasks(producer, 4)
+                await until(lambda: len(explorer.orders) >= 4)
+                ends = {}
+                async with asyncio.timeout(30):
+                    while sum(ends.values()) < 3:
+                        ends = await bus.end_offsets(EXPERIENCES)
+                await bus.delete_before({(EXPERIENCES.name, p): end for p, end in ends.items() if end})
+                held = False
+                await trainer.until_trained(1)
+        (batch,) = trainer.trained
+        lost = [entry for entry in batch.manifest if entry.status == "failed"]
+        assert sorted(entry.task_id for entry in lost) == ["task-0", "task-1", "task-2"]
+        assert all("was gone before the batch ended" in (entry.error or "") for entry in lost)
+        positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
+        assert len(await bus.fetch(EXPERIENCES, positions)) == 1
 
 
-def test_ended_batches_are_forgotten(kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_batches_are_forgotten(
+    kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retention, "BATCHES_KEPT", 2)
     mesh = Mesh(kafka, tmp_path)
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            for number in range(5):
-                ended = BatchRecord(
-                    batch_id=f"b{number}", batch_type="eval", state=BatchLifecycleState.FINALIZED, sequence=0
-                )
-                await producer.send(BATCHES, ended.batch_id, ended)
-            await producer.flush()
-            commits = Commits({})
-            keeper = Keeper(bus, partial(CoordinatorMachine, CoordinatorSettings()), commits, every_s=0.05, keep_s=0)
-            forgotten: list[str] = []
-            async with keeper.working(), asyncio.timeout(60):
-                while not forgotten:
-                    commits.made({})
-                    forgotten = [key for topic, key in keeper.take_tombstones() if topic is BATCHES]
-                    await asyncio.sleep(0.05)
-            assert forgotten == ["b0", "b1", "b2"]
-            assert VERSION_HISTORY.cleanup == BATCHES.cleanup == "compact", "tombstones have an effect"
-
-    asyncio.run(main())
+    async with mesh.connected() as (bus, producer):
+        for number in range(5):
+            ended = BatchRecord(
+                batch_id=f"b{number}", batch_type="eval", state=BatchLifecycleState.FINALIZED, sequence=0
+            )
+            await producer.send(BATCHES, ended.batch_id, ended)
+        await producer.flush()
+        commits = Commits({})
+        keeper = Keeper(bus, partial(CoordinatorMachine, CoordinatorSettings()), commits, every_s=0.05, keep_s=0)
+        forgotten: list[str] = []
+        async with keeper.working(), asyncio.timeout(60):
+            while not forgotten:
+                commits.made({})
+                forgotten = [key for topic, key in keeper.take_tombstones() if topic is BATCHES]
+                await asyncio.sleep(0.05)
+        assert forgotten == ["b0", "b1", "b2"]
+        assert VERSION_HISTORY.cleanup == BATCHES.cleanup == "compact", "tombstones have an effect"
 
 
 def aged(log: Path, by_ms: int) -> None:
@@ -202,7 +189,9 @@ def aged(log: Path, by_ms: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patient = layout.server_properties
 
     def impatient(*args: Any, **options: Any) -> dict[str, object]:
@@ -253,9 +242,9 @@ def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(tmp_path: Path, mon
             assert received.record.task_id == "t"
 
     with EmbeddedBroker(original) as broker:
-        asyncio.run(write(broker.kafka_settings(KafkaSettings(namespace=namespace))))
+        await write(broker.kafka_settings(KafkaSettings(namespace=namespace)))
     backup = shutil.copytree(tmp_path / "original", tmp_path / "restored")
     aged(Path(backup) / "kafka", 10 * DAY_MS)
     monkeypatch.setattr(layout, "server_properties", impatient)
     with EmbeddedBroker(original.model_copy(update={"data_dir": Path(backup)})) as broker:
-        asyncio.run(read(broker.kafka_settings(KafkaSettings(namespace=namespace))))
+        await read(broker.kafka_settings(KafkaSettings(namespace=namespace)))

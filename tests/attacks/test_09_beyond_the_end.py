@@ -36,23 +36,12 @@ async def make_anew(settings: KafkaSettings) -> None:
 
 
 @pytest.mark.parametrize("decision", [None, "beginning", "end"])
-def test_topics_that_were_made_anew_do_not_stop_the_mesh(
+async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
     kafka: KafkaSettings, tmp_path: Path, decision: str | None
 ) -> None:
     mesh = Mesh(kafka, tmp_path)
     # With nothing remembered the rule cannot tell, and the operator has to.
     settings = {"batch_size": 1, "dedup_window": 100 if decision is None else 1}
-
-    async def first() -> None:
-        async with mesh.connected() as (bus, producer):
-            explorer = FakeExplorer(bus)
-            async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
-                with mesh.coordinator(**settings):
-                    for number in range(6):
-                        task = Task(task_id=f"old-{number}", workflow="math", prompt="1")
-                        await producer.send(TASKS, task.task_id, task, partition=0)
-                    await producer.flush()
-                    await trainer.until_trained(6)
 
     async def second() -> None:
         async with mesh.connected() as (bus, producer):
@@ -87,6 +76,14 @@ def test_topics_that_were_made_anew_do_not_stop_the_mesh(
                 assert not ordered() & {"new-0", "new-1"}
             assert "records were lost, or the topic was made anew" in mesh.log(2) or decision is not None
 
-    asyncio.run(first())
-    asyncio.run(make_anew(mesh.kafka))
-    asyncio.run(second())
+    async with mesh.connected() as (bus, producer):
+        explorer = FakeExplorer(bus)
+        async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+            with mesh.coordinator(**settings):
+                for number in range(6):
+                    task = Task(task_id=f"old-{number}", workflow="math", prompt="1")
+                    await producer.send(TASKS, task.task_id, task, partition=0)
+                await producer.flush()
+                await trainer.until_trained(6)
+    await make_anew(mesh.kafka)
+    await second()

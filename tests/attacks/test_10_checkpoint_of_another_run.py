@@ -84,7 +84,7 @@ def test_a_checkpoint_that_does_not_say_is_taken_with_a_warning(
 
 
 @pytest.mark.integration
-def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) -> None:
+async def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) -> None:
     settings = kafka.model_copy(update={"namespace": f"identity-{uuid.uuid4().hex[:8]}"})
 
     async def identity() -> LogIdentity:
@@ -92,17 +92,14 @@ def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) -> None:
             await bus.ensure_topics([BATCHES])
             return await bus.identity(BATCHES)
 
-    async def scenario() -> None:
-        first, again = await identity(), await identity()
-        assert first == again
-        assert len(first.cluster) > 8
-        assert uuid.UUID(first.topic).int != 0
-        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-        await admin.start()
-        await admin.delete_topics([BATCHES.full_name(settings.namespace)])
-        await admin.close()
-        while (anew := await identity()) == first:  # noqa: ASYNC110 - a broker tells nobody that it has deleted
-            await asyncio.sleep(0.1)
-        assert anew.cluster == first.cluster
-
-    asyncio.run(scenario())
+    first, again = await identity(), await identity()
+    assert first == again
+    assert len(first.cluster) > 8
+    assert uuid.UUID(first.topic).int != 0
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    await admin.start()
+    await admin.delete_topics([BATCHES.full_name(settings.namespace)])
+    await admin.close()
+    while (anew := await identity()) == first:  # noqa: ASYNC110 - a broker tells nobody that it has deleted
+        await asyncio.sleep(0.1)
+    assert anew.cluster == first.cluster

@@ -91,32 +91,31 @@ def test_whose_place_another_has_is_told_at_each_word() -> None:
 
 
 @pytest.mark.integration
-def test_of_two_explorers_of_one_name_the_first_ends_with_one_line(settings: Settings, fork_server: ForkServer) -> None:
-    async def main() -> None:
-        async with mesh_of(settings) as mesh, Bus(settings.kafka, client_id="coordinator") as bus:
-            coordinating = asyncio.create_task(Coordinator(settings, bus).run())
-            try:
-                async with exploring(settings, FakeEngine(), fork_server) as first:
-                    incarnation = await mesh.joined()
-                    async with exploring(settings, FakeEngine(), fork_server) as second:
-                        async with asyncio.timeout(LIMIT_S):
-                            await asyncio.wait([first])
-                        error = first_error(first.exception() or AssertionError())
-                        assert isinstance(error, SupersededError)
-                        assert "\n" not in str(error)
-                        assert "TRINITY_BUS_EXPLORER__NAME" in str(error)
-                        assert not second.done()
-                        await mesh.joined(former=incarnation)
-            finally:
-                coordinating.cancel()
-                await asyncio.wait([coordinating])
-
-    asyncio.run(main())
+async def test_of_two_explorers_of_one_name_the_first_ends_with_one_line(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    async with mesh_of(settings) as mesh, Bus(settings.kafka, client_id="coordinator") as bus:
+        coordinating = asyncio.create_task(Coordinator(settings, bus).run())
+        try:
+            async with exploring(settings, FakeEngine(), fork_server) as first:
+                incarnation = await mesh.joined()
+                async with exploring(settings, FakeEngine(), fork_server) as second:
+                    async with asyncio.timeout(LIMIT_S):
+                        await asyncio.wait([first])
+                    error = first_error(first.exception() or AssertionError())
+                    assert isinstance(error, SupersededError)
+                    assert "\n" not in str(error)
+                    assert "TRINITY_BUS_EXPLORER__NAME" in str(error)
+                    assert not second.done()
+                    await mesh.joined(former=incarnation)
+        finally:
+            coordinating.cancel()
+            await asyncio.wait([coordinating])
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-def test_a_trainer_says_again_what_nobody_heard_and_ends_when_another_has_its_place(
+async def test_a_trainer_says_again_what_nobody_heard_and_ends_when_another_has_its_place(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     """The test plays the coordinator."""
@@ -140,5 +139,5 @@ def test_a_trainer_says_again_what_nobody_heard_and_ends_when_another_has_its_pl
                     assert await asyncio.to_thread(process.wait, 60) != 0
                     return process
 
-    asyncio.run(scenario())
+    await scenario()
     assert "SupersededError: another trainer of model 'policy' has begun in this namespace" in trainer.log.read_text()

@@ -187,7 +187,7 @@ def test_a_rollback_that_is_killed_anywhere_is_finished_once(tmp_path: Path, mov
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kill(
+async def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kill(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     """The test plays the coordinator."""
@@ -210,7 +210,7 @@ def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kil
                 with trainer.running() as process:
                     return said + trained(await until(events, step_is(4), process))
 
-    said = asyncio.run(scenario())
+    said = await scenario()
     assert [step.step for step in said] == [0, 1, 2, 3, 1, 2, 3, 3, 4]
     first, second, third = said[:4], said[4:7], said[7:]
     assert [len({step.incarnation for step in incarnation}) for incarnation in (first, second, third)] == [1, 1, 1]
@@ -227,7 +227,7 @@ def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after_a_kil
 
 
 @pytest.mark.integration
-def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
+async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
     settings = Settings(kafka=kafka.model_copy(update={"namespace": f"rollback-{uuid.uuid4().hex[:8]}"}))
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -259,31 +259,28 @@ def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
             rollback=rollback,
         )
 
-    async def scenario() -> None:
-        async with Bus(settings.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            coordinating = asyncio.create_task(Coordinator(settings, bus).run())
-            try:
-                async with bus.producer() as producer, bus.reader(COORDINATOR_EVENTS, start="beginning") as events:
-                    await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
-                    unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
-                    assert unsure.returncode == 2
-                    assert "say --discard" in unsure.stderr
-                    asking = asyncio.create_task(
-                        asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--discard")
-                    )
-                    wanted = None
-                    async with asyncio.timeout(120):
-                        while wanted is None:
-                            for received in await events.batch(1.0):
-                                if isinstance(received.record, VersionWanted):
-                                    wanted = received.record.rollback
-                    assert wanted == Rollback(to=2, through=2, reason="it diverged")
-                    await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
-                    done = await asking
-                    assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")
-            finally:
-                coordinating.cancel()
-                await asyncio.wait([coordinating])
-
-    asyncio.run(scenario())
+    async with Bus(settings.kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        coordinating = asyncio.create_task(Coordinator(settings, bus).run())
+        try:
+            async with bus.producer() as producer, bus.reader(COORDINATOR_EVENTS, start="beginning") as events:
+                await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
+                unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
+                assert unsure.returncode == 2
+                assert "say --discard" in unsure.stderr
+                asking = asyncio.create_task(
+                    asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--discard")
+                )
+                wanted = None
+                async with asyncio.timeout(120):
+                    while wanted is None:
+                        for received in await events.batch(1.0):
+                            if isinstance(received.record, VersionWanted):
+                                wanted = received.record.rollback
+                assert wanted == Rollback(to=2, through=2, reason="it diverged")
+                await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
+                done = await asking
+                assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")
+        finally:
+            coordinating.cancel()
+            await asyncio.wait([coordinating])

@@ -271,7 +271,7 @@ def test_services_of_both_versions_read_each_others_records(cls: type[Record]) -
 
 
 @pytest.mark.integration
-def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_finalizes(
+async def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_finalizes(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     mesh = Mesh(kafka, tmp_path)
@@ -286,29 +286,6 @@ def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_final
                 found.take(received)
             return found
 
-    async def main() -> None:
-        async with mesh.connected() as (_, producer):
-            for key, value in golden["entries"].items():
-                await producer.send_raw(COORDINATOR_STATE, key, value)
-            await producer.flush()
-            with mesh.coordinator(**settings):
-                await until(lambda: "ready: restored" in mesh.log())
-                assert "run `trinity-bus upgrade finalize`" in mesh.log()
-                await until_explorers_are_gone()
-                level_2_reader.read((await changelog()).entries)
-                done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize")
-                assert done.returncode == 0, done.stderr
-                assert f"the state has level {NEWEST_LEVEL} now" in done.stderr
-                refused = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", "99")
-                assert refused.returncode == 1
-                assert "upgrade it first" in refused.stderr
-            entries = (await changelog()).entries
-            with pytest.raises((TypeError, ValueError), match=REFUSED):
-                level_2_reader.read(entries)
-            with mesh.coordinator(**settings):
-                await until(lambda: "ready: restored" in mesh.log(2))
-                assert "upgrade finalize" not in mesh.log(2)
-
     async def until_explorers_are_gone() -> None:
         """They are silent, so that the coordinator writes about them before long."""
         async with asyncio.timeout(120):
@@ -319,7 +296,27 @@ def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_final
                     return
                 await asyncio.sleep(0.3)
 
-    asyncio.run(main())
+    async with mesh.connected() as (_, producer):
+        for key, value in golden["entries"].items():
+            await producer.send_raw(COORDINATOR_STATE, key, value)
+        await producer.flush()
+        with mesh.coordinator(**settings):
+            await until(lambda: "ready: restored" in mesh.log())
+            assert "run `trinity-bus upgrade finalize`" in mesh.log()
+            await until_explorers_are_gone()
+            level_2_reader.read((await changelog()).entries)
+            done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize")
+            assert done.returncode == 0, done.stderr
+            assert f"the state has level {NEWEST_LEVEL} now" in done.stderr
+            refused = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", "99")
+            assert refused.returncode == 1
+            assert "upgrade it first" in refused.stderr
+        entries = (await changelog()).entries
+        with pytest.raises((TypeError, ValueError), match=REFUSED):
+            level_2_reader.read(entries)
+        with mesh.coordinator(**settings):
+            await until(lambda: "ready: restored" in mesh.log(2))
+            assert "upgrade finalize" not in mesh.log(2)
 
 
 def trinity_bus(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -104,49 +104,43 @@ async def described(settings: KafkaSettings, name: str) -> tuple[list[int], dict
 
 
 @pytest.mark.integration
-def test_three_brokers_keep_three_copies_and_two_must_have_each_record(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        await prepare(settings)
-        for topic in TOPICS:
-            copies, configs = await described(settings, topic.full_name(settings.namespace))
-            assert copies == [3] * topic.partitions
-            assert configs["min.insync.replicas"] == "2"
-            assert configs["unclean.leader.election.enable"] == "false"
-
-    asyncio.run(scenario())
+async def test_three_brokers_keep_three_copies_and_two_must_have_each_record(settings: KafkaSettings) -> None:
+    await prepare(settings)
+    for topic in TOPICS:
+        copies, configs = await described(settings, topic.full_name(settings.namespace))
+        assert copies == [3] * topic.partitions
+        assert configs["min.insync.replicas"] == "2"
+        assert configs["unclean.leader.election.enable"] == "false"
 
 
 @pytest.mark.integration
-def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
+async def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
     settings: KafkaSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-        await admin.start()
-        try:
-            weak = TASKS.config() | {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
-            await admin.create_topics(
-                [
-                    NewTopic(TASKS.full_name(settings.namespace), TASKS.partitions, 3, topic_configs=weak),
-                    NewTopic(BATCHES.full_name(settings.namespace), 1, 1, topic_configs=BATCHES.config()),
-                ]
-            )
-        finally:
-            await admin.close()
-        async with Bus(settings, client_id="test") as bus:
-            with pytest.raises(TopicMismatchError) as caught:
-                await bus.ensure_topics([TASKS])
-            for said in (r"min.insync.replicas is 1 and must be 2", "unclean.leader.election.enable is true"):
-                assert said in str(caught.value)
-            with caplog.at_level(logging.WARNING, "trinity_bus.bus.topics"):
-                await bus.ensure_topics([BATCHES])
-            assert "fewer than 3 copies are kept of" in caplog.text
-
-    asyncio.run(scenario())
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    await admin.start()
+    try:
+        weak = TASKS.config() | {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+        await admin.create_topics(
+            [
+                NewTopic(TASKS.full_name(settings.namespace), TASKS.partitions, 3, topic_configs=weak),
+                NewTopic(BATCHES.full_name(settings.namespace), 1, 1, topic_configs=BATCHES.config()),
+            ]
+        )
+    finally:
+        await admin.close()
+    async with Bus(settings, client_id="test") as bus:
+        with pytest.raises(TopicMismatchError) as caught:
+            await bus.ensure_topics([TASKS])
+        for said in (r"min.insync.replicas is 1 and must be 2", "unclean.leader.election.enable is true"):
+            assert said in str(caught.value)
+        with caplog.at_level(logging.WARNING, "trinity_bus.bus.topics"):
+            await bus.ensure_topics([BATCHES])
+        assert "fewer than 3 copies are kept of" in caplog.text
 
 
 @pytest.mark.integration
-def test_a_broker_is_killed_and_nothing_is_lost_and_one_alone_acknowledges_nothing(
+async def test_a_broker_is_killed_and_nothing_is_lost_and_one_alone_acknowledges_nothing(
     cluster: BrokerCluster, settings: KafkaSettings
 ) -> None:
     """Last in this file: it leaves one broker of three."""
@@ -166,22 +160,18 @@ def test_a_broker_is_killed_and_nothing_is_lost_and_one_alone_acknowledges_nothi
                     seen.update(received.record.task_id for received in await reader.batch(1.0))
         return seen
 
-    async def alone() -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers, acks="all", request_timeout_ms=5000)
-        await producer.start()
-        try:
-            with pytest.raises(KafkaError):
-                await asyncio.wait_for(producer.send_and_wait(name, b"v", key=b"k"), 20)
-        finally:
-            await asyncio.wait_for(producer.stop(), 20)
-
-    asyncio.run(prepare(settings))
-    asyncio.run(send(50, 0))
+    await prepare(settings)
+    await send(50, 0)
     cluster.kill(1)
     wait_until(lambda: cluster.alive() == 2, "a cluster of two", 60)
-    asyncio.run(send(50, 50))
-    assert asyncio.run(read(100)) == {f"t{number}" for number in range(100)}
-
+    await send(50, 50)
+    assert await read(100) == {f"t{number}" for number in range(100)}
     cluster.kill(2)
     wait_until(lambda: cluster.alive() == 1, "a cluster of one", 60)
-    asyncio.run(alone())
+    producer = AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers, acks="all", request_timeout_ms=5000)
+    await producer.start()
+    try:
+        with pytest.raises(KafkaError):
+            await asyncio.wait_for(producer.send_and_wait(name, b"v", key=b"k"), 20)
+    finally:
+        await asyncio.wait_for(producer.stop(), 20)

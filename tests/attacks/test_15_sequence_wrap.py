@@ -4,7 +4,6 @@ Before: the client library numbered the next one -2^31, which brokers refuse, an
 more by that producer. Now 0 follows, as in Kafka's own clients.
 """
 
-import asyncio
 import uuid
 
 import pytest
@@ -20,30 +19,27 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["idempotent", "transactional"])
 @pytest.mark.parametrize("left", [0, 1, 2, 5])
-def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, left: int) -> None:
+async def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, left: int) -> None:
     """The first record of a producer may have any number: brokers know nothing of it yet."""
 
-    async def main() -> None:
-        settings = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}", "outage_s": 20.0})
-        async with Bus(settings, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer(transactional_id="numbers" if transactional else None) as producer:
-                place = TopicPartition(EXPLORER_EVENTS.full_name(settings.namespace), 0)
-                client = producer._running
-                assert client is not None
-                client._txn_manager._sequence_numbers[place] = MAX_SEQUENCE - left
-                for batch in range(4):
-                    if transactional:
-                        async with producer.transaction():
-                            await write(producer, batch)
-                    else:
+    settings = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}", "outage_s": 20.0})
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer(transactional_id="numbers" if transactional else None) as producer:
+            place = TopicPartition(EXPLORER_EVENTS.full_name(settings.namespace), 0)
+            client = producer._running
+            assert client is not None
+            client._txn_manager._sequence_numbers[place] = MAX_SEQUENCE - left
+            for batch in range(4):
+                if transactional:
+                    async with producer.transaction():
                         await write(producer, batch)
-                        await producer.flush()
-            async with bus.reader(EXPLORER_EVENTS, start="beginning") as reader:
-                found = [received.raw async for received in reader.replay()]
-        assert found == [f"{batch}/{record}".encode() for batch in range(4) for record in range(3)]
-
-    asyncio.run(main())
+                else:
+                    await write(producer, batch)
+                    await producer.flush()
+        async with bus.reader(EXPLORER_EVENTS, start="beginning") as reader:
+            found = [received.raw async for received in reader.replay()]
+    assert found == [f"{batch}/{record}".encode() for batch in range(4) for record in range(3)]
 
 
 async def write(producer: Producer, batch: int) -> None:

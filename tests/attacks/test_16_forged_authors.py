@@ -149,7 +149,7 @@ def test_positions_in_topics_that_are_gone_are_told_from_the_others() -> None:
 
 
 @pytest.mark.integration
-def test_an_explorer_that_announces_a_version_moves_nobody(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_an_explorer_that_announces_a_version_moves_nobody(kafka: KafkaSettings, tmp_path: Path) -> None:
     """And a coordinator whose state knows topics of an earlier version says so, and goes on."""
     mesh = Mesh(kafka, tmp_path)
     forged = [
@@ -157,32 +157,29 @@ def test_an_explorer_that_announces_a_version_moves_nobody(kafka: KafkaSettings,
         ("explorer-7", ExplorerLeft(explorer="explorer-0", incarnation="life-1"), "forged_sender"),
     ]
 
-    async def main() -> None:
-        async with (
-            mesh.connected() as (bus, producer),
-            bus.reader(DEAD_LETTERS, start="beginning") as letters,
-            bus.reader(MODEL_VERSIONS, BATCHES, start="beginning") as told,
-        ):
-            before = pack_positions({("events", 3): 12, ("tasks", 0): 0})
-            await (await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, before, partition=0))
-            explorer = FakeExplorer(bus)
-            with mesh.coordinator():
-                async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
-                    await until(lambda: explorer.version == 0)
-                    for key, record, _ in forged:
-                        await (await producer.send_raw(EXPLORER_EVENTS, key, encode(record)))
-                    found: list[Received[Any]] = []
-                    async with asyncio.timeout(WAIT_S):
-                        while len(found) < len(forged):
-                            found += await letters.batch(1)
-                    await send_tasks(producer, 4)
-                    await trainer.until_trained(1)
-                assert "positions in events, which coordinators of this version do not read" in mesh.log()
-            reasons = {letter.raw: header(letter.headers, DLQ_REASON) for letter in found}
-            assert reasons == {encode(record): why for _, record, why in forged}
-            versions = [item.record async for item in told.replay() if item.topic is MODEL_VERSIONS]
-            assert versions
-            assert all(version.version < FORGED_STEP.version for version in versions)
-            assert all(version.master_address != FORGED_STEP.master_address for version in versions)
-
-    asyncio.run(main())
+    async with (
+        mesh.connected() as (bus, producer),
+        bus.reader(DEAD_LETTERS, start="beginning") as letters,
+        bus.reader(MODEL_VERSIONS, BATCHES, start="beginning") as told,
+    ):
+        before = pack_positions({("events", 3): 12, ("tasks", 0): 0})
+        await (await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, before, partition=0))
+        explorer = FakeExplorer(bus)
+        with mesh.coordinator():
+            async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
+                await until(lambda: explorer.version == 0)
+                for key, record, _ in forged:
+                    await (await producer.send_raw(EXPLORER_EVENTS, key, encode(record)))
+                found: list[Received[Any]] = []
+                async with asyncio.timeout(WAIT_S):
+                    while len(found) < len(forged):
+                        found += await letters.batch(1)
+                await send_tasks(producer, 4)
+                await trainer.until_trained(1)
+            assert "positions in events, which coordinators of this version do not read" in mesh.log()
+        reasons = {letter.raw: header(letter.headers, DLQ_REASON) for letter in found}
+        assert reasons == {encode(record): why for _, record, why in forged}
+        versions = [item.record async for item in told.replay() if item.topic is MODEL_VERSIONS]
+        assert versions
+        assert all(version.version < FORGED_STEP.version for version in versions)
+        assert all(version.master_address != FORGED_STEP.master_address for version in versions)

@@ -4,7 +4,6 @@ Real publishers, receivers and sockets. What is public is taken to be everything
 addresses, the version, its checksum, the member's name.
 """
 
-import asyncio
 import contextlib
 import io
 import os
@@ -313,18 +312,15 @@ class NotingProducer:
         self.sent.append(record)
 
 
-def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_foresee() -> None:
+async def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_foresee() -> None:
     publisher = WeightServer()
     decided = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"secret": None})
     publisher.close()
     producer = NotingProducer()
 
-    async def announce() -> None:
-        with Spans("trinity") as spans:
-            for _ in range(3):
-                await Outputs(cast("Producer", producer)).carry_out([AnnounceVersion(decided, None)], {}, spans)
-
-    asyncio.run(announce())
+    with Spans("trinity") as spans:
+        for _ in range(3):
+            await Outputs(cast("Producer", producer)).carry_out([AnnounceVersion(decided, None)], {}, spans)
     secrets = [sent.secret or "" for sent in producer.sent]
     assert len(set(secrets)) == 3
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)

@@ -197,7 +197,9 @@ class DeafProducer:
         return sent
 
 
-def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, record_content: bool) -> ReadableSpan:
+async def span_of_an_attempt(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, *, record_content: bool
+) -> ReadableSpan:
     kept = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
@@ -229,24 +231,24 @@ def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch, *, rec
         one.start(order, encode(order), None)
         await ended.wait()
 
-    asyncio.run(attempt())
+    await attempt()
     (span,) = kept.get_finished_spans()
     return span
 
 
-def test_an_attempts_span_tells_a_workflows_error_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempts_span_tells_a_workflows_error_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     quoting = WorkflowRaisedError("ValueError", f"not a number: {ANSWER}")
-    span = span_of_an_attempt(quoting, monkeypatch, record_content=False)
+    span = await span_of_an_attempt(quoting, monkeypatch, record_content=False)
     assert ANSWER not in span.to_json()
     assert not span.status.is_ok
     assert (span.attributes or {})["error.type"] == "ValueError"
-    assert ANSWER in span_of_an_attempt(quoting, monkeypatch, record_content=True).to_json()
+    assert ANSWER in (await span_of_an_attempt(quoting, monkeypatch, record_content=True)).to_json()
     # What is the explorer's own is told.
-    span = span_of_an_attempt(RunnerDiedError("its runner was killed"), monkeypatch, record_content=False)
+    span = await span_of_an_attempt(RunnerDiedError("its runner was killed"), monkeypatch, record_content=False)
     assert span.status.description == "RunnerDiedError: its runner was killed"
 
 
-def test_a_workflow_does_not_choose_names_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_workflow_does_not_choose_names_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     claims = WorkflowRaisedError(f"{ANSWER} {EVIL}", "what")
-    span = span_of_an_attempt(claims, monkeypatch, record_content=False)
+    span = await span_of_an_attempt(claims, monkeypatch, record_content=False)
     assert (span.attributes or {})["error.type"] == "WorkflowRaisedError"

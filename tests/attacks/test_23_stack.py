@@ -269,7 +269,7 @@ def read_gauges() -> dict[str, dict[str, float]]:
     }
 
 
-def test_gauges_tell_what_was_seen_and_nothing_of_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+async def test_gauges_tell_what_was_seen_and_nothing_of_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
     disks = {"broker 1 /data": Disk(100, 9)}
     seen = ClusterState({"tasks": 2}, {"tasks": 7}, disks, {"broker k:1": 3.0})
 
@@ -302,7 +302,7 @@ def test_gauges_tell_what_was_seen_and_nothing_of_a_cluster_that_does_not_answer
             bus.answer = seen
             await until(lambda: bool(certificates()))
 
-    asyncio.run(scenario())
+    await scenario()
     assert certificates() == {}
     cluster_gauges.watch_folder("checkpoints", tmp_path)
     cluster_gauges.watch_folder("absent", tmp_path / "absent")
@@ -312,7 +312,7 @@ def test_gauges_tell_what_was_seen_and_nothing_of_a_cluster_that_does_not_answer
 
 
 @pytest.mark.integration
-def test_brokers_tell_of_disks_sizes_and_copies_and_the_loss_of_one_is_seen(tmp_path: Path) -> None:
+async def test_brokers_tell_of_disks_sizes_and_copies_and_the_loss_of_one_is_seen(tmp_path: Path) -> None:
     with broker_cluster(tmp_path, size=2) as cluster:
         settings = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
@@ -336,7 +336,7 @@ def test_brokers_tell_of_disks_sizes_and_copies_and_the_loss_of_one_is_seen(tmp_
                         with suppress(BusError):
                             lacking = (await observer.look()).under_replicated["tasks"]
 
-        asyncio.run(scenario())
+        await scenario()
 
 
 # ------------------------------------------------------------------------------------------------------- certificates
@@ -398,7 +398,7 @@ def test_a_certificate_that_is_cut_or_changed_is_a_value_error_or_has_an_end(tmp
 
 
 @pytest.mark.parametrize("end", ["20400101000000Z", "20200102000000Z"], ids=["that holds", "that has ended"])
-def test_the_end_of_what_a_broker_shows_is_seen_also_when_it_is_over(tmp_path: Path, end: str) -> None:
+async def test_the_end_of_what_a_broker_shows_is_seen_also_when_it_is_over(tmp_path: Path, end: str) -> None:
     key, certificate = make_certificate(tmp_path, "20200101000000Z", end)
     (wanted,) = file_expiries(certificate)
 
@@ -413,4 +413,4 @@ def test_the_end_of_what_a_broker_shows_is_seen_also_when_it_is_over(tmp_path: P
         async with server:
             return await shown_expiry("127.0.0.1", server.sockets[0].getsockname()[1], 10)
 
-    assert asyncio.run(scenario()) == wanted
+    assert await scenario() == wanted

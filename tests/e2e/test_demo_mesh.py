@@ -1,6 +1,5 @@
 """The demo, shortened: real Kafka, two real vLLM engines, real Megatron-core, separate processes, one command."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -134,7 +133,7 @@ def names(node: Node) -> Iterator[str]:
         yield from names(child)
 
 
-def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
+async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     demo = start("--steps", str(STEPS), "--seed", "3", "--limit", f"{LIMIT_S:g}")
     assert demo.ended() == 0, demo.said()
 
@@ -157,12 +156,14 @@ def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
         "report",
     ]
     assert summary["train_seconds"] == summary["stages"]["train"] > 0
+    command = [sys.executable, "-m", "benchmarks.demo", str(demo.run_dir / "summary.json"), "--short"]
+    assert "time to first reward" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert all(value is not None for step in summary["steps"] for value in step.values())
     assert (demo.run_dir / "reward.png").stat().st_size > 1000
     assert "held-out reward after training" in demo.said()
 
-    view = asyncio.run(seen(demo.kafka))
+    view = await seen(demo.kafka)
     # Strictly on-policy: each batch was drawn by the weights that it then changed, by nobody else's.
     for step in view.trained:
         assert step.metrics["staleness_max"] == 0

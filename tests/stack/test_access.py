@@ -29,28 +29,22 @@ def test_it_comes_up_and_everything_is_healthy(secure_stack: ComposeStack, figur
         assert secure_stack.state(container)["ExitCode"] == 0
 
 
-def test_a_client_has_its_task_answered_and_trained_on(secure_stack: ComposeStack) -> None:
-    async def main() -> None:
-        settings = Settings().model_copy(update={"kafka": secure_stack.kafka})
-        task = Task(task_id="own", workflow="sequence", prompt="copy 3 1 4 =", answer="3 1 4")
-        async with asyncio.timeout(300), RolloutCoordinator(settings, name="test") as coordinator:
-            await coordinator.submit_batch(batch_id="mine", tasks=[task], batch_type="train")
-            result = await coordinator.finalize_train_batch("mine")
-        assert result["finished_task_count"] == 1
-
-    asyncio.run(main())
+async def test_a_client_has_its_task_answered_and_trained_on(secure_stack: ComposeStack) -> None:
+    settings = Settings().model_copy(update={"kafka": secure_stack.kafka})
+    task = Task(task_id="own", workflow="sequence", prompt="copy 3 1 4 =", answer="3 1 4")
+    async with asyncio.timeout(300), RolloutCoordinator(settings, name="test") as coordinator:
+        await coordinator.submit_batch(batch_id="mine", tasks=[task], batch_type="train")
+        result = await coordinator.finalize_train_batch("mine")
+    assert result["finished_task_count"] == 1
     view = secure_stack.watch(lambda view: len(view.trained) >= 1, "trained step")
     assert view.trained[0].batch_id == "mine"
 
 
-def test_a_client_may_not_write_what_is_the_coordinators(secure_stack: ComposeStack) -> None:
-    async def main() -> None:
-        async with Bus(secure_stack.kafka, client_id="test") as bus, bus.producer() as producer:
-            batch = BatchRecord(batch_id="forged", batch_type="train", state=BatchLifecycleState.ABORTED, sequence=0)
-            with pytest.raises(SendError, match="AuthorizationFailed"):
-                await (await producer.send(BATCHES, batch.batch_id, batch))
-
-    asyncio.run(main())
+async def test_a_client_may_not_write_what_is_the_coordinators(secure_stack: ComposeStack) -> None:
+    async with Bus(secure_stack.kafka, client_id="test") as bus, bus.producer() as producer:
+        batch = BatchRecord(batch_id="forged", batch_type="train", state=BatchLifecycleState.ABORTED, sequence=0)
+        with pytest.raises(SendError, match="AuthorizationFailed"):
+            await (await producer.send(BATCHES, batch.batch_id, batch))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +55,7 @@ def test_a_client_may_not_write_what_is_the_coordinators(secure_stack: ComposeSt
         pytest.param({"ssl_cafile": None}, id="without the authority"),
     ],
 )
-def test_who_does_not_log_in_is_not_let_in(secure_stack: ComposeStack, changed: dict[str, str | None]) -> None:
+async def test_who_does_not_log_in_is_not_let_in(secure_stack: ComposeStack, changed: dict[str, str | None]) -> None:
     login = {name: value for name, value in {**secure_stack.login, **changed}.items() if value is not None}
     stranger = secure_stack.kafka_of(**login, request_timeout_s="10")
 
@@ -69,4 +63,4 @@ def test_who_does_not_log_in_is_not_let_in(secure_stack: ComposeStack, changed: 
         with pytest.raises(BrokerUnreachableError):
             await Bus(kafka, client_id="stranger").start()
 
-    asyncio.run(main(stranger))
+    await main(stranger)

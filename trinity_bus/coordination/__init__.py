@@ -1,9 +1,11 @@
 """Coordination: which task runs where, what counts, which weights are served. Pure decisions, without any I/O.
 
-:class:`CoordinatorMachine` is the whole of it; the other modules are its parts. ``workers.coordinator`` runs it.
+:class:`CoordinatorMachine` is the whole of it, and most other modules are its parts; who leads, when to commit and
+what to delete is decided beside it. ``workers.coordinator`` runs them.
 """
 
 from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
+from trinity_bus.coordination.commit_schedule import CommitPlan, CommitSchedule
 from trinity_bus.coordination.effects import (
     AnnounceVersion,
     Dismiss,
@@ -40,6 +42,8 @@ __all__ = [
     "TRANSITIONS",
     "AnnounceVersion",
     "CommandArrived",
+    "CommitPlan",
+    "CommitSchedule",
     "CoordinatorMachine",
     "Dismiss",
     "Effect",

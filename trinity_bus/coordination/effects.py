@@ -6,6 +6,7 @@ all.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from schemas import (
     BatchRecord,
@@ -183,6 +184,15 @@ class Effects:
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
         """Something to be counted and logged."""
         self._effects.append(Observe(fact, subject, detail))
+
+    def dismiss(self, service: Literal["explorer", "trainer"], name: str, incarnation: str, counts: str) -> None:
+        """Tell an incarnation that still speaks that another one has its place."""
+        fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
+        detail = (
+            f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
+        )
+        self.observe(fact, name, detail)
+        self.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts)))
 
     def take(self) -> list[Effect]:
         """All of them; none are left."""

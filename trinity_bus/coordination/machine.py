@@ -36,7 +36,7 @@ batches are finalized, until nothing more follows.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 from schemas import (
     ExplorerHeartbeat,
@@ -46,12 +46,6 @@ from schemas import (
     PublishVersion,
     RollBack,
     RolloutFinished,
-    StepTrained,
-    Superseded,
-    TrainerHeartbeat,
-    VersionRefused,
-    VersionWanted,
-    WeightsSynced,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches import results
@@ -64,24 +58,21 @@ from trinity_bus.coordination.dispatch.fleet import Explorer, HeartbeatOutcome
 from trinity_bus.coordination.dispatch.stragglers import slow_attempts
 from trinity_bus.coordination.effects import (
     AnnounceVersion,
-    Dismiss,
     Effect,
     Effects,
     Fact,
     PublishBatch,
-    RecordVersion,
     RejectionReason,
     RejectTask,
-    RequestVersion,
 )
 from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.state.store import StateStore
-from trinity_bus.coordination.versions import history
 from trinity_bus.coordination.versions.choice import VersionChoice
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.coordination.versions.version_events import VersionEvents
 
 LONGEST_STEP = 0.25
 """Share of ``explorer_timeout_s`` that may pass at once; see :mod:`trinity_bus.coordination.clock`."""
@@ -130,6 +121,7 @@ class CoordinatorMachine:
         self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
         self._requests = BatchCommands(context, self.state, self._endings)
         self._choice = VersionChoice(context, self.state)
+        self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.hand_out_again)
         self._store = StateStore(self._dirty)
         self._judged: tuple[int, int, bool] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
@@ -250,17 +242,8 @@ class CoordinatorMachine:
                 self._left(event)
             case RolloutFinished():
                 self._finished(event, traceparent)
-            case TrainerHeartbeat():
-                self._trainer_beat(event)
-            case StepTrained():
-                self._trained(event, traceparent)
-            case WeightsSynced():
-                self._synced(event)
-            case VersionRefused():
-                if not self.sync.is_zombie(event.incarnation):
-                    self._choice.refused(event)
             case _:
-                assert_never(event)
+                self._versions.handle(event, traceparent)
 
     def _heartbeat(self, beat: ExplorerHeartbeat) -> None:
         replaced = self.fleet.is_replaced_by(beat)
@@ -269,7 +252,7 @@ class CoordinatorMachine:
         outcome = self.fleet.heartbeat(beat, self._clock.now)
         if outcome is HeartbeatOutcome.ZOMBIE:
             counts = self.fleet.explorers[beat.explorer].incarnation
-            self._dismiss("explorer", beat.explorer, beat.incarnation, counts)
+            self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts)
         elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
 
@@ -297,74 +280,6 @@ class CoordinatorMachine:
             self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED)
         else:
             self._endings.answered(attempt, event, traceparent)
-
-    def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
-        release = self.sync.state.release
-        if beat.model != self._settings.model:
-            return
-        if self.sync.is_zombie(beat.incarnation):
-            self._dismiss_trainer(beat.trainer, beat.incarnation)
-            return
-        if release is not None and release.incarnation == beat.incarnation:
-            self.sync.trainer_beat(self._clock.now)
-        if self.sync.has_not_heard_of(beat.incarnation, beat.version):
-            # Its first word came before this heartbeat, if it came at all.
-            detail = f"version {beat.version} was published, and nobody heard of it"
-            self._out.observe(Fact.LOST_VERSION, beat.trainer, detail)
-            self._ask(VersionWanted(model=beat.model, at_least=beat.version))
-
-    def _trained(self, step: StepTrained, traceparent: str | None) -> None:
-        if step.model != self._settings.model:
-            self._out.observe(Fact.OTHER_MODEL, step.trainer, f"{step.model!r}, here it is {self._settings.model!r}")
-        elif self.sync.is_zombie(step.incarnation):
-            self._dismiss_trainer(step.trainer, step.incarnation)
-        elif step.again:
-            self._choice.offered(step, traceparent)
-        elif not step.publish:
-            self._warn_if_kept(step)
-            self._ask(self.sync.reminder())
-        else:
-            self._published(step, traceparent)
-
-    def _published(self, step: StepTrained, traceparent: str | None) -> None:
-        before, former = self.sync.newest, self.sync.state.release
-        told_last = self.sync.state.held or former
-        if not self.sync.publish(step, traceparent):
-            detail = f"version {step.version}, not newer than {before}"
-            self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
-            return
-        # An incarnation begins by publishing what the former one has made; what is known of that was written then.
-        if step.batch_id is not None or step.version > before:
-            self._out.add(RecordVersion(history.entry(step)))
-        self._ask(self.sync.reminder())
-        if self._choice.rolled_back(step, told_last):
-            self._endings.hand_out_again(f"the trainer has rolled back to version {step.version}")
-        if former is not None and former.incarnation != step.incarnation:
-            self._choice.trainer_began()
-
-    def _synced(self, event: WeightsSynced) -> None:
-        explorer = self.fleet.find(event.explorer, event.incarnation)
-        release = self.sync.state.release
-        if explorer is None or release is None or event.model != release.model:
-            self._out.observe(
-                Fact.LATE_SYNC, event.explorer, f"version {event.version}, incarnation {event.incarnation}"
-            )
-            return
-        wrong_bytes = event.ok and event.version == release.version and event.checksum not in ("", release.checksum)
-        ok = event.ok and not wrong_bytes
-        counts = self.sync.answered((event.explorer, event.incarnation), event.version, event.epoch, ok=ok)
-        if not counts:
-            self._out.observe(Fact.LATE_SYNC, event.explorer, f"version {event.version}, epoch {event.epoch}")
-        if ok and (counts or explorer.distrusted is None):
-            self.fleet.set_version(explorer, event.version)
-        elif ok:
-            return  # What it serves is void, and this is not the answer that was waited for.
-        elif wrong_bytes:
-            detail = f"version {event.version} arrived as {event.checksum}, was sent as {release.checksum}"
-            self._out.observe(Fact.SYNC_FAILED, event.explorer, detail)
-            self.fleet.distrust(explorer, event.version)
-        else:
-            self._out.observe(Fact.SYNC_FAILED, event.explorer, f"version {event.version}: {event.error}")
 
     def _time_passed(self) -> None:
         now = self._clock.now
@@ -394,7 +309,7 @@ class CoordinatorMachine:
         self._settle_batches()
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
-        self._ask(self.sync.want(self.ledger.counters.finalized))
+        self._versions.ask(self.sync.want(self.ledger.counters.finalized))
         self._dispatcher.dispatch(self.sync.version, now, self._choice.ceiling)
         if ticked:
             for attempt in slow_attempts(self._settings, self.ledger, now):
@@ -441,36 +356,9 @@ class CoordinatorMachine:
         self._endings.lose(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 
-    def _dismiss_trainer(self, name: str, incarnation: str) -> None:
-        newest = self.sync.state.held or self.sync.state.release
-        if newest is not None:
-            self._dismiss("trainer", name, incarnation, newest.incarnation)
-
-    def _dismiss(self, service: Literal["explorer", "trainer"], name: str, incarnation: str, counts: str) -> None:
-        """Tells a incarnation that still speaks that another one has its place."""
-        fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
-        detail = (
-            f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
-        )
-        self._out.observe(fact, name, detail)
-        self._out.add(Dismiss(Superseded(service=service, name=name, incarnation=incarnation, by=counts)))
-
     def _nobody_knows(self, workflow: str) -> bool:
         return not self.fleet.knows(workflow) and self.fleet.can_judge()
 
     def _unknown(self, workflow: str) -> str:
         known = ", ".join(self.fleet.workflows()) or "none at all"
         return f"no explorer has a workflow {workflow!r}; known are {known}"
-
-    def _ask(self, wanted: VersionWanted | None) -> None:
-        if wanted is not None:
-            self._out.add(RequestVersion(wanted))
-
-    def _warn_if_kept(self, step: StepTrained) -> None:
-        """Report a trainer that does not publish what batches will need."""
-        if self._policy.publishes(step.version):
-            detail = (
-                f"batches will need version {step.version}, which {step.trainer} does not publish; give all services "
-                "the same TRINITY_BUS_SYNCHRONIZER__ settings"
-            )
-            self._out.observe(Fact.STARVED, step.trainer, detail)

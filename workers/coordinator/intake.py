@@ -19,17 +19,11 @@ from typing import Any, Self
 
 from schemas.topics import COORDINATOR_INPUTS, TASKS
 from trinity_bus.bus import Bus, Reader, Received
+from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from trinity_bus.health.process import watching
 
 SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic is not TASKS)
 """Commands and events."""
-MAX_SIGNALS = 256
-"""So many commands and events make a transaction full: the next ones are read when it is under way. With more, all that
-is under way would move in step: explorers would wait while the coordinator decides, and it while they work."""
-MAX_TASKS = 256
-"""So many tasks do: taking them in keeps results waiting for as long as it lasts."""
-MAX_TASK_BYTES = 16 << 20
-"""So many bytes of them do too: until it is committed, each is kept as it came, for its dead letter."""
 TASK_FETCH_BYTES = 1 << 20
 """Of tasks that are taken off the log at once: those that are not wanted yet are not to fill the memory."""
 

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
-from tests.support.fakes.tiny_model import make_tiny_qwen3
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
 from trinity_bus.config import ExplorerSettings

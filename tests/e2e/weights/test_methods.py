@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
-from tests.support.fakes.tiny_model import make_tiny_qwen3
 from tests.support.faults.transfers import announcement
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
 from trinity_bus.inference.completion import EngineCompletion

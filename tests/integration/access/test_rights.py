@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import DescribeClientQuotasRequest
 from pydantic import SecretStr
@@ -148,77 +149,64 @@ async def may_read(bus: Bus, topic: Topic) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def filled(cluster: Cluster) -> str:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def filled(cluster: Cluster) -> str:
     """A namespace with a record in each topic."""
     namespace = "filled"
-
-    async def fill() -> None:
-        await cluster.prepared(namespace)
-        async with Bus(cluster.user(namespace, ADMIN), client_id="admin") as bus, bus.producer() as producer:
-            for topic in TOPICS:
-                await producer.send_raw(topic, "k", b"v")
-
-    asyncio.run(fill())
+    await cluster.prepared(namespace)
+    async with Bus(cluster.user(namespace, ADMIN), client_id="admin") as bus, bus.producer() as producer:
+        for topic in TOPICS:
+            await producer.send_raw(topic, "k", b"v")
     return namespace
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_each_role_reads_and_writes_what_the_table_says_and_nothing_else(
+async def test_each_role_reads_and_writes_what_the_table_says_and_nothing_else(
     cluster: Cluster, filled: str, role: str
 ) -> None:
     namespace = filled
 
-    async def main() -> None:
-        async with Bus(cluster.user(namespace, role), client_id=role) as bus:
-            # Every service checks all topics at its start.
+    async with Bus(cluster.user(namespace, role), client_id=role) as bus:
+        # Every service checks all topics at its start.
+        await bus.ensure_topics()
+        for topic in TOPICS:
+            assert await may_write(bus, topic) == (role in topic.writers), topic.name
+            assert await may_read(bus, topic) == (role in topic.readers), topic.name
+        allowed = {"coordinator": ["coordinator"], "taskset": ["taskset.one", "taskset.two"]}.get(role, [])
+        for name in ("coordinator", "taskset.one", "taskset.two", "another"):
+            if name in allowed:
+                async with bus.producer(transactional_id=name):
+                    pass
+                continue
+            with pytest.raises(BusError, match="Authorization"):
+                await bus.producer(transactional_id=name).start()
+
+
+async def test_a_user_of_one_mesh_sees_nothing_of_another(cluster: Cluster, namespace: str) -> None:
+    # The longer name begins with the shorter one and a dot.
+    await cluster.prepared(namespace)
+    await cluster.prepared(f"{namespace}.b")
+    other = cluster.user(namespace, "producer").model_copy(update={"namespace": f"{namespace}.b"})
+    async with Bus(other, client_id="client") as bus:
+        with pytest.raises(BusError, match="not there, or hidden from this user"):
             await bus.ensure_topics()
-            for topic in TOPICS:
-                assert await may_write(bus, topic) == (role in topic.writers), topic.name
-                assert await may_read(bus, topic) == (role in topic.readers), topic.name
-            allowed = {"coordinator": ["coordinator"], "taskset": ["taskset.one", "taskset.two"]}.get(role, [])
-            for name in ("coordinator", "taskset.one", "taskset.two", "another"):
-                if name in allowed:
-                    async with bus.producer(transactional_id=name):
-                        pass
-                    continue
-                with pytest.raises(BusError, match="Authorization"):
-                    await bus.producer(transactional_id=name).start()
-
-    asyncio.run(main())
 
 
-def test_a_user_of_one_mesh_sees_nothing_of_another(cluster: Cluster, namespace: str) -> None:
-    async def main() -> None:
-        # The longer name begins with the shorter one and a dot.
-        await cluster.prepared(namespace)
-        await cluster.prepared(f"{namespace}.b")
-        other = cluster.user(namespace, "producer").model_copy(update={"namespace": f"{namespace}.b"})
-        async with Bus(other, client_id="client") as bus:
-            with pytest.raises(BusError, match="not there, or hidden from this user"):
-                await bus.ensure_topics()
-
-    asyncio.run(main())
-
-
-def test_rights_follow_the_table_and_passwords_can_be_changed(
+async def test_rights_follow_the_table_and_passwords_can_be_changed(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        await cluster.prepared(namespace)
-        again = await apply_access(cluster.root(namespace), {"producer": "another-password"})
-        assert (again.passwords, again.given, again.taken) == (1, 0, 0)
-        with pytest.raises(BrokerUnreachableError, match="uthentication"):
-            await Bus(cluster.user(namespace, "producer"), client_id="client").start()
-        monkeypatch.setattr("trinity_bus.bus.access.TOPICS", TOPICS[1:])
-        narrower = await apply_access(cluster.root(namespace), {})
-        assert narrower.given == 0
-        assert narrower.taken > len(ROLES)
-        # Who may not alter the cluster gives no rights, to himself neither.
-        with pytest.raises(BusError, match="rights of User:"):
-            await apply_access(cluster.user(namespace, ADMIN), {})
-
-    asyncio.run(main())
+    await cluster.prepared(namespace)
+    again = await apply_access(cluster.root(namespace), {"producer": "another-password"})
+    assert (again.passwords, again.given, again.taken) == (1, 0, 0)
+    with pytest.raises(BrokerUnreachableError, match="uthentication"):
+        await Bus(cluster.user(namespace, "producer"), client_id="client").start()
+    monkeypatch.setattr("trinity_bus.bus.access.TOPICS", TOPICS[1:])
+    narrower = await apply_access(cluster.root(namespace), {})
+    assert narrower.given == 0
+    assert narrower.taken > len(ROLES)
+    # Who may not alter the cluster gives no rights, to himself neither.
+    with pytest.raises(BusError, match="rights of User:"):
+        await apply_access(cluster.user(namespace, ADMIN), {})
 
 
 async def quotas_of(settings: KafkaSettings, user: str) -> dict[str, float]:
@@ -234,18 +222,15 @@ async def quotas_of(settings: KafkaSettings, user: str) -> dict[str, float]:
     return {name: value for _, values in response.entries for name, value in values}
 
 
-def test_quotas_are_set_and_taken_away(cluster: Cluster, namespace: str) -> None:
-    async def main() -> None:
-        root = cluster.root(namespace)
-        await apply_access(root, {}, {"producer": {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}})
-        assert await quotas_of(root, "producer") == {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}
-        assert await quotas_of(root, "operator") == {}
-        await apply_access(root, {}, {"producer": {WRITE: 3e6, READ: None, REQUESTS: None}})
-        assert await quotas_of(root, "producer") == {WRITE: 3e6}
-        await apply_access(root, {}, {"producer": {WRITE: None, READ: None, REQUESTS: None}})
-        assert await quotas_of(root, "producer") == {}
-
-    asyncio.run(main())
+async def test_quotas_are_set_and_taken_away(cluster: Cluster, namespace: str) -> None:
+    root = cluster.root(namespace)
+    await apply_access(root, {}, {"producer": {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}})
+    assert await quotas_of(root, "producer") == {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}
+    assert await quotas_of(root, "operator") == {}
+    await apply_access(root, {}, {"producer": {WRITE: 3e6, READ: None, REQUESTS: None}})
+    assert await quotas_of(root, "producer") == {WRITE: 3e6}
+    await apply_access(root, {}, {"producer": {WRITE: None, READ: None, REQUESTS: None}})
+    assert await quotas_of(root, "producer") == {}
 
 
 class Services:
@@ -308,7 +293,9 @@ async def as_a_trainer_reads(kafka: KafkaSettings) -> list[BatchRecord]:
 
 
 @pytest.mark.timeout(300)
-def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+async def test_a_whole_mesh_works_with_a_user_for_each_service(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
     services = Services(cluster, namespace, tmp_path)
     dataset = tmp_path / "tasks.jsonl"
     dataset.write_text(
@@ -349,26 +336,23 @@ def test_a_whole_mesh_works_with_a_user_for_each_service(cluster: Cluster, names
             assert f"{len(TOPICS)} topics are there" in await services.command("admin", "topics", "create")
 
     try:
-        asyncio.run(main())
+        await main()
     except BaseException:
         print(services.said())
         raise
 
 
 @pytest.mark.parametrize("user", ["coordinator", "explorer"])
-def test_only_the_coordinator_sees_the_disks_of_brokers(cluster: Cluster, filled: str, user: str) -> None:
+async def test_only_the_coordinator_sees_the_disks_of_brokers(cluster: Cluster, filled: str, user: str) -> None:
     """Ends of certificates everybody sees who can connect."""
 
-    async def main() -> None:
-        async with Bus(cluster.user(filled, user), client_id=user) as bus:
-            seen = await (await bus.cluster_observer()).look()
-        assert bool(seen.disks) == bool(seen.sizes) == (user == "coordinator")
-        assert seen.under_replicated["tasks"] == 0
-        brokers = [end for name, end in seen.certificates.items() if name.startswith("broker ")]
-        authority = seen.certificates["ssl_cafile"]
-        # As secure.sh makes them: 397 days, and ten years.
-        assert all(396 < (end - time.time()) / 86400 <= 397 for end in brokers)
-        assert len(brokers) == 1
-        assert 3640 < (authority - time.time()) / 86400 <= 3650
-
-    asyncio.run(main())
+    async with Bus(cluster.user(filled, user), client_id=user) as bus:
+        seen = await (await bus.cluster_observer()).look()
+    assert bool(seen.disks) == bool(seen.sizes) == (user == "coordinator")
+    assert seen.under_replicated["tasks"] == 0
+    brokers = [end for name, end in seen.certificates.items() if name.startswith("broker ")]
+    authority = seen.certificates["ssl_cafile"]
+    # As secure.sh makes them: 397 days, and ten years.
+    assert all(396 < (end - time.time()) / 86400 <= 397 for end in brokers)
+    assert len(brokers) == 1
+    assert 3640 < (authority - time.time()) / 86400 <= 3650

@@ -90,7 +90,7 @@ async def transact(servers: str, topic: str, values: list[bytes]) -> None:
             await producer.send_and_wait(topic, value)
 
 
-def test_serves_and_runs_transactions(kafka: KafkaSettings) -> None:
+async def test_serves_and_runs_transactions(kafka: KafkaSettings) -> None:
     servers, topic = kafka.bootstrap_servers, f"serves-{uuid.uuid4().hex[:8]}"
     assert servers is not None
 
@@ -100,26 +100,26 @@ def test_serves_and_runs_transactions(kafka: KafkaSettings) -> None:
         await transact(servers, topic, [b"b", b"c"])
         return await consume(servers, topic, 3)
 
-    assert asyncio.run(scenario()) == [b"a", b"b", b"c"]
+    assert await scenario() == [b"a", b"b", b"c"]
 
 
-def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSettings) -> None:
+async def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSettings) -> None:
     values = [str(number).encode() for number in range(200)]
     with EmbeddedBroker(settings) as broker:
         servers = broker.bootstrap_servers
-        asyncio.run(create(servers, "kept"))
-        asyncio.run(produce(servers, "kept", values))
+        await create(servers, "kept")
+        await produce(servers, "kept", values)
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
         assert broker.wait(10) == -signal.SIGKILL
         broker.start()
         # Clients that wait for it find it where it was.
         assert broker.bootstrap_servers == servers
-        assert asyncio.run(consume(servers, "kept", len(values))) == values
+        assert await consume(servers, "kept", len(values)) == values
     assert broker.poll() is not None
     # And an orderly end keeps it too.
     with EmbeddedBroker(settings) as broker:
-        assert asyncio.run(consume(broker.bootstrap_servers, "kept", len(values))) == values
+        assert await consume(broker.bootstrap_servers, "kept", len(values)) == values
 
 
 @pytest.mark.parametrize("moment", ["while it starts", "while it serves"])

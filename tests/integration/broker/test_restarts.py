@@ -24,31 +24,28 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 LIMIT_S = 120.0
 
 
-def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_it_dies_too_often(
+async def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_it_dies_too_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", raising=False)
     monkeypatch.setattr("workers.demo.mesh.Restarts", lambda: Restarts(limit=1))
     notes: list[str] = []
 
-    async def main() -> None:
-        async with broker(Settings(), DemoOptions(run_dir=tmp_path / "run"), notes.append) as found:
-            patient = found.kafka.model_copy(update={"outage_s": LIMIT_S})
-            async with Bus(patient, client_id="test") as bus:
-                await bus.ensure_topics()
-                async with bus.producer() as producer:
-                    await (await producer.send_raw(TASKS, "k", b"before"))
-                    java(tmp_path).kill()
-                    async with asyncio.timeout(LIMIT_S):
-                        await (await producer.send_raw(TASKS, "k", b"after"))
-                found.check()
-                assert notes == ["Kafka ended with status -9 and is started again; the services wait for it"]
+    async with broker(Settings(), DemoOptions(run_dir=tmp_path / "run"), notes.append) as found:
+        patient = found.kafka.model_copy(update={"outage_s": LIMIT_S})
+        async with Bus(patient, client_id="test") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer:
+                await (await producer.send_raw(TASKS, "k", b"before"))
                 java(tmp_path).kill()
-                # The client may have been served before the start was known to be done.
-                with pytest.raises(ServiceDiedError, match=r"kafka (ended with status -9|cannot be started) again"):
-                    await given_up(found)
-
-    asyncio.run(main())
+                async with asyncio.timeout(LIMIT_S):
+                    await (await producer.send_raw(TASKS, "k", b"after"))
+            found.check()
+            assert notes == ["Kafka ended with status -9 and is started again; the services wait for it"]
+            java(tmp_path).kill()
+            # The client may have been served before the start was known to be done.
+            with pytest.raises(ServiceDiedError, match=r"kafka (ended with status -9|cannot be started) again"):
+                await given_up(found)
 
 
 async def given_up(found: Broker) -> None:

@@ -1,6 +1,5 @@
 """A namespace of its own for each test, with its topics made."""
 
-import asyncio
 import uuid
 
 import pytest
@@ -16,12 +15,8 @@ def empty(kafka: KafkaSettings) -> KafkaSettings:
 
 
 @pytest.fixture
-def settings(empty: KafkaSettings) -> KafkaSettings:
+async def settings(empty: KafkaSettings) -> KafkaSettings:
     """A namespace with all topics."""
-
-    async def prepare() -> None:
-        async with Bus(empty, client_id="fixture") as bus:
-            await bus.ensure_topics()
-
-    asyncio.run(prepare())
+    async with Bus(empty, client_id="fixture") as bus:
+        await bus.ensure_topics()
     return empty

@@ -131,93 +131,81 @@ def test_a_record_comes_back_from_the_partition_of_its_key(settings: KafkaSettin
     uvloop.run(scenario())
 
 
-def test_a_reader_at_the_end_misses_nothing_written_after_its_start(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
-            await (await producer.send(TASKS, "t0", task(0)))
-            for number in range(1, 6):
-                async with bus.reader(TASKS, start="end") as reader:
-                    await producer.send(TASKS, f"t{number}", task(number))
-                    (found,) = await read(reader, 1)
-                    assert found.record.task_id == f"t{number}"
-
-    asyncio.run(scenario())
+async def test_a_reader_at_the_end_misses_nothing_written_after_its_start(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+        await (await producer.send(TASKS, "t0", task(0)))
+        for number in range(1, 6):
+            async with bus.reader(TASKS, start="end") as reader:
+                await producer.send(TASKS, f"t{number}", task(number))
+                (found,) = await read(reader, 1)
+                assert found.record.task_id == f"t{number}"
 
 
-def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
-            for number in range(10):
-                left = ExplorerLeft(explorer="e", incarnation=f"i{number}")
-                await (await producer.send(EXPLORER_EVENTS, "e", left, partition=3))
-            async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 7}) as reader:
-                assert [record.record.incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
-                assert reader.positions["explorer-events", 3] == 10
-                reader.seek(EXPLORER_EVENTS, 3, 9)
-                assert [record.record.incarnation for record in await read(reader, 1)] == ["i9"]
-            async with bus.reader(EXPLORER_EVENTS, partitions=[2], start="beginning") as reader:
-                assert [record async for record in reader.replay()] == []
-            async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 99}) as reader:
-                with pytest.raises(RecordGoneError, match="retention has deleted it"):
-                    await read(reader, 1)
-
-    asyncio.run(scenario())
+async def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+        for number in range(10):
+            left = ExplorerLeft(explorer="e", incarnation=f"i{number}")
+            await (await producer.send(EXPLORER_EVENTS, "e", left, partition=3))
+        async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 7}) as reader:
+            assert [record.record.incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
+            assert reader.positions["explorer-events", 3] == 10
+            reader.seek(EXPLORER_EVENTS, 3, 9)
+            assert [record.record.incarnation for record in await read(reader, 1)] == ["i9"]
+        async with bus.reader(EXPLORER_EVENTS, partitions=[2], start="beginning") as reader:
+            assert [record async for record in reader.replay()] == []
+        async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 99}) as reader:
+            with pytest.raises(RecordGoneError, match="retention has deleted it"):
+                await read(reader, 1)
 
 
-def test_a_lane_is_read_alone(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        lane = lane_partition("explorer-1")
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer() as producer,
-            bus.reader(ROLLOUTS, partitions=[lane], start="end", expect=()) as reader,
-        ):
-            for name in (f"explorer-{n}" for n in range(20)):
-                await producer.send_raw(ROLLOUTS, name, name.encode())
-            await producer.flush()
-            found = await read(reader, 1)
-            found += await reader.batch(0.5)
-            assert "explorer-1" in {record.key for record in found}
-            assert {lane_partition(record.key or "") for record in found} == {lane}
-
-    asyncio.run(scenario())
+async def test_a_lane_is_read_alone(settings: KafkaSettings) -> None:
+    lane = lane_partition("explorer-1")
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(ROLLOUTS, partitions=[lane], start="end", expect=()) as reader,
+    ):
+        for name in (f"explorer-{n}" for n in range(20)):
+            await producer.send_raw(ROLLOUTS, name, name.encode())
+        await producer.flush()
+        found = await read(reader, 1)
+        found += await reader.batch(0.5)
+        assert "explorer-1" in {record.key for record in found}
+        assert {lane_partition(record.key or "") for record in found} == {lane}
 
 
-def test_undecodable_records_do_not_stop_a_reader_and_become_dead_letters(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer() as producer,
-            bus.reader(TASKS, start="beginning") as reader,
-            bus.reader(DEAD_LETTERS, start="beginning") as dead,
-        ):
-            await producer.send(TASKS, "t0", task(0), partition=0)
-            for key, value in ((b"\xffkey", b"\xc1"), (b"j", b'{"task_id": "j"}'), (b"n", None)):
-                await producer.send_raw(TASKS, key, value, partition=0, headers=[("from", b"outside")])
-            await producer.send_raw(TASKS, "json", b'{"task_id": "j1", "workflow": "math", "prompt": "x"}', partition=0)
-            await producer.send(TASKS, "t1", task(1), partition=0)
-            found = await read(reader, 6)
-            bad = [record for record in found if isinstance(record.record, Undecodable)]
-            good = [record.record.task_id for record in found if isinstance(record.record, Task)]
-            assert good == ["t0", "j1", "t1"]
-            assert [record.offset for record in bad] == [1, 2, 3]
-            for record in bad:
-                await (await producer.send_dead_letter(record, record.record.reason, record.record.detail))
-            letters = await read(dead, 3)
-            assert [letter.raw_key for letter in letters] == [b"\xffkey", b"j", b"n"]
-            assert [(letter.raw, letter.is_null) for letter in letters] == [
-                (b"\xc1", False),
-                (b'{"task_id": "j"}', False),
-                (b"", True),
-            ]
-            for letter, record in zip(letters, bad, strict=True):
-                assert header(letter.headers, "from") == "outside"
-                assert header(letter.headers, "dlq.reason") == record.record.reason
-                assert header(letter.headers, "dlq.topic") == "tasks"
-                assert header(letter.headers, "dlq.partition") == "0"
-                assert header(letter.headers, "dlq.offset") == str(record.offset)
-
-    asyncio.run(scenario())
+async def test_undecodable_records_do_not_stop_a_reader_and_become_dead_letters(settings: KafkaSettings) -> None:
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(TASKS, start="beginning") as reader,
+        bus.reader(DEAD_LETTERS, start="beginning") as dead,
+    ):
+        await producer.send(TASKS, "t0", task(0), partition=0)
+        for key, value in ((b"\xffkey", b"\xc1"), (b"j", b'{"task_id": "j"}'), (b"n", None)):
+            await producer.send_raw(TASKS, key, value, partition=0, headers=[("from", b"outside")])
+        await producer.send_raw(TASKS, "json", b'{"task_id": "j1", "workflow": "math", "prompt": "x"}', partition=0)
+        await producer.send(TASKS, "t1", task(1), partition=0)
+        found = await read(reader, 6)
+        bad = [record for record in found if isinstance(record.record, Undecodable)]
+        good = [record.record.task_id for record in found if isinstance(record.record, Task)]
+        assert good == ["t0", "j1", "t1"]
+        assert [record.offset for record in bad] == [1, 2, 3]
+        for record in bad:
+            await (await producer.send_dead_letter(record, record.record.reason, record.record.detail))
+        letters = await read(dead, 3)
+        assert [letter.raw_key for letter in letters] == [b"\xffkey", b"j", b"n"]
+        assert [(letter.raw, letter.is_null) for letter in letters] == [
+            (b"\xc1", False),
+            (b'{"task_id": "j"}', False),
+            (b"", True),
+        ]
+        for letter, record in zip(letters, bad, strict=True):
+            assert header(letter.headers, "from") == "outside"
+            assert header(letter.headers, "dlq.reason") == record.record.reason
+            assert header(letter.headers, "dlq.topic") == "tasks"
+            assert header(letter.headers, "dlq.partition") == "0"
+            assert header(letter.headers, "dlq.offset") == str(record.offset)
 
 
 def poisoned(batch: BatchBuilder) -> BatchBuilder:
@@ -233,65 +221,59 @@ def poisoned(batch: BatchBuilder) -> BatchBuilder:
     return batch
 
 
-def test_a_record_that_stops_the_client_library_does_not_stop_a_reader(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer() as producer,
-            bus.reader(TASKS, start="beginning", expect=()) as reader,
-            AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers) as outsider,
-        ):
-            sends = [await producer.send_raw(TASKS, "a", b"before", partition=n % 3) for n in range(30)]
-            for send in sends:
-                await send
-            batch = outsider.create_batch()
-            for value, headers in ((b"good", []), (b"bad", [("POISON", b"")]), (b"behind it", [])):
-                batch.append(key=b"k", value=value, timestamp=None, headers=headers)
-            sent = await outsider.send_batch(poisoned(batch), TASKS.full_name(settings.namespace), partition=1)
-            base = (await sent).offset
-            for number in range(30):
-                await producer.send_raw(TASKS, "a", b"after", partition=number % 3)
-            found = await read(reader, 63)
-            lane = [record for record in found if record.partition == 1]
-            assert [record.offset for record in lane] == list(range(23)), "in order, none twice"
-            assert [record.raw for record in lane[:11]] == [b"before"] * 10 + [b"good"]
-            assert [record.raw for record in lane[12:]] == [b"behind it"] + [b"after"] * 10, "it costs itself alone"
-            (bad,) = lane[11:12]
-            assert isinstance(bad.record, Undecodable)
-            assert bad.record.reason == "bad_header"
-            await (await producer.send_dead_letter(bad, bad.record.reason, bad.record.detail))
-            found = await bus.fetch(TASKS, [Position(partition=1, offset=base + n) for n in (0, 2)], expect=())
-            assert [record.record for record in found] == [b"good", b"behind it"]
-            assert [met.place for met in bus.passed_over()] == [f"tasks/1@{base + 1}"]
-            assert bus.passed_over() == [], "once"
-
-    asyncio.run(scenario())
+async def test_a_record_that_stops_the_client_library_does_not_stop_a_reader(settings: KafkaSettings) -> None:
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(TASKS, start="beginning", expect=()) as reader,
+        AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers) as outsider,
+    ):
+        sends = [await producer.send_raw(TASKS, "a", b"before", partition=n % 3) for n in range(30)]
+        for send in sends:
+            await send
+        batch = outsider.create_batch()
+        for value, headers in ((b"good", []), (b"bad", [("POISON", b"")]), (b"behind it", [])):
+            batch.append(key=b"k", value=value, timestamp=None, headers=headers)
+        sent = await outsider.send_batch(poisoned(batch), TASKS.full_name(settings.namespace), partition=1)
+        base = (await sent).offset
+        for number in range(30):
+            await producer.send_raw(TASKS, "a", b"after", partition=number % 3)
+        found = await read(reader, 63)
+        lane = [record for record in found if record.partition == 1]
+        assert [record.offset for record in lane] == list(range(23)), "in order, none twice"
+        assert [record.raw for record in lane[:11]] == [b"before"] * 10 + [b"good"]
+        assert [record.raw for record in lane[12:]] == [b"behind it"] + [b"after"] * 10, "it costs itself alone"
+        (bad,) = lane[11:12]
+        assert isinstance(bad.record, Undecodable)
+        assert bad.record.reason == "bad_header"
+        await (await producer.send_dead_letter(bad, bad.record.reason, bad.record.detail))
+        found = await bus.fetch(TASKS, [Position(partition=1, offset=base + n) for n in (0, 2)], expect=())
+        assert [record.record for record in found] == [b"good", b"behind it"]
+        assert [met.place for met in bus.passed_over()] == [f"tasks/1@{base + 1}"]
+        assert bus.passed_over() == [], "once"
 
 
-def test_large_records_pass_and_larger_ones_are_refused(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer() as producer,
-            bus.reader(EXPERIENCES, start="beginning") as reader,
-        ):
-            large = group("large", samples=64, tokens=60_000)
-            sent = [await producer.send(EXPERIENCES, "k", group(f"g{n}", 2, 100), partition=1) for n in range(3)]
-            position = await (await producer.send(EXPERIENCES, "k", large, partition=1))
-            sent += [await producer.send(EXPERIENCES, "k", group(f"h{n}", 2, 100), partition=1) for n in range(3)]
-            for delivery in sent:
-                await delivery
-            found = await read(reader, 7)
-            assert [record.record.task_id for record in found] == ["g0", "g1", "g2", "large", "h0", "h1", "h2"]
-            assert len(found[3].raw) > 25 << 20
-            assert np.array_equal(found[3].record.tokens, large.tokens)
-            (fetched,) = await bus.fetch(EXPERIENCES, [position])
-            assert np.array_equal(fetched.record.logprobs, large.logprobs)
-            with pytest.raises(RecordTooLargeError, match="over the limit of topic batches"):
-                await producer.send_raw(BATCHES, "k", bytes(BATCHES.max_message_bytes))
-            await (await producer.send(EXPERIENCES, "k", group("after", 2, 100)))
-
-    asyncio.run(scenario())
+async def test_large_records_pass_and_larger_ones_are_refused(settings: KafkaSettings) -> None:
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(EXPERIENCES, start="beginning") as reader,
+    ):
+        large = group("large", samples=64, tokens=60_000)
+        sent = [await producer.send(EXPERIENCES, "k", group(f"g{n}", 2, 100), partition=1) for n in range(3)]
+        position = await (await producer.send(EXPERIENCES, "k", large, partition=1))
+        sent += [await producer.send(EXPERIENCES, "k", group(f"h{n}", 2, 100), partition=1) for n in range(3)]
+        for delivery in sent:
+            await delivery
+        found = await read(reader, 7)
+        assert [record.record.task_id for record in found] == ["g0", "g1", "g2", "large", "h0", "h1", "h2"]
+        assert len(found[3].raw) > 25 << 20
+        assert np.array_equal(found[3].record.tokens, large.tokens)
+        (fetched,) = await bus.fetch(EXPERIENCES, [position])
+        assert np.array_equal(fetched.record.logprobs, large.logprobs)
+        with pytest.raises(RecordTooLargeError, match="over the limit of topic batches"):
+            await producer.send_raw(BATCHES, "k", bytes(BATCHES.max_message_bytes))
+        await (await producer.send(EXPERIENCES, "k", group("after", 2, 100)))
 
 
 def test_cancelled_waits_lose_nothing(settings: KafkaSettings) -> None:
@@ -323,56 +305,50 @@ def test_cancelled_waits_lose_nothing(settings: KafkaSettings) -> None:
     uvloop.run(scenario())
 
 
-def test_waiting_for_a_record_takes_none(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer() as producer,
-            bus.reader(TASKS, start="end", max_records=2) as reader,
-        ):
-            waiting = asyncio.create_task(reader.wait())
-            await asyncio.wait([waiting], timeout=0.1)
-            assert not waiting.done()
-            waiting.cancel()
-            for number in range(3):
-                await (await producer.send(TASKS, "t", task(number)))
-            await reader.wait()
-            await reader.wait()
-            assert [received.record.task_id for received in await read(reader, 3)] == ["t0", "t1", "t2"]
-
-    asyncio.run(scenario())
+async def test_waiting_for_a_record_takes_none(settings: KafkaSettings) -> None:
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(TASKS, start="end", max_records=2) as reader,
+    ):
+        waiting = asyncio.create_task(reader.wait())
+        await asyncio.wait([waiting], timeout=0.1)
+        assert not waiting.done()
+        waiting.cancel()
+        for number in range(3):
+            await (await producer.send(TASKS, "t", task(number)))
+        await reader.wait()
+        await reader.wait()
+        assert [received.record.task_id for received in await read(reader, 3)] == ["t0", "t1", "t2"]
 
 
-def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
     monkeypatch.setattr("trinity_bus.bus.spans._TRACER", tracer)
 
-    async def scenario() -> None:
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer() as producer,
-            bus.reader(TASKS, EXPLORER_EVENTS, BATCHES, start="beginning") as reader,
-        ):
-            with tracer.start_as_current_span("outer") as outer:
-                position = await (await producer.send(TASKS, "t0", task(0)))
-                await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
-            given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-            await (await producer.send_raw(BATCHES, "b", None, traceparent=given))
-            found = {record.topic.name: record for record in await read(reader, 3)}
-            (send,) = [span for span in exporter.get_finished_spans() if span.name == "send tasks"]
-            assert span_context(found["tasks"].traceparent) is not None
-            assert parent_context(found["tasks"].traceparent) is not None
-            assert found["tasks"].traceparent == traceparent(_as_span(send))
-            assert send.parent is not None
-            assert send.parent.span_id == outer.get_span_context().span_id
-            assert (send.attributes or {})["messaging.kafka.offset"] == position.offset
-            assert found["explorer-events"].traceparent == traceparent(outer)
-            assert found["batches"].traceparent == given
-
-    asyncio.run(scenario())
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer() as producer,
+        bus.reader(TASKS, EXPLORER_EVENTS, BATCHES, start="beginning") as reader,
+    ):
+        with tracer.start_as_current_span("outer") as outer:
+            position = await (await producer.send(TASKS, "t0", task(0)))
+            await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
+        given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        await (await producer.send_raw(BATCHES, "b", None, traceparent=given))
+        found = {record.topic.name: record for record in await read(reader, 3)}
+        (send,) = [span for span in exporter.get_finished_spans() if span.name == "send tasks"]
+        assert span_context(found["tasks"].traceparent) is not None
+        assert parent_context(found["tasks"].traceparent) is not None
+        assert found["tasks"].traceparent == traceparent(_as_span(send))
+        assert send.parent is not None
+        assert send.parent.span_id == outer.get_span_context().span_id
+        assert (send.attributes or {})["messaging.kafka.offset"] == position.offset
+        assert found["explorer-events"].traceparent == traceparent(outer)
+        assert found["batches"].traceparent == given
     provider.shutdown()
 
 
@@ -408,25 +384,22 @@ def test_manifests_are_read_by_position(settings: KafkaSettings) -> None:
     uvloop.run(scenario())
 
 
-def test_what_retention_has_deleted_is_told(settings: KafkaSettings) -> None:
+async def test_what_retention_has_deleted_is_told(settings: KafkaSettings) -> None:
     from aiokafka import TopicPartition
     from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
-            for number in range(10):
-                await (await producer.send(TASKS, "t", task(number), partition=2))
-            admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-            await admin.start()
-            try:
-                position = TopicPartition(TASKS.full_name(settings.namespace), 2)
-                await admin.delete_records({position: RecordsToDelete(before_offset=6)})
-            finally:
-                await admin.close()
-            assert (await bus.beginning_offsets(TASKS))[2] == 6
-            (kept,) = await bus.fetch(TASKS, [Position(partition=2, offset=6)])
-            assert kept.record.task_id == "t6"
-            with pytest.raises(RecordGoneError, match=r"tasks/2@5 is gone: retention has deleted everything before"):
-                await bus.fetch(TASKS, [Position(partition=2, offset=7), Position(partition=2, offset=5)])
-
-    asyncio.run(scenario())
+    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
+        for number in range(10):
+            await (await producer.send(TASKS, "t", task(number), partition=2))
+        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+        await admin.start()
+        try:
+            position = TopicPartition(TASKS.full_name(settings.namespace), 2)
+            await admin.delete_records({position: RecordsToDelete(before_offset=6)})
+        finally:
+            await admin.close()
+        assert (await bus.beginning_offsets(TASKS))[2] == 6
+        (kept,) = await bus.fetch(TASKS, [Position(partition=2, offset=6)])
+        assert kept.record.task_id == "t6"
+        with pytest.raises(RecordGoneError, match=r"tasks/2@5 is gone: retention has deleted everything before"):
+            await bus.fetch(TASKS, [Position(partition=2, offset=7), Position(partition=2, offset=5)])

@@ -1,6 +1,5 @@
 """TLS and SASL against a real broker that asks for them."""
 
-import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -109,9 +108,11 @@ async def there_and_back(settings: KafkaSettings) -> None:
         ("SASL_SSL", "SCRAM-SHA-512"),
     ],
 )
-def test_each_way_to_connect_works(brokers: dict[str, str], certificates: Path, protocol: str, mechanism: str) -> None:
+async def test_each_way_to_connect_works(
+    brokers: dict[str, str], certificates: Path, protocol: str, mechanism: str
+) -> None:
     settings = settings_for(brokers, certificates, protocol, sasl_mechanism=mechanism)
-    asyncio.run(there_and_back(settings.model_copy(update={"namespace": f"{protocol}-{mechanism}"})))
+    await there_and_back(settings.model_copy(update={"namespace": f"{protocol}-{mechanism}"}))
 
 
 @pytest.mark.parametrize(
@@ -123,19 +124,19 @@ def test_each_way_to_connect_works(brokers: dict[str, str], certificates: Path, 
         pytest.param("SASL_SSL", {"security_protocol": "PLAINTEXT"}, DOUBT, id="no TLS where there is"),
     ],
 )
-def test_a_refusal_says_why_and_shows_no_secret(
+async def test_a_refusal_says_why_and_shows_no_secret(
     brokers: dict[str, str], certificates: Path, protocol: str, wrong: dict[str, Any], answer: str
 ) -> None:
     settings = settings_for(brokers, certificates, protocol, **wrong)
     with pytest.raises(BrokerUnreachableError) as caught:
-        asyncio.run(Bus(settings, client_id="test").start())
+        await Bus(settings, client_id="test").start()
     assert answer in str(caught.value)
     assert brokers[protocol] in str(caught.value)
     assert PASSWORD not in str(caught.value)
 
 
-def test_a_key_that_cannot_be_opened_is_a_wrong_setting(brokers: dict[str, str], certificates: Path) -> None:
+async def test_a_key_that_cannot_be_opened_is_a_wrong_setting(brokers: dict[str, str], certificates: Path) -> None:
     for password in (SecretStr("wrong"), None):
         settings = settings_for(brokers, certificates, "SSL", ssl_password=password)
         with pytest.raises(ConfigError, match="TRINITY_BUS_KAFKA__SSL_PASSWORD"):
-            asyncio.run(Bus(settings, client_id="test").start())
+            await Bus(settings, client_id="test").start()

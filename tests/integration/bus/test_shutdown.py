@@ -79,22 +79,19 @@ async def administers(settings: KafkaSettings) -> None:
 
 
 @pytest.mark.parametrize("use", [reads, asks, writes, commits, administers])
-def test_a_client_that_is_cancelled_at_any_of_its_requests_leaves_no_connection(
+async def test_a_client_that_is_cancelled_at_any_of_its_requests_leaves_no_connection(
     settings: KafkaSettings, watched: Watched, use: Callable[[KafkaSettings], Awaitable[None]]
 ) -> None:
-    async def main() -> None:
-        for request in range(1, 100):
-            watched.sent = 0
-            using = asyncio.ensure_future(use(settings))
-            watched.at = {request: using.cancel}
-            await asyncio.wait([using])
-            await asyncio.sleep(0)
-            assert watched.left_open() == [], f"cancelled at request {request}"
-            if not using.cancelled():
-                using.result()
-                break
-        else:
-            pytest.fail("a client that is never done")
-        assert request > 3
-
-    asyncio.run(main())
+    for request in range(1, 100):
+        watched.sent = 0
+        using = asyncio.ensure_future(use(settings))
+        watched.at = {request: using.cancel}
+        await asyncio.wait([using])
+        await asyncio.sleep(0)
+        assert watched.left_open() == [], f"cancelled at request {request}"
+        if not using.cancelled():
+            using.result()
+            break
+    else:
+        pytest.fail("a client that is never done")
+    assert request > 3

@@ -20,25 +20,22 @@ async def administrator(settings: KafkaSettings) -> AIOKafkaAdminClient:
     return admin
 
 
-def test_topics_are_made_with_their_configuration(empty: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with Bus(empty, client_id="test") as bus:
-            await bus.ensure_topics()
-            await bus.ensure_topics()
-            assert await bus.end_offsets(EXPERIENCES) == dict.fromkeys(range(EXPERIENCES.partitions), 0)
-        admin = await administrator(empty)
-        try:
-            for topic in TOPICS:
-                name = topic.full_name(empty.namespace)
-                (described,) = await admin.describe_topics([name])
-                assert len(described["partitions"]) == topic.partitions
-                (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
-                found = {entry[0]: entry[1] for entry in response.resources[0][4]}
-                assert {key: found[key] for key in topic.config()} == topic.config()
-        finally:
-            await admin.close()
-
-    asyncio.run(scenario())
+async def test_topics_are_made_with_their_configuration(empty: KafkaSettings) -> None:
+    async with Bus(empty, client_id="test") as bus:
+        await bus.ensure_topics()
+        await bus.ensure_topics()
+        assert await bus.end_offsets(EXPERIENCES) == dict.fromkeys(range(EXPERIENCES.partitions), 0)
+    admin = await administrator(empty)
+    try:
+        for topic in TOPICS:
+            name = topic.full_name(empty.namespace)
+            (described,) = await admin.describe_topics([name])
+            assert len(described["partitions"]) == topic.partitions
+            (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+            found = {entry[0]: entry[1] for entry in response.resources[0][4]}
+            assert {key: found[key] for key in topic.config()} == topic.config()
+    finally:
+        await admin.close()
 
 
 @pytest.mark.parametrize(
@@ -48,50 +45,43 @@ def test_topics_are_made_with_their_configuration(empty: KafkaSettings) -> None:
         (8, "compact", "its cleanup.policy is compact and must be delete"),
     ],
 )
-def test_an_unsuitable_topic_is_told_and_left_alone(
+async def test_an_unsuitable_topic_is_told_and_left_alone(
     empty: KafkaSettings, partitions: int, cleanup: str, problem: str
 ) -> None:
     name = TASKS.full_name(empty.namespace)
 
-    async def scenario() -> None:
-        admin = await administrator(empty)
-        try:
-            configs = TASKS.config() | {"cleanup.policy": cleanup}
-            await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
-            async with Bus(empty, client_id="test") as bus:
-                with pytest.raises(TopicMismatchError) as caught:
-                    await bus.ensure_topics([TASKS, BATCHES])
-            assert str(caught.value) == (
-                f"topic {name} exists but {problem}: change or delete it, or choose another namespace than "
-                f"{empty.namespace!r}"
-            )
-            (described,) = await admin.describe_topics([name])
-            assert len(described["partitions"]) == partitions
-        finally:
-            await admin.close()
-
-    asyncio.run(scenario())
+    admin = await administrator(empty)
+    try:
+        configs = TASKS.config() | {"cleanup.policy": cleanup}
+        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
+        async with Bus(empty, client_id="test") as bus:
+            with pytest.raises(TopicMismatchError) as caught:
+                await bus.ensure_topics([TASKS, BATCHES])
+        assert str(caught.value) == (
+            f"topic {name} exists but {problem}: change or delete it, or choose another namespace than "
+            f"{empty.namespace!r}"
+        )
+        (described,) = await admin.describe_topics([name])
+        assert len(described["partitions"]) == partitions
+    finally:
+        await admin.close()
 
 
-def test_a_cluster_that_is_too_small_says_so(empty: KafkaSettings) -> None:
-    async def scenario() -> None:
-        settings = empty.model_copy(update={"replication_factor": 3})
-        async with Bus(settings, client_id="test") as bus:
-            with pytest.raises(BusError, match=r"tasks cannot be created: .*[Rr]eplicat"):
-                await bus.ensure_topics([TASKS])
-
-    asyncio.run(scenario())
+async def test_a_cluster_that_is_too_small_says_so(empty: KafkaSettings) -> None:
+    settings = empty.model_copy(update={"replication_factor": 3})
+    async with Bus(settings, client_id="test") as bus:
+        with pytest.raises(BusError, match=r"tasks cannot be created: .*[Rr]eplicat"):
+            await bus.ensure_topics([TASKS])
 
 
-def test_a_topic_that_does_not_exist_is_told_at_once_and_not_after_the_time_of_a_request(empty: KafkaSettings) -> None:
+async def test_a_topic_that_does_not_exist_is_told_at_once_and_not_after_the_time_of_a_request(
+    empty: KafkaSettings,
+) -> None:
     patient = empty.model_copy(update={"request_timeout_s": 600.0, "outage_s": 600.0})
 
-    async def scenario() -> None:
-        async with Bus(patient, client_id="test") as bus, asyncio.timeout(60):
-            for ask in (bus.beginning_offsets, bus.end_offsets):
-                with pytest.raises(BusError, match=r"there is no topic .*\.tasks: a service creates it"):
-                    await ask(TASKS)
-            with pytest.raises(BusError, match=r"there is no topic .*\.batches, .*\.tasks: "):
-                await bus.reader(TASKS, BATCHES).start()
-
-    asyncio.run(scenario())
+    async with Bus(patient, client_id="test") as bus, asyncio.timeout(60):
+        for ask in (bus.beginning_offsets, bus.end_offsets):
+            with pytest.raises(BusError, match=r"there is no topic .*\.tasks: a service creates it"):
+                await ask(TASKS)
+        with pytest.raises(BusError, match=r"there is no topic .*\.batches, .*\.tasks: "):
+            await bus.reader(TASKS, BATCHES).start()

@@ -37,58 +37,55 @@ async def everything_committed(bus: Bus, expected: list[bytes], *topics: Topic) 
     return found
 
 
-def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with (
-            Bus(settings, client_id="test") as bus,
-            bus.producer(transactional_id="coordinator") as producer,
-            bus.reader(BATCHES, start="beginning", expect=()) as reader,
-        ):
-            assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {}
+async def test_outputs_changelog_and_offsets_commit_together(settings: KafkaSettings) -> None:
+    async with (
+        Bus(settings, client_id="test") as bus,
+        bus.producer(transactional_id="coordinator") as producer,
+        bus.reader(BATCHES, start="beginning", expect=()) as reader,
+    ):
+        assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {}
+        async with producer.transaction():
+            first = await producer.send_raw(BATCHES, "b", b"one")
+            await producer.send_raw(COORDINATOR_STATE, "b", b"state")
+            await producer.send_offsets({("explorer-events", 3): 17}, GROUP)
+            assert await reader.batch(0.3) == [], "not before it commits"
+        (seen,) = await reader.batch(10.0)
+        assert seen.raw == b"one"
+        assert (await first).offset == seen.offset
+        assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
+
+        async def fail() -> None:
             async with producer.transaction():
-                first = await producer.send_raw(BATCHES, "b", b"one")
-                await producer.send_raw(COORDINATOR_STATE, "b", b"state")
-                await producer.send_offsets({("explorer-events", 3): 17}, GROUP)
-                assert await reader.batch(0.3) == [], "not before it commits"
-            (seen,) = await reader.batch(10.0)
-            assert seen.raw == b"one"
-            assert (await first).offset == seen.offset
-            assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
+                await producer.send_raw(BATCHES, "b", b"aborted")
+                await producer.send_offsets({("explorer-events", 3): 99}, GROUP)
+                raise ValueError("no")
 
-            async def fail() -> None:
-                async with producer.transaction():
-                    await producer.send_raw(BATCHES, "b", b"aborted")
-                    await producer.send_offsets({("explorer-events", 3): 99}, GROUP)
-                    raise ValueError("no")
-
-            async def send_too_much() -> None:
-                async with producer.transaction():
-                    await producer.send_raw(BATCHES, "b", b"aborted too")
-                    await producer.send_raw(BATCHES, "b", bytes(BATCHES.max_message_bytes))
-
-            with pytest.raises(ValueError, match="no"):
-                await fail()
-            with pytest.raises(RecordTooLargeError):
-                await send_too_much()
+        async def send_too_much() -> None:
             async with producer.transaction():
-                last = await producer.send_raw(BATCHES, "b", b"two")
-            async with producer.transaction():
-                pass
-            assert await everything_committed(bus, [b"one", b"two"], BATCHES) == [b"one", b"two"]
-            assert await everything(bus, COORDINATOR_STATE) == [b"state"]
-            assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
+                await producer.send_raw(BATCHES, "b", b"aborted too")
+                await producer.send_raw(BATCHES, "b", bytes(BATCHES.max_message_bytes))
 
-            # Offsets: one, marker, aborted, marker, two, marker. What was "aborted too" never left this process.
-            assert (await last).offset == 4
-            assert [record.raw for record in await bus.fetch(BATCHES, [await last, await first], expect=())] == [
-                b"two",
-                b"one",
-            ]
-            for hole in (1, 2, 3, 5):
-                with pytest.raises(RecordGoneError, match=f"batches/0@{hole} holds no record"):
-                    await bus.fetch(BATCHES, [Position(partition=0, offset=hole)])
+        with pytest.raises(ValueError, match="no"):
+            await fail()
+        with pytest.raises(RecordTooLargeError):
+            await send_too_much()
+        async with producer.transaction():
+            last = await producer.send_raw(BATCHES, "b", b"two")
+        async with producer.transaction():
+            pass
+        assert await everything_committed(bus, [b"one", b"two"], BATCHES) == [b"one", b"two"]
+        assert await everything(bus, COORDINATOR_STATE) == [b"state"]
+        assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
 
-    asyncio.run(scenario())
+        # Offsets: one, marker, aborted, marker, two, marker. What was "aborted too" never left this process.
+        assert (await last).offset == 4
+        assert [record.raw for record in await bus.fetch(BATCHES, [await last, await first], expect=())] == [
+            b"two",
+            b"one",
+        ]
+        for hole in (1, 2, 3, 5):
+            with pytest.raises(RecordGoneError, match=f"batches/0@{hole} holds no record"):
+                await bus.fetch(BATCHES, [Position(partition=0, offset=hole)])
 
 
 def test_sends_need_a_transaction_and_one_follows_the_other(settings: KafkaSettings) -> None:
@@ -110,90 +107,81 @@ def test_sends_need_a_transaction_and_one_follows_the_other(settings: KafkaSetti
     uvloop.run(scenario())
 
 
-def test_a_record_that_the_broker_refuses_aborts_everything(settings: KafkaSettings) -> None:
+async def test_a_record_that_the_broker_refuses_aborts_everything(settings: KafkaSettings) -> None:
     small = replace(BATCHES, name="small", max_message_bytes=10_000)
     lying = replace(small, max_message_bytes=1 << 20)
 
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus:
-            await bus.ensure_topics([small])
-            async with bus.producer() as producer:
-                refused = await producer.send_raw(lying, "b", bytes(20_000))
-                with pytest.raises(RecordTooLargeError, match=r"send to .*small"):
-                    await refused
-            async with bus.producer(transactional_id="c") as producer:
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics([small])
+        async with bus.producer() as producer:
+            refused = await producer.send_raw(lying, "b", bytes(20_000))
+            with pytest.raises(RecordTooLargeError, match=r"send to .*small"):
+                await refused
+        async with bus.producer(transactional_id="c") as producer:
 
-                async def write() -> None:
-                    async with producer.transaction():
-                        await producer.send_raw(BATCHES, "b", b"good")
-                        await producer.send_raw(lying, "b", bytes(20_000))
-
-                with pytest.raises(RecordTooLargeError):
-                    await write()
+            async def write() -> None:
                 async with producer.transaction():
-                    await producer.send_raw(BATCHES, "b", b"next")
-            assert await everything_committed(bus, [b"next"], BATCHES, small) == [b"next"]
+                    await producer.send_raw(BATCHES, "b", b"good")
+                    await producer.send_raw(lying, "b", bytes(20_000))
 
-    asyncio.run(scenario())
-
-
-def test_cancelled_between_commits_it_is_all_or_nothing(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus, bus.producer(transactional_id="c") as producer:
-            for delay in range(30):
-
-                async def write(mark: bytes) -> None:
-                    async with producer.transaction():
-                        for topic in (BATCHES, COORDINATOR_STATE):
-                            await producer.send_raw(topic, "b", mark)
-                        await producer.send_offsets({("explorer-events", 0): 1}, GROUP)
-
-                task = asyncio.create_task(write(b"%d" % delay))
-                await asyncio.sleep(delay / 2000)
-                task.cancel()
-                await asyncio.wait([task])
+            with pytest.raises(RecordTooLargeError):
+                await write()
             async with producer.transaction():
-                await producer.send_raw(BATCHES, "b", b"end")
-            # Only what the last one commits may be seen a moment later.
-            expected = [*await everything(bus, COORDINATOR_STATE), b"end"]
-            assert await everything_committed(bus, expected, BATCHES) == expected
-
-    asyncio.run(scenario())
+                await producer.send_raw(BATCHES, "b", b"next")
+        assert await everything_committed(bus, [b"next"], BATCHES, small) == [b"next"]
 
 
-def test_a_zombie_is_fenced(settings: KafkaSettings) -> None:
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus:
-            zombie = bus.producer(transactional_id="coordinator")
-            await zombie.start()
+async def test_cancelled_between_commits_it_is_all_or_nothing(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus, bus.producer(transactional_id="c") as producer:
+        for delay in range(30):
+
+            async def write(mark: bytes) -> None:
+                async with producer.transaction():
+                    for topic in (BATCHES, COORDINATOR_STATE):
+                        await producer.send_raw(topic, "b", mark)
+                    await producer.send_offsets({("explorer-events", 0): 1}, GROUP)
+
+            task = asyncio.create_task(write(b"%d" % delay))
+            await asyncio.sleep(delay / 2000)
+            task.cancel()
+            await asyncio.wait([task])
+        async with producer.transaction():
+            await producer.send_raw(BATCHES, "b", b"end")
+        # Only what the last one commits may be seen a moment later.
+        expected = [*await everything(bus, COORDINATOR_STATE), b"end"]
+        assert await everything_committed(bus, expected, BATCHES) == expected
+
+
+async def test_a_zombie_is_fenced(settings: KafkaSettings) -> None:
+    async with Bus(settings, client_id="test") as bus:
+        zombie = bus.producer(transactional_id="coordinator")
+        await zombie.start()
+        async with zombie.transaction():
+            await zombie.send_raw(BATCHES, "b", b"old")
+        entered = asyncio.Event()
+        fenced = asyncio.Event()
+
+        async def hang() -> None:
             async with zombie.transaction():
-                await zombie.send_raw(BATCHES, "b", b"old")
-            entered = asyncio.Event()
-            fenced = asyncio.Event()
+                await (await zombie.send_raw(BATCHES, "b", b"half done"))
+                entered.set()
+                await fenced.wait()
+                await zombie.send_raw(ROLLOUTS, "e", b"zombie")
 
-            async def hang() -> None:
+        hanging = asyncio.create_task(hang())
+        await entered.wait()
+        async with bus.producer(transactional_id="coordinator") as successor:
+            assert await everything(bus, BATCHES) == [b"old"], "its start aborts what the other left open"
+            fenced.set()
+            with pytest.raises(ProducerFencedError, match="another process has started"):
+                await hanging
+            with pytest.raises(ProducerFencedError, match="begin a transaction of"):
                 async with zombie.transaction():
-                    await (await zombie.send_raw(BATCHES, "b", b"half done"))
-                    entered.set()
-                    await fenced.wait()
-                    await zombie.send_raw(ROLLOUTS, "e", b"zombie")
-
-            hanging = asyncio.create_task(hang())
-            await entered.wait()
-            async with bus.producer(transactional_id="coordinator") as successor:
-                assert await everything(bus, BATCHES) == [b"old"], "its start aborts what the other left open"
-                fenced.set()
-                with pytest.raises(ProducerFencedError, match="another process has started"):
-                    await hanging
-                with pytest.raises(ProducerFencedError, match="begin a transaction of"):
-                    async with zombie.transaction():
-                        pass
-                async with successor.transaction():
-                    await successor.send_raw(BATCHES, "b", b"new")
-            await zombie.stop()
-            assert await everything_committed(bus, [b"old", b"new"], BATCHES, ROLLOUTS) == [b"old", b"new"]
-
-    asyncio.run(scenario())
+                    pass
+            async with successor.transaction():
+                await successor.send_raw(BATCHES, "b", b"new")
+        await zombie.stop()
+        assert await everything_committed(bus, [b"old", b"new"], BATCHES, ROLLOUTS) == [b"old", b"new"]
 
 
 KILLED = """
@@ -219,7 +207,7 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None:
+async def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, settings.model_dump_json()], stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout:
@@ -227,17 +215,14 @@ def test_a_killed_writer_leaves_nothing_visible(settings: KafkaSettings) -> None
     process.send_signal(signal.SIGKILL)
     process.wait()
 
-    async def scenario() -> None:
-        async with Bus(settings, client_id="test") as bus:
-            assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed"]
-            async with bus.producer(transactional_id="coordinator") as successor:
-                assert await bus.committed_offsets("group", [EXPLORER_EVENTS]) == {}
-                async with successor.transaction():
-                    await successor.send_raw(BATCHES, "b", b"next")
-            expected = [b"committed", b"next"]
-            assert await everything_committed(bus, expected, BATCHES, COORDINATOR_STATE) == expected
-
-    asyncio.run(scenario())
+    async with Bus(settings, client_id="test") as bus:
+        assert await everything(bus, BATCHES, COORDINATOR_STATE) == [b"committed"]
+        async with bus.producer(transactional_id="coordinator") as successor:
+            assert await bus.committed_offsets("group", [EXPLORER_EVENTS]) == {}
+            async with successor.transaction():
+                await successor.send_raw(BATCHES, "b", b"next")
+        expected = [b"committed", b"next"]
+        assert await everything_committed(bus, expected, BATCHES, COORDINATOR_STATE) == expected
 
 
 def test_positions_are_known_within_a_transaction_and_not_without_it(settings: KafkaSettings) -> None:

@@ -66,14 +66,14 @@ async def tasks_in(log: KafkaSettings) -> list[str]:
             return sorted([received.record.task_id async for received in reader.replay()])
 
 
-def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:
+async def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:
     file = tasks_file(tmp_path, *(task(i) for i in range(2500)))
     run_dir = tmp_path / "run"
     done = trinity_bus(log, "produce", file, TRINITY_BUS_TELEMETRY__RUN_DIR=str(run_dir))
     assert done.returncode == 0, done.stderr
     assert "Sent 2500 tasks" in done.stderr
     assert f"trinity-bus trace t0 --run-dir {run_dir}" in done.stderr
-    assert asyncio.run(tasks_in(log)) == sorted(f"t{i}" for i in range(2500))
+    assert await tasks_in(log) == sorted(f"t{i}" for i in range(2500))
     assert {span.name for span in load_spans(run_dir)} == {"send tasks"}
 
     traced = trinity_bus(log, "trace", "t7", "--run-dir", str(run_dir))
@@ -84,29 +84,26 @@ def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings
     assert unknown.stderr.startswith("trinity-bus: no span of task 'nobody'")
 
 
-def test_bad_lines_hold_back_the_good_ones_unless_told_otherwise(log: KafkaSettings, tmp_path: Path) -> None:
+async def test_bad_lines_hold_back_the_good_ones_unless_told_otherwise(log: KafkaSettings, tmp_path: Path) -> None:
     file = tasks_file(tmp_path, task(1), "{", task(2), task(1))
     refused = trinity_bus(log, "produce", file)
     assert refused.returncode == 1
     assert "tasks.jsonl:2" in refused.stderr
     assert "tasks.jsonl:4" in refused.stderr
-    assert asyncio.run(tasks_in(log)) == []
+    assert await tasks_in(log) == []
     assert trinity_bus(log, "produce", "--keep-going", file).returncode == 1
-    assert asyncio.run(tasks_in(log)) == ["t1", "t2"]
+    assert await tasks_in(log) == ["t1", "t2"]
 
 
-def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) -> None:
-    async def bury() -> None:
-        async with Bus(log, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                await (await producer.send_raw(TASKS, "k1", b"{oops", partition=0))
-                async with bus.reader(TASKS, start="beginning") as reader:
-                    async for received in reader.replay():
-                        await (await producer.send_dead_letter(received, "not_msgpack_or_json", "a\x1b[2Jb"))
-
+async def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) -> None:
     assert "No dead letters." in trinity_bus(log, "dead-letters").stdout
-    asyncio.run(bury())
+    async with Bus(log, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            await (await producer.send_raw(TASKS, "k1", b"{oops", partition=0))
+            async with bus.reader(TASKS, start="beginning") as reader:
+                async for received in reader.replay():
+                    await (await producer.send_dead_letter(received, "not_msgpack_or_json", "a\x1b[2Jb"))
     listed = trinity_bus(log, "dead-letters")
     assert listed.returncode == 0, listed.stderr
     assert "not_msgpack_or_json" in listed.stdout
@@ -116,30 +113,25 @@ def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) -> None:
     assert json.loads(line)["value"] == "{oops"
 
 
-def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
-    async def fill() -> None:
-        async with Bus(log, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                batch = BatchRecord(
-                    batch_id="b-17",
-                    batch_type="train",
-                    state=BatchLifecycleState.RUNNING,
-                    sequence=17,
-                    expected_task_count=64,
-                    completed_task_count=5,
-                )
-                beat = ExplorerHeartbeat(
-                    explorer="explorer-9", incarnation="a", state="ready", slots=8, model_version=16
-                )
-                sent = [
-                    await producer.send(BATCHES, batch.batch_id, batch),
-                    await producer.send(EXPLORER_EVENTS, beat.explorer, beat),
-                    await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="1")),
-                ]
-                await asyncio.gather(*sent)
-
-    asyncio.run(fill())
+async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
+    async with Bus(log, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            batch = BatchRecord(
+                batch_id="b-17",
+                batch_type="train",
+                state=BatchLifecycleState.RUNNING,
+                sequence=17,
+                expected_task_count=64,
+                completed_task_count=5,
+            )
+            beat = ExplorerHeartbeat(explorer="explorer-9", incarnation="a", state="ready", slots=8, model_version=16)
+            sent = [
+                await producer.send(BATCHES, batch.batch_id, batch),
+                await producer.send(EXPLORER_EVENTS, beat.explorer, beat),
+                await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="1")),
+            ]
+            await asyncio.gather(*sent)
     shown = trinity_bus(log, "status", "--once")
     assert shown.returncode == 0, shown.stderr
     for part in (
@@ -153,7 +145,7 @@ def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> None:
         assert part in shown.stdout
 
 
-def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) -> None:
+async def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) -> None:
     ended = BatchRecord(
         batch_id="1",
         batch_type="train",
@@ -179,15 +171,12 @@ def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) 
         completed_task_count=5,
     )
 
-    async def fill() -> None:
-        async with Bus(log, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                for batch in (ended, aborted, opened):
-                    await (await producer.send(BATCHES, batch.batch_id, batch))
-
     assert "batches: none" in trinity_bus(log, "batches").stdout
-    asyncio.run(fill())
+    async with Bus(log, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            for batch in (ended, aborted, opened):
+                await (await producer.send(BATCHES, batch.batch_id, batch))
     listed = trinity_bus(log, "batches")
     assert listed.returncode == 0, listed.stderr
     lines = [line for line in listed.stdout.splitlines() if line.startswith("│")]
@@ -206,21 +195,18 @@ def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) 
     ]
 
 
-def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
-    async def fill() -> None:
-        async with Bus(log, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                batch = BatchRecord(
-                    batch_id="1",
-                    batch_type="train",
-                    state=BatchLifecycleState.FINALIZED,
-                    sequence=1,
-                    expected_task_count=1,
-                )
-                await (await producer.send(BATCHES, batch.batch_id, batch))
-
-    asyncio.run(fill())
+async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
+    async with Bus(log, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            batch = BatchRecord(
+                batch_id="1",
+                batch_type="train",
+                state=BatchLifecycleState.FINALIZED,
+                sequence=1,
+                expected_task_count=1,
+            )
+            await (await producer.send(BATCHES, batch.batch_id, batch))
     unknown = trinity_bus(log, "abort", "2", "--reason", "enough")
     assert unknown.returncode == 1
     assert unknown.stderr.startswith("No batch is called '2'")
@@ -230,7 +216,7 @@ def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
     assert trinity_bus(log, "abort", "1").returncode == 2
 
 
-def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
+async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
     busy = RunnerState(
         runner="explorer-9/0",
         state="busy",
@@ -268,7 +254,7 @@ def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
                 reporting.cancel()
                 await asyncio.wait([reporting])
 
-    shown, listed = asyncio.run(ask())
+    shown, listed = await ask()
     assert shown.returncode == 0, shown.stderr
     lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]

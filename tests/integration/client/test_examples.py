@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mesh.client_fleet import fleet, held, program, run, tasks
+from tests.support.mesh.client_fleet import fleet, held, program, tasks
 from tests.support.mesh.mesh import Mesh
 from trinity_bus.client import RolloutCoordinator
 
@@ -18,39 +18,33 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(300)  # It starts six processes, one after the other where cores are few.
-def test_programs_of_the_documents_and_of_other_clients_run_as_they_stand(mesh: Mesh) -> None:
-    async def main() -> None:
-        blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
-        assert len(blocks) == 2
-        async with fleet(mesh) as mesh_of:
-            kafka = mesh_of.mesh.kafka
-            script = str(ROOT / "examples/commands/batch.py")
-            coordinator, scheduler, plain = await asyncio.gather(
-                *(program(mesh_of, sys.executable, "-c", block) for block in blocks),
-                program(mesh_of, sys.executable, script, str(kafka.bootstrap_servers), kafka.namespace, "plain"),
-            )
-            assert coordinator == "4 tasks, reward 1.0\n{'eval/sums/reward/mean@1': 1.0}\n"
-            assert scheduler == "1/1  1.0\n" * 4 + "4 samples\n"
-            result = json.loads(plain)
-            assert (result["batch_id"], result["state"], result["finished_task_count"]) == ("plain", "finalized", 2)
+async def test_programs_of_the_documents_and_of_other_clients_run_as_they_stand(mesh: Mesh) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    async with fleet(mesh) as mesh_of:
+        kafka = mesh_of.mesh.kafka
+        script = str(ROOT / "examples/commands/batch.py")
+        coordinator, scheduler, plain = await asyncio.gather(
+            *(program(mesh_of, sys.executable, "-c", block) for block in blocks),
+            program(mesh_of, sys.executable, script, str(kafka.bootstrap_servers), kafka.namespace, "plain"),
+        )
+        assert coordinator == "4 tasks, reward 1.0\n{'eval/sums/reward/mean@1': 1.0}\n"
+        assert scheduler == "1/1  1.0\n" * 4 + "4 samples\n"
+        result = json.loads(plain)
+        assert (result["batch_id"], result["state"], result["finished_task_count"]) == ("plain", "finalized", 2)
 
-            listed = await program(mesh_of, sys.executable, "-m", "workers.cli.app", "batches", "--json")
-            states = {batch["batch_id"]: batch["state"] for batch in map(json.loads, listed.splitlines())}
-            assert states["1"] == states["1/sums"] == states["plain"] == "finalized"
-
-    run(main(), limit_s=280)
+        listed = await program(mesh_of, sys.executable, "-m", "workers.cli.app", "batches", "--json")
+        states = {batch["batch_id"]: batch["state"] for batch in map(json.loads, listed.splitlines())}
+        assert states["1"] == states["1/sums"] == states["plain"] == "finalized"
 
 
-def test_a_batch_is_aborted_from_the_command_line(mesh: Mesh) -> None:
-    async def main() -> None:
-        cli = (sys.executable, "-m", "workers.cli.app")
-        async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-            await client.submit_batch(batch_id="b", tasks=[*tasks(1), *held(1)], batch_type="train")
-            await mesh_of.orders("b#h0")
-            await mesh_of.counted("b#t0")
-            await program(mesh_of, *cli, "abort", "b", "--reason", "enough of it", "--keep-partial-results")
-            assert (await client.finalize_train_batch("b"))["finished_task_count"] == 1
-            (batch,) = map(json.loads, (await program(mesh_of, *cli, "batches", "--json")).splitlines())
-            assert (batch["state"], batch["reason"], batch["aborted"]) == ("aborted", "enough of it", 1)
-
-    run(main())
+async def test_a_batch_is_aborted_from_the_command_line(mesh: Mesh) -> None:
+    cli = (sys.executable, "-m", "workers.cli.app")
+    async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
+        await client.submit_batch(batch_id="b", tasks=[*tasks(1), *held(1)], batch_type="train")
+        await mesh_of.orders("b#h0")
+        await mesh_of.counted("b#t0")
+        await program(mesh_of, *cli, "abort", "b", "--reason", "enough of it", "--keep-partial-results")
+        assert (await client.finalize_train_batch("b"))["finished_task_count"] == 1
+        (batch,) = map(json.loads, (await program(mesh_of, *cli, "batches", "--json")).splitlines())
+        assert (batch["state"], batch["reason"], batch["aborted"]) == ("aborted", "enough of it", 1)

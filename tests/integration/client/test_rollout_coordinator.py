@@ -9,7 +9,7 @@ from schemas import BatchRecord, ExperienceGroup
 from schemas.codec import encode
 from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
-from tests.support.mesh.client_fleet import Fleet, fleet, held, run, tasks
+from tests.support.mesh.client_fleet import Fleet, fleet, held, tasks
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.waiting import until
 from trinity_bus.client import RolloutCoordinator
@@ -23,139 +23,124 @@ async def batches(fleet: Fleet) -> dict[str, BatchRecord]:
         return {received.key or "": received.record async for received in reader.replay()}
 
 
-def test_every_method_with_several_clients_at_once(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with (
-            fleet(mesh) as mesh_of,
-            RolloutCoordinator(mesh_of.settings) as one,
-            RolloutCoordinator.get_actor(mesh_of.settings) as other,
-        ):
-            await one.submit_batch(batch_id=1, tasks=tasks(4), batch_type="train")
-            await other.submit_batch(batch_id="1/held-out", tasks=tasks(2), batch_type="eval")
-            waiting = [client.finalize_train_batch(1) for client in (one, other, one)]
-            results: list[dict[str, Any]] = await asyncio.gather(*waiting)
-            assert results[0] == results[1] == results[2]
-            assert set(results[0]) == {"batch_id", "batch_type", "finished_task_count", "metrics"}
-            assert (results[0]["batch_id"], results[0]["batch_type"]) == (1, "train")
-            assert results[0]["finished_task_count"] == 4
-            assert results[0]["metrics"]["rollout/reward/mean"] == 1.0
-            assert results[0]["metrics"]["rollout/finished_task_count"] == 4.0
-            evaluated = await one.finalize_eval_batch("1/held-out")
-            assert (evaluated["batch_id"], evaluated["finished_task_count"]) == ("1/held-out", 2)
-            assert evaluated["metrics"]["eval/held-out/reward/mean@1"] == 1.0
-            # What has ended is remembered, for whoever asks late.
-            assert await other.finalize_train_batch(1) == results[0]
+async def test_every_method_with_several_clients_at_once(mesh: Mesh) -> None:
+    async with (
+        fleet(mesh) as mesh_of,
+        RolloutCoordinator(mesh_of.settings) as one,
+        RolloutCoordinator.get_actor(mesh_of.settings) as other,
+    ):
+        await one.submit_batch(batch_id=1, tasks=tasks(4), batch_type="train")
+        await other.submit_batch(batch_id="1/held-out", tasks=tasks(2), batch_type="eval")
+        waiting = [client.finalize_train_batch(1) for client in (one, other, one)]
+        results: list[dict[str, Any]] = await asyncio.gather(*waiting)
+        assert results[0] == results[1] == results[2]
+        assert set(results[0]) == {"batch_id", "batch_type", "finished_task_count", "metrics"}
+        assert (results[0]["batch_id"], results[0]["batch_type"]) == (1, "train")
+        assert results[0]["finished_task_count"] == 4
+        assert results[0]["metrics"]["rollout/reward/mean"] == 1.0
+        assert results[0]["metrics"]["rollout/finished_task_count"] == 4.0
+        evaluated = await one.finalize_eval_batch("1/held-out")
+        assert (evaluated["batch_id"], evaluated["finished_task_count"]) == ("1/held-out", 2)
+        assert evaluated["metrics"]["eval/held-out/reward/mean@1"] == 1.0
+        # What has ended is remembered, for whoever asks late.
+        assert await other.finalize_train_batch(1) == results[0]
 
-            await one.submit_batch(batch_id="empty", tasks=[], batch_type="train")
-            nothing = await other.finalize_train_batch("empty")
-            assert (nothing["finished_task_count"], nothing["metrics"]["rollout/finished_task_count"]) == (0, 0.0)
+        await one.submit_batch(batch_id="empty", tasks=[], batch_type="train")
+        nothing = await other.finalize_train_batch("empty")
+        assert (nothing["finished_task_count"], nothing["metrics"]["rollout/finished_task_count"]) == (0, 0.0)
 
-            payload = encode(make_group(task_id="made-up"))
-            assert (await one.process_experiences([payload]))["experience_pipeline/experience_count"] == 4.0
-            async with mesh_of.bus.reader(EXPERIENCES, start="beginning") as reader:
-                groups = [received.record async for received in reader.replay()]
-            assert all(isinstance(group, ExperienceGroup) for group in groups)
-            assert "made-up" in {group.task_id for group in groups}
+        payload = encode(make_group(task_id="made-up"))
+        assert (await one.process_experiences([payload]))["experience_pipeline/experience_count"] == 4.0
+        async with mesh_of.bus.reader(EXPERIENCES, start="beginning") as reader:
+            groups = [received.record async for received in reader.replay()]
+        assert all(isinstance(group, ExperienceGroup) for group in groups)
+        assert "made-up" in {group.task_id for group in groups}
 
-            await asyncio.gather(*(c.submit_batch(batch_id=n, tasks=tasks(2), batch_type="train")
-                                   for n, c in ((2, one), (3, other), (4, one))))  # fmt: skip
-            many = await asyncio.gather(*(c.finalize_train_batch(n) for n, c in ((4, one), (3, one), (2, other))))
-            assert [result["batch_id"] for result in many] == [4, 3, 2]
-
-    run(main())
+        await asyncio.gather(*(c.submit_batch(batch_id=n, tasks=tasks(2), batch_type="train")
+                               for n, c in ((2, one), (3, other), (4, one))))  # fmt: skip
+        many = await asyncio.gather(*(c.finalize_train_batch(n) for n, c in ((4, one), (3, one), (2, other))))
+        assert [result["batch_id"] for result in many] == [4, 3, 2]
 
 
-def test_every_error_has_its_text_and_costs_nothing(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-            with pytest.raises(KeyError, match="Batch 7 is not registered"):
-                await client.finalize_train_batch(7)
-            await client.submit_batch(batch_id=7, tasks=[*tasks(1), *held(1)], batch_type="train")
-            with pytest.raises(ValueError, match=r"^Batch 7 is already active\.$"):
-                await client.submit_batch(batch_id="7", tasks=tasks(1), batch_type="train")
-            with pytest.raises(ValueError, match=r"^Batch 7 is train, expected eval\.$"):
-                await client.finalize_eval_batch("7")
-            with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 7\.$"):
-                await client.finalize_train_batch(7, timeout=0.5)
-            # The batch goes on, and nothing of it is lost.
-            await mesh_of.answer("#h0")
-            assert (await client.finalize_train_batch(7))["finished_task_count"] == 2
-            with pytest.raises(ValueError, match="Batch 7 has ended; ids are not used again"):
-                await client.submit_batch(batch_id=7, tasks=tasks(1), batch_type="train")
+async def test_every_error_has_its_text_and_costs_nothing(mesh: Mesh) -> None:
+    async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
+        with pytest.raises(KeyError, match="Batch 7 is not registered"):
+            await client.finalize_train_batch(7)
+        await client.submit_batch(batch_id=7, tasks=[*tasks(1), *held(1)], batch_type="train")
+        with pytest.raises(ValueError, match=r"^Batch 7 is already active\.$"):
+            await client.submit_batch(batch_id="7", tasks=tasks(1), batch_type="train")
+        with pytest.raises(ValueError, match=r"^Batch 7 is train, expected eval\.$"):
+            await client.finalize_eval_batch("7")
+        with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 7\.$"):
+            await client.finalize_train_batch(7, timeout=0.5)
+        # The batch goes on, and nothing of it is lost.
+        await mesh_of.answer("#h0")
+        assert (await client.finalize_train_batch(7))["finished_task_count"] == 2
+        with pytest.raises(ValueError, match="Batch 7 has ended; ids are not used again"):
+            await client.submit_batch(batch_id=7, tasks=tasks(1), batch_type="train")
 
-            await client.submit_batch(batch_id="7/late", tasks=[*tasks(1), *held(1)], batch_type="eval")
-            with pytest.raises(ValueError, match=r"^Batch 7/late is eval, expected train\.$"):
-                await client.finalize_train_batch("7/late")
-            await mesh_of.counted("7/late#t0")
-            # An evaluation whose time is up has what it has.
-            assert (await client.finalize_eval_batch("7/late", timeout=0.5))["finished_task_count"] == 1
-            await mesh_of.answer("#h0")
-            await client.abort_batch("never-was", reason="no matter")
-            assert (await client.finalize_eval_batch("7/late"))["finished_task_count"] == 1
-
-    run(main())
+        await client.submit_batch(batch_id="7/late", tasks=[*tasks(1), *held(1)], batch_type="eval")
+        with pytest.raises(ValueError, match=r"^Batch 7/late is eval, expected train\.$"):
+            await client.finalize_train_batch("7/late")
+        await mesh_of.counted("7/late#t0")
+        # An evaluation whose time is up has what it has.
+        assert (await client.finalize_eval_batch("7/late", timeout=0.5))["finished_task_count"] == 1
+        await mesh_of.answer("#h0")
+        await client.abort_batch("never-was", reason="no matter")
+        assert (await client.finalize_eval_batch("7/late"))["finished_task_count"] == 1
 
 
-def test_an_aborted_batch_is_never_trained_on_and_answers_who_waits(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-            await client.submit_batch(batch_id=1, tasks=[*tasks(2), *held(1)], batch_type="train")
-            await client.submit_batch(batch_id=2, tasks=tasks(2), batch_type="train")
-            waiting = asyncio.create_task(client.finalize_train_batch(1))
-            await mesh_of.orders("2#t1")
-            await mesh_of.orders("1#h0")
-            second = asyncio.create_task(client.finalize_train_batch(2))
-            # The second batch is complete, and waits for the first one's turn in training.
-            await until(lambda: len(mesh_of.explorer.orders) == 5)
-            async with RolloutCoordinator(mesh_of.settings) as other:
-                await other.abort_batch(1, reason="enough", keep_partial_results=True)
-                await other.abort_batch(1, reason="twice is no matter")
-            assert (await waiting)["finished_task_count"] == 2
-            assert (await second)["finished_task_count"] == 2
+async def test_an_aborted_batch_is_never_trained_on_and_answers_who_waits(mesh: Mesh) -> None:
+    async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
+        await client.submit_batch(batch_id=1, tasks=[*tasks(2), *held(1)], batch_type="train")
+        await client.submit_batch(batch_id=2, tasks=tasks(2), batch_type="train")
+        waiting = asyncio.create_task(client.finalize_train_batch(1))
+        await mesh_of.orders("2#t1")
+        await mesh_of.orders("1#h0")
+        second = asyncio.create_task(client.finalize_train_batch(2))
+        # The second batch is complete, and waits for the first one's turn in training.
+        await until(lambda: len(mesh_of.explorer.orders) == 5)
+        async with RolloutCoordinator(mesh_of.settings) as other:
+            await other.abort_batch(1, reason="enough", keep_partial_results=True)
+            await other.abort_batch(1, reason="twice is no matter")
+        assert (await waiting)["finished_task_count"] == 2
+        assert (await second)["finished_task_count"] == 2
+        await mesh_of.answer("1#h0")
+        await mesh_of.trainer.until_trained(1)
+        found = await batches(mesh_of)
+        assert (found["1"].state, found["1"].reason) == ("aborted", "enough")
+        assert sorted(entry.task_id for entry in found["1"].manifest if entry.parts) == ["1#t0", "1#t1"]
+        assert (found["2"].state, found["2"].sequence) == ("finalized", 1)
+        assert [batch.batch_id for batch in mesh_of.trainer.trained] == ["2"]
+        await until(lambda: bool(mesh_of.explorer.cancelled))
+        assert [cancel.task_id for cancel in mesh_of.explorer.cancelled] == ["1#h0"]
+
+
+async def test_enough_tasks_end_a_batch_and_late_results_change_nothing(mesh: Mesh) -> None:
+    async with fleet(mesh, wait_after_min_s=0.2) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
+        await client.submit_batch(batch_id=1, tasks=[*tasks(3), *held(1)], batch_type="train", min_wait_num=3)
+        result = await client.finalize_train_batch(1)
+        assert result["finished_task_count"] == 3
+        await mesh_of.answer("1#h0")
+        await client.submit_batch(batch_id=2, tasks=[*tasks(1), *held(3)], batch_type="train", min_wait_num=3)
+        await mesh_of.counted("2#t0")
+        # Fewer than enough, and its time is up: it ends with what it has.
+        assert (await client.finalize_train_batch(2, timeout=0.5))["finished_task_count"] == 1
+        assert await client.finalize_train_batch(1) == result
+        await mesh_of.trainer.until_trained(2)
+        assert [len([e for e in b.manifest if e.parts]) for b in mesh_of.trainer.trained] == [3, 1]
+        assert [b.aborted_task_count for b in mesh_of.trainer.trained] == [1, 3]
+
+
+async def test_a_coordinator_that_is_killed_is_answered_for_by_the_next(mesh: Mesh) -> None:
+    async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
+        await client.submit_batch(batch_id=1, tasks=[*tasks(3), *held(1)], batch_type="train")
+        waiting = asyncio.create_task(client.finalize_train_batch(1))
+        await mesh_of.orders("1#h0")
+        with mesh.coordinator(explorer_timeout_s=60, group_size=1, max_staleness=8, name="coordinator-1"):
+            await asyncio.to_thread(mesh_of.kill_coordinator)
+            submitting = client.submit_batch(batch_id=2, tasks=tasks(2), batch_type="train")
+            await submitting
             await mesh_of.answer("1#h0")
-            await mesh_of.trainer.until_trained(1)
-            found = await batches(mesh_of)
-            assert (found["1"].state, found["1"].reason) == ("aborted", "enough")
-            assert sorted(entry.task_id for entry in found["1"].manifest if entry.parts) == ["1#t0", "1#t1"]
-            assert (found["2"].state, found["2"].sequence) == ("finalized", 1)
-            assert [batch.batch_id for batch in mesh_of.trainer.trained] == ["2"]
-            await until(lambda: bool(mesh_of.explorer.cancelled))
-            assert [cancel.task_id for cancel in mesh_of.explorer.cancelled] == ["1#h0"]
-
-    run(main())
-
-
-def test_enough_tasks_end_a_batch_and_late_results_change_nothing(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with fleet(mesh, wait_after_min_s=0.2) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-            await client.submit_batch(batch_id=1, tasks=[*tasks(3), *held(1)], batch_type="train", min_wait_num=3)
-            result = await client.finalize_train_batch(1)
-            assert result["finished_task_count"] == 3
-            await mesh_of.answer("1#h0")
-            await client.submit_batch(batch_id=2, tasks=[*tasks(1), *held(3)], batch_type="train", min_wait_num=3)
-            await mesh_of.counted("2#t0")
-            # Fewer than enough, and its time is up: it ends with what it has.
-            assert (await client.finalize_train_batch(2, timeout=0.5))["finished_task_count"] == 1
-            assert await client.finalize_train_batch(1) == result
-            await mesh_of.trainer.until_trained(2)
-            assert [len([e for e in b.manifest if e.parts]) for b in mesh_of.trainer.trained] == [3, 1]
-            assert [b.aborted_task_count for b in mesh_of.trainer.trained] == [1, 3]
-
-    run(main())
-
-
-def test_a_coordinator_that_is_killed_is_answered_for_by_the_next(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-            await client.submit_batch(batch_id=1, tasks=[*tasks(3), *held(1)], batch_type="train")
-            waiting = asyncio.create_task(client.finalize_train_batch(1))
-            await mesh_of.orders("1#h0")
-            with mesh.coordinator(explorer_timeout_s=60, group_size=1, max_staleness=8, name="coordinator-1"):
-                await asyncio.to_thread(mesh_of.kill_coordinator)
-                submitting = client.submit_batch(batch_id=2, tasks=tasks(2), batch_type="train")
-                await submitting
-                await mesh_of.answer("1#h0")
-                assert (await waiting)["finished_task_count"] == 4
-                assert (await client.finalize_train_batch(2))["finished_task_count"] == 2
-
-    run(main())
+            assert (await waiting)["finished_task_count"] == 4
+            assert (await client.finalize_train_batch(2))["finished_task_count"] == 2

@@ -9,35 +9,33 @@ from schemas import ExplorerLeft, Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from workers.coordinator.intake import MAX_TASKS, Intake
+from trinity_bus.coordination.commit_schedule import MAX_TASKS
+from workers.coordinator.intake import Intake
 
 pytestmark = pytest.mark.integration
 
 LIMIT_S = 30.0
 
 
-def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaSettings) -> None:
+async def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaSettings) -> None:
     settings = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
     count = 3 * MAX_TASKS
 
-    async def main() -> None:
-        async with Bus(settings, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                for number in range(count):
-                    task = Task(task_id=f"task-{number}", workflow="math", prompt="1 + 1")
-                    await producer.send(TASKS, task.task_id, task)
-                await producer.flush()
-                await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
-            async with asyncio.timeout(LIMIT_S), Intake(bus, {}) as intake:
-                assert [received.topic for received in await intake.next(LIMIT_S, tasks=False)] == [EXPLORER_EVENTS]
-                assert await intake.next(0.1, tasks=False) == []
-                found: list[str] = []
-                while len(found) < count:
-                    received = await intake.next(LIMIT_S, tasks=True)
-                    assert 0 < len(received) <= MAX_TASKS
-                    found += [item.record.task_id for item in received]
-                assert sorted(found) == sorted(f"task-{number}" for number in range(count))
-                assert await intake.next(0.0, tasks=True) == []
-
-    asyncio.run(main())
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            for number in range(count):
+                task = Task(task_id=f"task-{number}", workflow="math", prompt="1 + 1")
+                await producer.send(TASKS, task.task_id, task)
+            await producer.flush()
+            await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
+        async with asyncio.timeout(LIMIT_S), Intake(bus, {}) as intake:
+            assert [received.topic for received in await intake.next(LIMIT_S, tasks=False)] == [EXPLORER_EVENTS]
+            assert await intake.next(0.1, tasks=False) == []
+            found: list[str] = []
+            while len(found) < count:
+                received = await intake.next(LIMIT_S, tasks=True)
+                assert 0 < len(received) <= MAX_TASKS
+                found += [item.record.task_id for item in received]
+            assert sorted(found) == sorted(f"task-{number}" for number in range(count))
+            assert await intake.next(0.0, tasks=True) == []

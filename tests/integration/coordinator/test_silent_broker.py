@@ -20,7 +20,7 @@ SILENCE_S = 8
 """Well over what the coordinator waits for an explorer, and below the client's own limits."""
 
 
-def test_explorers_outlive_a_broker_that_is_silent_for_longer_than_they_may_be(tmp_path: Path) -> None:
+async def test_explorers_outlive_a_broker_that_is_silent_for_longer_than_they_may_be(tmp_path: Path) -> None:
     cache = Settings().broker.cache_dir
     settings = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)
 
@@ -44,4 +44,4 @@ def test_explorers_outlive_a_broker_that_is_silent_for_longer_than_they_may_be(t
         assert "lost" not in mesh.log(), mesh.log()
 
     with EmbeddedBroker(settings) as broker:
-        asyncio.run(main(broker))
+        await main(broker)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
     return Mesh(kafka, tmp_path)
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
-
-
 class Leaders:
     """What the changelog says of who leads, as it is written."""
 
@@ -62,102 +58,93 @@ def counted(trainer: FakeTrainer) -> Counter[str]:
 
 
 @pytest.mark.parametrize("waiting", [0, 3000])
-def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiting: int) -> None:
+async def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiting: int) -> None:
     """With none, and with thousands of open tasks in the changelog."""
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
-            leaders = Leaders(log)
-            with mesh.coordinator(name="a") as a, mesh.coordinator(name="b") as b, mesh.coordinator(name="c") as c:
-                children = {"a": a, "b": b, "c": c}
-                await until(lambda: all("standing by" in mesh.log(n) or "ready" in mesh.log(n) for n in (1, 2, 3)))
-                if waiting:
-                    # Nobody takes these: they wait in a batch that never gets whole.
-                    await send_tasks(producer, waiting, "waits", batch_id="large", batch_size=waiting + 1)
-                    await until_heartbeat(bus, lambda beat: beat.open_tasks == waiting)
-                async with FakeExplorer(bus).alive() as explorer, FakeTrainer(bus).alive() as trainer:
-                    await send_tasks(producer, 4)
-                    await trainer.until_trained(1)
-                    # While all three started on a busy machine, one may have been silent for long enough to lose it.
-                    leader = (await until_heartbeat(bus, lambda _: True)).coordinator
-                    orders = len(explorer.orders)
-                    await send_tasks(producer, 4, "after")
-                    killed = time.monotonic()
-                    os.kill(children.pop(leader).pid, signal.SIGKILL)
-                    committed_s = await leaders.until("active", *children) - killed
-                    await until(lambda: len(explorer.orders) > orders)
-                    dispatched_s = time.monotonic() - killed
-                    await trainer.until_trained(2)
-                assert None in {child.poll() for child in children.values()}
-            print(f"{waiting} open tasks: commit after {committed_s:.2f} s, order after {dispatched_s:.2f} s")
-            assert counted(trainer) == Counter(
-                {f"{prefix}-{number}": 1 for prefix in ("task", "after") for number in range(4)}
-            )
-
-    run(main())
+    async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
+        leaders = Leaders(log)
+        with mesh.coordinator(name="a") as a, mesh.coordinator(name="b") as b, mesh.coordinator(name="c") as c:
+            children = {"a": a, "b": b, "c": c}
+            await until(lambda: all("standing by" in mesh.log(n) or "ready" in mesh.log(n) for n in (1, 2, 3)))
+            if waiting:
+                # Nobody takes these: they wait in a batch that never gets whole.
+                await send_tasks(producer, waiting, "waits", batch_id="large", batch_size=waiting + 1)
+                await until_heartbeat(bus, lambda beat: beat.open_tasks == waiting)
+            async with FakeExplorer(bus).alive() as explorer, FakeTrainer(bus).alive() as trainer:
+                await send_tasks(producer, 4)
+                await trainer.until_trained(1)
+                # While all three started on a busy machine, one may have been silent for long enough to lose it.
+                leader = (await until_heartbeat(bus, lambda _: True)).coordinator
+                orders = len(explorer.orders)
+                await send_tasks(producer, 4, "after")
+                killed = time.monotonic()
+                os.kill(children.pop(leader).pid, signal.SIGKILL)
+                committed_s = await leaders.until("active", *children) - killed
+                await until(lambda: len(explorer.orders) > orders)
+                dispatched_s = time.monotonic() - killed
+                await trainer.until_trained(2)
+            assert None in {child.poll() for child in children.values()}
+        print(f"{waiting} open tasks: commit after {committed_s:.2f} s, order after {dispatched_s:.2f} s")
+        assert counted(trainer) == Counter(
+            {f"{prefix}-{number}": 1 for prefix in ("task", "after") for number in range(4)}
+        )
 
 
 @pytest.mark.parametrize("moment", ["at any moment", "amid a transaction"])
-def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh: Mesh, moment: str) -> None:
+async def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh: Mesh, moment: str) -> None:
     batches = 30
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
-            leaders = Leaders(log)
-            patience = {"takeover_s": 4.0}
-            with (
-                mesh.coordinator(name="first", **patience) as first,
-                mesh.coordinator(name="second", **patience) as second,
-            ):
-                leader = await led_for_a_while(leaders, "first", "second")
-                names = ["first", "second"] if leader == "first" else ["second", "first"]
-                works, stands_by = (first, second) if names[0] == "first" else (second, first)
-                async with FakeExplorer(bus, slots=3).alive(), FakeTrainer(bus).alive() as trainer:
-                    sending = asyncio.create_task(send_tasks(producer, 4 * batches))
-                    await trainer.until_trained(1)
-                    os.kill(works.pid, signal.SIGSTOP)
-                    while moment == "amid a transaction" and not await has_open_transaction(mesh):
-                        os.kill(works.pid, signal.SIGCONT)
-                        await asyncio.sleep(0.003)
-                        os.kill(works.pid, signal.SIGSTOP)
-                    await leaders.until("active", names[1])
-                    taken_over_at = len(leaders.seen)
+    async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
+        leaders = Leaders(log)
+        patience = {"takeover_s": 4.0}
+        with (
+            mesh.coordinator(name="first", **patience) as first,
+            mesh.coordinator(name="second", **patience) as second,
+        ):
+            leader = await led_for_a_while(leaders, "first", "second")
+            names = ["first", "second"] if leader == "first" else ["second", "first"]
+            works, stands_by = (first, second) if names[0] == "first" else (second, first)
+            async with FakeExplorer(bus, slots=3).alive(), FakeTrainer(bus).alive() as trainer:
+                sending = asyncio.create_task(send_tasks(producer, 4 * batches))
+                await trainer.until_trained(1)
+                os.kill(works.pid, signal.SIGSTOP)
+                while moment == "amid a transaction" and not await has_open_transaction(mesh):
                     os.kill(works.pid, signal.SIGCONT)
-                    await until(lambda: works.poll() is not None)
-                    await sending
-                    await trainer.until_trained(batches)
-                    await leaders.until("active", names[1])
-                assert stands_by.poll() is None
-            assert works.poll() == 1
-            said = mesh.log(1 if works is first else 2)
-            assert f"another coordinator of namespace '{mesh.kafka.namespace}' has taken over" in said.splitlines()[-1]
-            assert "Traceback" not in said
-            assert {leader.name for leader in leaders.seen[taken_over_at:]} == {names[1]}, "nothing of it came since"
-            assert counted(trainer) == Counter({f"task-{number}": 1 for number in range(4 * batches)})
-
-    run(main())
-
-
-def test_one_that_is_told_to_stop_hands_over_at_once(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
-            leaders = Leaders(log)
-            # Silence alone would take longer than the test waits.
-            with mesh.coordinator(name="first", takeover_s=WAIT_S) as first:
-                await leaders.until("active", "first")
-                with mesh.coordinator(name="second", takeover_s=WAIT_S, heartbeat_s=0.2):
-                    await until(lambda: "standing by: first works" in mesh.log(2))
-                    assert await asyncio.to_thread(first.stop, 60) == 0
-                    await leaders.until("active", "second")
-                    async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
-                        await send_tasks(producer, 4)
-                        await trainer.until_trained(1)
-            assert [leader.state for leader in leaders.seen if leader.name == "first"][-1] == "left"
-
-    run(main())
+                    await asyncio.sleep(0.003)
+                    os.kill(works.pid, signal.SIGSTOP)
+                await leaders.until("active", names[1])
+                taken_over_at = len(leaders.seen)
+                os.kill(works.pid, signal.SIGCONT)
+                await until(lambda: works.poll() is not None)
+                await sending
+                await trainer.until_trained(batches)
+                await leaders.until("active", names[1])
+            assert stands_by.poll() is None
+        assert works.poll() == 1
+        said = mesh.log(1 if works is first else 2)
+        assert f"another coordinator of namespace '{mesh.kafka.namespace}' has taken over" in said.splitlines()[-1]
+        assert "Traceback" not in said
+        assert {leader.name for leader in leaders.seen[taken_over_at:]} == {names[1]}, "nothing of it came since"
+        assert counted(trainer) == Counter({f"task-{number}": 1 for number in range(4 * batches)})
 
 
-def test_one_whose_transaction_fails_goes_on_from_the_last_commit(
+async def test_one_that_is_told_to_stop_hands_over_at_once(mesh: Mesh) -> None:
+    async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
+        leaders = Leaders(log)
+        # Silence alone would take longer than the test waits.
+        with mesh.coordinator(name="first", takeover_s=WAIT_S) as first:
+            await leaders.until("active", "first")
+            with mesh.coordinator(name="second", takeover_s=WAIT_S, heartbeat_s=0.2):
+                await until(lambda: "standing by: first works" in mesh.log(2))
+                assert await asyncio.to_thread(first.stop, 60) == 0
+                await leaders.until("active", "second")
+                async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
+                    await send_tasks(producer, 4)
+                    await trainer.until_trained(1)
+        assert [leader.state for leader in leaders.seen if leader.name == "first"][-1] == "left"
+
+
+async def test_one_whose_transaction_fails_goes_on_from_the_last_commit(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The failure is made: after everything is sent, and before it is committed."""
@@ -171,27 +158,24 @@ def test_one_whose_transaction_fails_goes_on_from_the_last_commit(
     monkeypatch.setattr(Outputs, "record_changes", failing)
     caplog.set_level(logging.INFO, "workers.coordinator")
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            settings = Settings(kafka=mesh.kafka, coordinator=CoordinatorSettings(batch_size=4, tick_s=0.05))
-            working = asyncio.create_task(Coordinator(settings, bus).run())
-            async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
-                await send_tasks(producer, 40)
-                await trainer.until_trained(10)
-            assert not working.done()
-            working.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await working
-            assert counted(trainer) == Counter({f"task-{number}": 1 for number in range(40)})
-            assert [batch.sequence for batch in trainer.trained] == list(range(1, 11))
-
-    run(main())
+    async with mesh.connected() as (bus, producer):
+        settings = Settings(kafka=mesh.kafka, coordinator=CoordinatorSettings(batch_size=4, tick_s=0.05))
+        working = asyncio.create_task(Coordinator(settings, bus).run())
+        async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
+            await send_tasks(producer, 40)
+            await trainer.until_trained(10)
+        assert not working.done()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert counted(trainer) == Counter({f"task-{number}": 1 for number in range(40)})
+        assert [batch.sequence for batch in trainer.trained] == list(range(1, 11))
     said = [record.getMessage() for record in caplog.records]
     assert sum("of no use at the moment: the log has failed" in line for line in said) == len(fail_at)
     assert sum(line.startswith("ready") for line in said) == len(fail_at) + 1
 
 
-def test_two_meshes_on_one_broker_do_not_disturb_each_other(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_two_meshes_on_one_broker_do_not_disturb_each_other(kafka: KafkaSettings, tmp_path: Path) -> None:
     """Coordinators, explorers, trainers, tasks and batches of the same names, in two namespaces."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
@@ -211,12 +195,9 @@ def test_two_meshes_on_one_broker_do_not_disturb_each_other(kafka: KafkaSettings
         assert counted(trainer) == Counter(expected)
         assert len(explorer.orders) == len(expected)
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(one(folders[0], 24))
-            both.create_task(one(folders[1], 8))
-
-    run(main())
+    async with asyncio.TaskGroup() as both:
+        both.create_task(one(folders[0], 24))
+        both.create_task(one(folders[1], 8))
 
 
 async def led_for_a_while(leaders: Leaders, *names: str) -> str:

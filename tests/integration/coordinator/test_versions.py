@@ -5,7 +5,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,6 @@ def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
     return Mesh(kafka, tmp_path)
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
-
-
 def settings(mesh: Mesh) -> Settings:
     return Settings(kafka=mesh.kafka)
 
@@ -46,7 +41,7 @@ def settings(mesh: Mesh) -> Settings:
     ],
     ids=["fixed", "explorer_driven", "trainer_driven", "fully_async"],
 )
-def test_a_run_under_each_style(
+async def test_a_run_under_each_style(
     mesh: Mesh,
     synchronizer: dict[str, Any],
     max_staleness: int | None,
@@ -56,27 +51,24 @@ def test_a_run_under_each_style(
     bound = {} if max_staleness is None else {"max_staleness": max_staleness}
     policy = SyncPolicy.of(SynchronizerSettings(**synchronizer), CoordinatorSettings(**bound))
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            with mesh.coordinator(synchronizer, **bound):
-                explorers = [FakeExplorer(bus, f"explorer-{i}", slots=3) for i in range(2)]
-                async with contextlib.AsyncExitStack() as stack:
-                    for explorer in explorers:
-                        await stack.enter_async_context(explorer.alive())
-                    trainer = await stack.enter_async_context(FakeTrainer(bus, policy).alive())
-                    await send_tasks(producer, 4 * BATCHES)
-                    await trainer.until_trained(BATCHES)
-                    await until(lambda: all(e.version == trainer.published[-1] for e in explorers))
-        assert published in (None, trainer.published)
-        assert needed in (None, [batch.min_version for batch in trainer.trained])
-        for batch in trainer.trained:
-            for entry in batch.manifest:
-                assert batch.sequence - 1 - entry.version_min <= policy.staleness_bound
-        if synchronizer["sync_style"] == "fixed":
-            drawn = [{entry.version_max for entry in batch.manifest} for batch in trainer.trained]
-            assert drawn == [{batch.min_version} for batch in trainer.trained]
-
-    run(main())
+    async with mesh.connected() as (bus, producer):
+        with mesh.coordinator(synchronizer, **bound):
+            explorers = [FakeExplorer(bus, f"explorer-{i}", slots=3) for i in range(2)]
+            async with contextlib.AsyncExitStack() as stack:
+                for explorer in explorers:
+                    await stack.enter_async_context(explorer.alive())
+                trainer = await stack.enter_async_context(FakeTrainer(bus, policy).alive())
+                await send_tasks(producer, 4 * BATCHES)
+                await trainer.until_trained(BATCHES)
+                await until(lambda: all(e.version == trainer.published[-1] for e in explorers))
+    assert published in (None, trainer.published)
+    assert needed in (None, [batch.min_version for batch in trainer.trained])
+    for batch in trainer.trained:
+        for entry in batch.manifest:
+            assert batch.sequence - 1 - entry.version_min <= policy.staleness_bound
+    if synchronizer["sync_style"] == "fixed":
+        drawn = [{entry.version_max for entry in batch.manifest} for batch in trainer.trained]
+        assert drawn == [{batch.min_version} for batch in trainer.trained]
 
 
 def test_a_coordinator_whose_settings_starve_the_mesh_says_so_and_ends(mesh: Mesh) -> None:
@@ -85,44 +77,41 @@ def test_a_coordinator_whose_settings_starve_the_mesh_says_so_and_ends(mesh: Mes
     assert "set TRINITY_BUS_COORDINATOR__MAX_STALENESS to 2 or more" in mesh.log()
 
 
-def test_an_older_version_is_served_until_the_newest_is_asked_for(mesh: Mesh) -> None:
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            with mesh.coordinator():
-                explorer, trainer = FakeExplorer(bus), FakeTrainer(bus, kept=(2, 3))
-                async with explorer.alive(), trainer.alive(), Synchronizer(settings(mesh), bus=bus) as synchronizer:
-                    await send_tasks(producer, 12)
-                    await trainer.until_trained(3)
-                    await until(lambda: explorer.version == 3)
-                    with pytest.raises(ValueError, match="version 1 cannot be had: its checkpoint is gone; there are"):
-                        await synchronizer.publish_version(1)
-                    assert await synchronizer.publish_version(2) == ""
-                    assert await synchronizer.wait_served(2, timeout_s=30) == ["explorer-0"]
-                    await until(lambda: any(row.pinned for row in synchronizer.versions()))
-                    await send_tasks(producer, 4, "later")
-                    cost = ""
-                    async with asyncio.timeout(30):
-                        # The next batch needs version 3: it waits, and asking again says so.
-                        while not cost:
-                            cost = await synchronizer.publish_version(2)
-                            await asyncio.sleep(0.05)
-                    assert "train-000004" in cost
-                    assert await synchronizer.publish_version(None) == ""
-                    assert await synchronizer.wait_new_model_state_dict(2, timeout_s=30) >= 3
-                    await trainer.until_trained(4)
-                    await until(lambda: synchronizer.model_version == 4)
-                    assert synchronizer.get_trainer_status() == "running"
-                    assert sum(synchronizer.get_explorer_status_counts().values()) == 1
-                    rows = synchronizer.versions()
-            assert [row.record.version for row in rows][:4] == [0, 1, 2, 3]
-            assert rows[3].record.metrics == {"loss": 0.5, "reward_mean": 1.0}
-            assert rows[3].record.checkpoint == "/checkpoints/step-00000003"
-
-    run(main())
+async def test_an_older_version_is_served_until_the_newest_is_asked_for(mesh: Mesh) -> None:
+    async with mesh.connected() as (bus, producer):
+        with mesh.coordinator():
+            explorer, trainer = FakeExplorer(bus), FakeTrainer(bus, kept=(2, 3))
+            async with explorer.alive(), trainer.alive(), Synchronizer(settings(mesh), bus=bus) as synchronizer:
+                await send_tasks(producer, 12)
+                await trainer.until_trained(3)
+                await until(lambda: explorer.version == 3)
+                with pytest.raises(ValueError, match="version 1 cannot be had: its checkpoint is gone; there are"):
+                    await synchronizer.publish_version(1)
+                assert await synchronizer.publish_version(2) == ""
+                assert await synchronizer.wait_served(2, timeout_s=30) == ["explorer-0"]
+                await until(lambda: any(row.pinned for row in synchronizer.versions()))
+                await send_tasks(producer, 4, "later")
+                cost = ""
+                async with asyncio.timeout(30):
+                    # The next batch needs version 3: it waits, and asking again says so.
+                    while not cost:
+                        cost = await synchronizer.publish_version(2)
+                        await asyncio.sleep(0.05)
+                assert "train-000004" in cost
+                assert await synchronizer.publish_version(None) == ""
+                assert await synchronizer.wait_new_model_state_dict(2, timeout_s=30) >= 3
+                await trainer.until_trained(4)
+                await until(lambda: synchronizer.model_version == 4)
+                assert synchronizer.get_trainer_status() == "running"
+                assert sum(synchronizer.get_explorer_status_counts().values()) == 1
+                rows = synchronizer.versions()
+        assert [row.record.version for row in rows][:4] == [0, 1, 2, 3]
+        assert rows[3].record.metrics == {"loss": 0.5, "reward_mean": 1.0}
+        assert rows[3].record.checkpoint == "/checkpoints/step-00000003"
 
 
 @pytest.mark.timeout(300)
-def test_the_command_lists_versions_and_who_serves_them(mesh: Mesh) -> None:
+async def test_the_command_lists_versions_and_who_serves_them(mesh: Mesh) -> None:
     command = [sys.executable, "-m", "workers.cli.app", "versions"]
     env = {
         "PATH": "/usr/bin:/bin",
@@ -136,21 +125,18 @@ def test_the_command_lists_versions_and_who_serves_them(mesh: Mesh) -> None:
             subprocess.run, [*command, *arguments], env=env, capture_output=True, text=True, check=False, timeout=120
         )
 
-    async def main() -> None:
-        async with mesh.connected() as (bus, producer):
-            with mesh.coordinator():
-                explorer, trainer = FakeExplorer(bus), FakeTrainer(bus, kept=(1,))
-                async with explorer.alive(), trainer.alive():
-                    await send_tasks(producer, 8)
-                    await trainer.until_trained(2)
-                    await until(lambda: explorer.version == 2)
-                    listed = await call("--json")
-                    rows = [json.loads(line) for line in listed.stdout.splitlines()]
-                    assert [row["version"] for row in rows] == [0, 1, 2], listed.stderr
-                    assert [row["served_by"] for row in rows] == [[], [], ["explorer-0"]]
-                    gone = await call("publish", "0")
-                    assert (gone.returncode, "there are 1" in gone.stderr) == (1, True)
-                    back = await call("publish", "1")
-                    assert (back.returncode, "Version 1 is served by explorer-0." in back.stderr) == (0, True)
-
-    run(main())
+    async with mesh.connected() as (bus, producer):
+        with mesh.coordinator():
+            explorer, trainer = FakeExplorer(bus), FakeTrainer(bus, kept=(1,))
+            async with explorer.alive(), trainer.alive():
+                await send_tasks(producer, 8)
+                await trainer.until_trained(2)
+                await until(lambda: explorer.version == 2)
+                listed = await call("--json")
+                rows = [json.loads(line) for line in listed.stdout.splitlines()]
+                assert [row["version"] for row in rows] == [0, 1, 2], listed.stderr
+                assert [row["served_by"] for row in rows] == [[], [], ["explorer-0"]]
+                gone = await call("publish", "0")
+                assert (gone.returncode, "there are 1" in gone.stderr) == (1, True)
+                back = await call("publish", "1")
+                assert (back.returncode, "Version 1 is served by explorer-0." in back.stderr) == (0, True)

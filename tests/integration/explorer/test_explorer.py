@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -119,20 +119,17 @@ async def exploring(
             await asyncio.wait([task])
 
 
-def run(
-    settings: Settings, fork_server: ForkServer, body: Callable[[Mesh, FakeEngine, asyncio.Task[None]], Awaitable[None]]
-) -> None:
-    """Run a test's body with a mesh and an explorer, and look at how the explorer ended."""
-
-    async def main() -> None:
-        engine = FakeEngine()
-        async with mesh_of(settings) as mesh:
-            async with exploring(settings, engine, fork_server) as explorer:
-                await body(mesh, engine, explorer)
-            if not explorer.cancelled() and (error := explorer.exception()) is not None:
-                assert isinstance(first_error(error), EngineDeadError)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def explored(
+    settings: Settings, fork_server: ForkServer
+) -> AsyncIterator[tuple[Mesh, FakeEngine, asyncio.Task[None]]]:
+    """A mesh and an explorer for a test's body; looks at how the explorer ended."""
+    engine = FakeEngine()
+    async with mesh_of(settings) as mesh:
+        async with exploring(settings, engine, fork_server) as explorer:
+            yield mesh, engine, explorer
+        if not explorer.cancelled() and (error := explorer.exception()) is not None:
+            assert isinstance(first_error(error), EngineDeadError)
 
 
 def dispatch(incarnation: str, task_id: str = "t", **changes: Any) -> Dispatch:
@@ -163,8 +160,8 @@ def announcement(version: int, incarnation: str, *, epoch: int = 1) -> ModelVers
     return announced(version, NAME, incarnation=incarnation, epoch=epoch, checksum=f"{version:064d}")
 
 
-def test_a_result_is_never_visible_before_its_experiences(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_a_result_is_never_visible_before_its_experiences(settings: Settings, fork_server: ForkServer) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, _):
         incarnation = await mesh.joined()
         for i in range(40):
             await mesh.send(dispatch(incarnation, f"t{i}"))
@@ -180,13 +177,11 @@ def test_a_result_is_never_visible_before_its_experiences(settings: Settings, fo
             assert (group.explorer, group.incarnation, group.model) == (NAME, incarnation, "policy")
         assert engine.most_waiting <= settings.explorer.slots
 
-    run(settings, fork_server, body)
 
-
-def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
+async def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         await mesh.send(dispatch("former-life", "void"))
         other = dispatch(incarnation, "other").model_copy(update={"explorer": "explorer-1"})
@@ -198,11 +193,9 @@ def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
         assert sorted(result.task_id for result in results) == ["last", "mine"]
         assert sorted(group.task_id for group in await mesh.experiences()) == ["last", "mine"]
 
-    run(settings, fork_server, body)
 
-
-def test_eval_batches_publish_no_experiences(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_eval_batches_publish_no_experiences(settings: Settings, fork_server: ForkServer) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         await mesh.send(dispatch(incarnation, batch_type="eval", batch_id="0/held-out"))
         result = await mesh.event(RolloutFinished)
@@ -210,11 +203,11 @@ def test_eval_batches_publish_no_experiences(settings: Settings, fork_server: Fo
         assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
         assert await mesh.experiences() == []
 
-    run(settings, fork_server, body)
 
-
-def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         await mesh.send(dispatch(incarnation, task=Task(task_id="a", workflow="math", prompt="no answer given")))
         await mesh.send(dispatch(incarnation, task=Task(task_id="b", workflow="unheard-of", prompt="x")))
@@ -226,13 +219,11 @@ def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(settings: Setti
             assert result.error.startswith(error)
         assert await mesh.experiences() == []
 
-    run(settings, fork_server, body)
 
-
-def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(
+async def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, _):
         incarnation = await mesh.joined()
         engine.open.clear()
         await mesh.send(dispatch(incarnation, "innocent"))
@@ -246,13 +237,11 @@ def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_
         assert (answered.task_id, answered.status) == ("innocent", "completed")
         assert [group.task_id for group in await mesh.experiences()] == ["innocent"]
 
-    run(settings, fork_server, body)
 
-
-def test_some_of_the_runs_are_a_partial_result_with_their_experiences(
+async def test_some_of_the_runs_are_a_partial_result_with_their_experiences(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         await mesh.send(dispatch(incarnation, task=Task(task_id="s", workflow="some", prompt="x"), repeat_times=5))
         result = await mesh.event(RolloutFinished)
@@ -261,13 +250,12 @@ def test_some_of_the_runs_are_a_partial_result_with_their_experiences(
         (group,) = await mesh.experiences()
         assert group.rewards.tolist() == [0.0, 1.0, 3.0, 4.0]
 
-    run(settings, fork_server, body)
 
-
-def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(
+async def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+    quick = settings.explorer.model_copy(update={"cancel_grace_s": 0.5, "runner_report_s": 0.2})
+    async with explored(settings.model_copy(update={"explorer": quick}), fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         task = Task(task_id="blocking", workflow="block", prompt=os.devnull)
         await mesh.send(dispatch(incarnation, task=task, timeout_s=3.0))
@@ -281,12 +269,11 @@ def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_run
         await mesh.send(dispatch(incarnation, "next"))
         assert (await mesh.event(RolloutFinished)).status == "completed"
 
-    quick = settings.explorer.model_copy(update={"cancel_grace_s": 0.5, "runner_report_s": 0.2})
-    run(settings.model_copy(update={"explorer": quick}), fork_server, body)
 
-
-def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, _):
         incarnation = await mesh.joined()
         engine.open.clear()
         # Long enough for its request to be in the engine.
@@ -295,11 +282,9 @@ def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(settings: Setti
         assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 4 s")
         await until(lambda: engine.aborted == 1)
 
-    run(settings, fork_server, body)
 
-
-def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, fork_server: ForkServer) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, _):
         incarnation = await mesh.joined()
         engine.open.clear()
         order = dispatch(incarnation, "unwanted")
@@ -315,11 +300,9 @@ def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, for
         await mesh.send(dispatch(incarnation, "next"))
         assert (await mesh.event(RolloutFinished)).task_id == "next"
 
-    run(settings, fork_server, body)
 
-
-def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, fork_server: ForkServer) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         await mesh.send(dispatch(incarnation, "later", min_version=3))
         await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
@@ -331,13 +314,11 @@ def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, fork
         assert (result.version_min, result.version_max) == (3, 3)
         await mesh.event(ExplorerHeartbeat, lambda beat: beat.model_version == 3)
 
-    run(settings, fork_server, body)
 
-
-def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(
+async def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, _):
         incarnation = await mesh.joined()
         hanging = asyncio.Event()
         began: list[int] = []
@@ -361,13 +342,11 @@ def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(
         assert (await mesh.event(WeightsSynced)).version == 3
         assert began == [1, 2, 3]
 
-    run(settings, fork_server, body)
 
-
-def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(
+async def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, explorer):
         incarnation = await mesh.joined()
         engine.open.clear()
         await mesh.send(dispatch(incarnation))
@@ -379,11 +358,11 @@ def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(
         await asyncio.wait([explorer])
         assert engine.aborted == 1
 
-    run(settings, fork_server, body)
 
-
-def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, explorer: asyncio.Task[None]) -> None:
+async def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, explorer):
         await mesh.joined()
         engine.death.set_result(EngineDeadError("the engine's process is gone"))
         assert (await mesh.event(ExplorerLeft)).reason == "the engine's process is gone"
@@ -392,11 +371,11 @@ def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(settings: Sett
         assert error is not None
         assert str(first_error(error)) == "the engine's process is gone"
 
-    run(settings, fork_server, body)
 
-
-def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Settings, fork_server: ForkServer) -> None:
-    async def body(mesh: Mesh, engine: FakeEngine, _: object) -> None:
+async def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
         incarnation = await mesh.joined()
         await mesh.send_raw(b"\xc1 no msgpack")
         await mesh.send(dispatch(incarnation))
@@ -404,10 +383,8 @@ def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(settings: Set
         async with mesh.bus.reader(EXPLORER_DEAD_LETTERS, start="beginning") as letters:
             assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
 
-    run(settings, fork_server, body)
 
-
-def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
+async def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
     settings: Settings, fork_server: ForkServer
 ) -> None:
     async def start() -> asyncio.subprocess.Process:
@@ -419,23 +396,20 @@ def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
         }
         return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fakes.engine", env=environment)
 
-    async def main() -> None:
-        async with mesh_of(settings) as mesh:
-            process = await start()
-            try:
-                incarnation = await mesh.joined()
-                await mesh.send(dispatch(incarnation, "unlucky"))
-                await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
-            finally:
-                process.kill()
-                await process.wait()
-            async with exploring(settings, FakeEngine(), fork_server):
-                second = await mesh.joined(incarnation)
-                # Handed out again by a coordinator that has not heard of the death, and then by one that has.
-                await mesh.send(dispatch(incarnation, "unlucky"))
-                await mesh.send(dispatch(second, "unlucky", attempt=2))
-                result = await mesh.event(RolloutFinished)
-                assert (result.incarnation, result.attempt) == (second, 2)
-            assert [group.attempt for group in await mesh.experiences()] == [2]
-
-    asyncio.run(main())
+    async with mesh_of(settings) as mesh:
+        process = await start()
+        try:
+            incarnation = await mesh.joined()
+            await mesh.send(dispatch(incarnation, "unlucky"))
+            await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
+        finally:
+            process.kill()
+            await process.wait()
+        async with exploring(settings, FakeEngine(), fork_server):
+            second = await mesh.joined(incarnation)
+            # Handed out again by a coordinator that has not heard of the death, and then by one that has.
+            await mesh.send(dispatch(incarnation, "unlucky"))
+            await mesh.send(dispatch(second, "unlucky", attempt=2))
+            result = await mesh.event(RolloutFinished)
+            assert (result.incarnation, result.attempt) == (second, 2)
+        assert [group.attempt for group in await mesh.experiences()] == [2]

@@ -93,7 +93,7 @@ async def kill_broker(mesh: FaultMesh) -> None:
 
 
 @pytest.mark.parametrize("coordinators", [1, 2])
-def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
+async def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
     tmp_path: Path, coordinators: int
 ) -> None:
     async def main() -> tuple[MeshLog, dict[str, int]]:
@@ -124,7 +124,7 @@ def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
             log = await MeshLog.read(bus)
         return log, {service.name: service.incarnations for service in mesh.services.values()}
 
-    log, incarnations = asyncio.run(main())
+    log, incarnations = await main()
     print(incarnations)
     log.check(max_staleness=1, max_inflight_batches=2)
     assert len(log.contents()) == BATCHES_SENT

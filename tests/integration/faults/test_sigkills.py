@@ -244,7 +244,7 @@ def make_plan(rng: random.Random) -> list[tuple[int, str]]:
     return list(zip(moments, roles, strict=True))
 
 
-def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path) -> None:
+async def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path) -> None:
     seed = int(os.environ.get("FAULT_SEED") or random.SystemRandom().randrange(2**32))
     print(f"FAULT_SEED={seed}")
     rng = random.Random(seed)  # noqa: S311 - a schedule of kills
@@ -269,7 +269,7 @@ def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path: Path)
         )
         return found, expected, disturbed.kills
 
-    (log, replies), (calm_log, calm_replies), kills = asyncio.run(main())
+    (log, replies), (calm_log, calm_replies), kills = await main()
     print(f"SIGKILLs: {dict(kills)}, together {kills.total()}")
     accounting = log.accounting()
     print(accounting)

@@ -123,264 +123,220 @@ async def _one_kills_its_runner(fork_server: ForkServer, workflow: str, how: str
         assert state.restarts >= 1
 
 
-def test_one_that_exits_takes_nobody_along(fork_server: ForkServer) -> None:
-    asyncio.run(_one_kills_its_runner(fork_server, "exit", r"^its runner exited with status 3$"))
+async def test_one_that_exits_takes_nobody_along(fork_server: ForkServer) -> None:
+    await _one_kills_its_runner(fork_server, "exit", r"^its runner exited with status 3$")
 
 
-def test_one_that_crashes_takes_nobody_along(fork_server: ForkServer) -> None:
-    asyncio.run(_one_kills_its_runner(fork_server, "segfault", r"^its runner was killed by signal 11 \(SIGSEGV\)$"))
+async def test_one_that_crashes_takes_nobody_along(fork_server: ForkServer) -> None:
+    await _one_kills_its_runner(fork_server, "segfault", r"^its runner was killed by signal 11 \(SIGSEGV\)$")
 
 
-def test_one_that_blocks_its_runner_is_found_and_stopped(fork_server: ForkServer) -> None:
+async def test_one_that_blocks_its_runner_is_found_and_stopped(fork_server: ForkServer) -> None:
     how = r"^its runner was killed by signal 6 \(SIGABRT\), because it was stuck"
-    asyncio.run(_one_kills_its_runner(fork_server, "block", how, runner_stuck_s=3))
+    await _one_kills_its_runner(fork_server, "block", how, runner_stuck_s=3)
 
 
-def test_one_that_eats_memory_is_stopped(fork_server: ForkServer) -> None:
+async def test_one_that_eats_memory_is_stopped(fork_server: ForkServer) -> None:
     how = r"^its runner was killed by signal 9 \(SIGKILL\), because it used \d+ MiB of memory"
-    asyncio.run(_one_kills_its_runner(fork_server, "eat", how, runner_max_rss_mib=200, runner_stuck_s=5))
+    await _one_kills_its_runner(fork_server, "eat", how, runner_max_rss_mib=200, runner_stuck_s=5)
 
 
-def test_one_that_babbles_is_stopped(fork_server: ForkServer) -> None:
+async def test_one_that_babbles_is_stopped(fork_server: ForkServer) -> None:
     how = r"because it broke the protocol: a frame of 4294967295 bytes"
-    asyncio.run(_one_kills_its_runner(fork_server, "babble", how))
+    await _one_kills_its_runner(fork_server, "babble", how)
 
 
-def test_a_runner_killed_from_outside_costs_nobody_an_attempt(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
-            innocents = await all_of_it.innocents(3)
-            (pid,) = await all_of_it.pids()
-            os.kill(pid, signal.SIGKILL)
-            # Their requests are dropped, and asked again, each from a runner of its own.
-            await until(lambda: all_of_it.engine.aborted == 3 and all_of_it.engine.waiting == 3)
-            assert len(await all_of_it.pids()) == 4
-            await all_of_it.acquit(innocents)
-            await all_of_it.until_there_is_one()
-
-    asyncio.run(body())
+async def test_a_runner_killed_from_outside_costs_nobody_an_attempt(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as all_of_it:
+        innocents = await all_of_it.innocents(3)
+        (pid,) = await all_of_it.pids()
+        os.kill(pid, signal.SIGKILL)
+        # Their requests are dropped, and asked again, each from a runner of its own.
+        await until(lambda: all_of_it.engine.aborted == 3 and all_of_it.engine.waiting == 3)
+        assert len(await all_of_it.pids()) == 4
+        await all_of_it.acquit(innocents)
+        await all_of_it.until_there_is_one()
 
 
-def test_what_a_dead_runner_has_started_dies_with_it(fork_server: ForkServer, tmp_path: Path) -> None:
+async def test_what_a_dead_runner_has_started_dies_with_it(fork_server: ForkServer, tmp_path: Path) -> None:
     left = tmp_path / "left"
 
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
-            with pytest.raises(RunnerDiedError):
-                await all_of_it.begin("exit", prompt=str(left))
-
-    asyncio.run(body())
+    async with rig(fork_server) as all_of_it:
+        with pytest.raises(RunnerDiedError):
+            await all_of_it.begin("exit", prompt=str(left))
     pid = int(left.read_text())
     assert not psutil.pid_exists(pid) or not is_alive(psutil.Process(pid))
 
 
-def test_a_blocked_runner_keeps_nobody_waiting_who_is_out_of_time(fork_server: ForkServer, tmp_path: Path) -> None:
-    async def body() -> None:
-        async with rig(fork_server, cancel_grace_s=0.5, runner_stuck_s=600) as all_of_it:
-            blocking = all_of_it.begin("block", prompt=str(tmp_path / "said"))
-            await until((tmp_path / "said").exists)
-            (before,) = all_of_it.runners.states()
-            blocking.cancel()
-            # At once, whatever the workflow does.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert blocking.cancelled()
-            assert rewards(await all_of_it.begin("math")) == [1.0]
-            (after,) = all_of_it.runners.states()
-            assert (before.restarts, after.restarts) == (0, 1)
-
-    asyncio.run(body())
-
-
-def test_one_that_ignores_its_cancellation_loses_its_runner_and_the_others_begin_again(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server, cancel_grace_s=0.5) as all_of_it:
-            innocents = await all_of_it.innocents()
-            ignoring = all_of_it.begin("ignore", "ignoring")
-            await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
-            ignoring.cancel()
-            await until(lambda: all_of_it.engine.aborted == 2 and all_of_it.engine.waiting == 2)
-            # Together: who held on is known.
-            assert len(await all_of_it.pids()) == 1
-            await all_of_it.acquit(innocents)
-
-    asyncio.run(body())
+async def test_a_blocked_runner_keeps_nobody_waiting_who_is_out_of_time(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    async with rig(fork_server, cancel_grace_s=0.5, runner_stuck_s=600) as all_of_it:
+        blocking = all_of_it.begin("block", prompt=str(tmp_path / "said"))
+        await until((tmp_path / "said").exists)
+        (before,) = all_of_it.runners.states()
+        blocking.cancel()
+        # At once, whatever the workflow does.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert blocking.cancelled()
+        assert rewards(await all_of_it.begin("math")) == [1.0]
+        (after,) = all_of_it.runners.states()
+        assert (before.restarts, after.restarts) == (0, 1)
 
 
-def test_a_restart_does_not_wait_for_any_grace(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server, cancel_grace_s=600) as all_of_it:
-            ignoring = all_of_it.begin("ignore")
-            await until(lambda: all_of_it.runners.states()[0].pid != 0)
-            all_of_it.runners.stop_at_once(("t", 1))
-            ignoring.cancel()
-            await until(lambda: [state.restarts for state in all_of_it.runners.states()] == [1])
-
-    asyncio.run(body())
-
-
-def test_a_cancelled_attempt_is_aborted_in_the_engine_and_its_runner_goes_on(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
-            (one,) = await all_of_it.innocents(1)
-            before = await all_of_it.pids()
-            one.cancel()
-            await until(lambda: all_of_it.engine.aborted == 1)
-            all_of_it.engine.open.set()
-            await all_of_it.begin("math", "next")
-            assert await all_of_it.pids() == before
-
-    asyncio.run(body())
+async def test_one_that_ignores_its_cancellation_loses_its_runner_and_the_others_begin_again(
+    fork_server: ForkServer,
+) -> None:
+    async with rig(fork_server, cancel_grace_s=0.5) as all_of_it:
+        innocents = await all_of_it.innocents()
+        ignoring = all_of_it.begin("ignore", "ignoring")
+        await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
+        ignoring.cancel()
+        await until(lambda: all_of_it.engine.aborted == 2 and all_of_it.engine.waiting == 2)
+        # Together: who held on is known.
+        assert len(await all_of_it.pids()) == 1
+        await all_of_it.acquit(innocents)
 
 
-def test_a_runner_is_replaced_after_so_many_attempts(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server, runner_max_attempts=2) as all_of_it:
-            seen = set()
-            for i in range(6):
-                await all_of_it.begin("math", f"t{i}")
-                seen |= set(await all_of_it.pids())
-            await all_of_it.until_there_is_one()
-            assert len(seen | set(await all_of_it.pids())) >= 4
-
-    asyncio.run(body())
+async def test_a_restart_does_not_wait_for_any_grace(fork_server: ForkServer) -> None:
+    async with rig(fork_server, cancel_grace_s=600) as all_of_it:
+        ignoring = all_of_it.begin("ignore")
+        await until(lambda: all_of_it.runners.states()[0].pid != 0)
+        all_of_it.runners.stop_at_once(("t", 1))
+        ignoring.cancel()
+        await until(lambda: [state.restarts for state in all_of_it.runners.states()] == [1])
 
 
-def test_what_a_workflow_raises_is_its_attempts_failure_even_an_exit(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
-            before = all_of_it.runners.states()[0].runner
-            for workflow, error in (("leave", "SystemExit: enough"), ("unheard-of", "UnknownWorkflow: unknown")):
-                with pytest.raises(WorkflowRaisedError, match=error):
-                    await all_of_it.begin(workflow)
-            (state,) = all_of_it.runners.states()
-            assert (state.runner, state.restarts, state.completed) == (before, 0, 2)
+async def test_a_cancelled_attempt_is_aborted_in_the_engine_and_its_runner_goes_on(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as all_of_it:
+        (one,) = await all_of_it.innocents(1)
+        before = await all_of_it.pids()
+        one.cancel()
+        await until(lambda: all_of_it.engine.aborted == 1)
+        all_of_it.engine.open.set()
+        await all_of_it.begin("math", "next")
+        assert await all_of_it.pids() == before
 
-    asyncio.run(body())
+
+async def test_a_runner_is_replaced_after_so_many_attempts(fork_server: ForkServer) -> None:
+    async with rig(fork_server, runner_max_attempts=2) as all_of_it:
+        seen = set()
+        for i in range(6):
+            await all_of_it.begin("math", f"t{i}")
+            seen |= set(await all_of_it.pids())
+        await all_of_it.until_there_is_one()
+        assert len(seen | set(await all_of_it.pids())) >= 4
+
+
+async def test_what_a_workflow_raises_is_its_attempts_failure_even_an_exit(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as all_of_it:
+        before = all_of_it.runners.states()[0].runner
+        for workflow, error in (("leave", "SystemExit: enough"), ("unheard-of", "UnknownWorkflow: unknown")):
+            with pytest.raises(WorkflowRaisedError, match=error):
+                await all_of_it.begin(workflow)
+        (state,) = all_of_it.runners.states()
+        assert (state.runner, state.restarts, state.completed) == (before, 0, 2)
 
 
 @pytest.mark.parametrize("where", ["error", "metric", "finish_reason"])
-def test_half_a_character_is_the_attempts_failure_at_once(fork_server: ForkServer, where: str) -> None:
-    async def body() -> None:
-        async with rig(fork_server, runner_stuck_s=600) as all_of_it:
-            with pytest.raises(WorkflowRaisedError) as raised:
-                await asyncio.wait_for(all_of_it.begin("surrogate", prompt=where), 30)
-            assert r"\ud83d" in str(raised.value)
-            assert [state.restarts for state in all_of_it.runners.states()] == [0]
-
-    asyncio.run(body())
+async def test_half_a_character_is_the_attempts_failure_at_once(fork_server: ForkServer, where: str) -> None:
+    async with rig(fork_server, runner_stuck_s=600) as all_of_it:
+        with pytest.raises(WorkflowRaisedError) as raised:
+            await asyncio.wait_for(all_of_it.begin("surrogate", prompt=where), 30)
+        assert r"\ud83d" in str(raised.value)
+        assert [state.restarts for state in all_of_it.runners.states()] == [0]
 
 
-def test_half_a_character_in_the_error_of_some_runs_costs_the_others_nothing(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
-            result = await asyncio.wait_for(all_of_it.begin("surrogate", prompt="partial", repeat_times=2), 30)
-            assert (len(rewards(result)), result.error) == (1, r"ValueError: half of it: \ud83d")
-
-    asyncio.run(body())
+async def test_half_a_character_in_the_error_of_some_runs_costs_the_others_nothing(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as all_of_it:
+        result = await asyncio.wait_for(all_of_it.begin("surrogate", prompt="partial", repeat_times=2), 30)
+        assert (len(rewards(result)), result.error) == (1, r"ValueError: half of it: \ud83d")
 
 
-def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
+async def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as all_of_it:
 
-            async def refuse(*_: Any) -> Any:
-                raise RequestRefusedError("the prompt is too long")
+        async def refuse(*_: Any) -> Any:
+            raise RequestRefusedError("the prompt is too long")
 
-            all_of_it.engine.generate = refuse  # type: ignore[method-assign]
-            with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long$"):
-                await all_of_it.begin("math")
-
-    asyncio.run(body())
+        all_of_it.engine.generate = refuse  # type: ignore[method-assign]
+        with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long$"):
+            await all_of_it.begin("math")
 
 
-def test_single_runs_that_succeed_are_kept_and_the_first_error_is_told(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server) as all_of_it:
-            some = await all_of_it.begin("some", repeat_times=5)
-            assert rewards(some) == [0.0, 1.0, 3.0, 4.0]
-            assert some.error == "ValueError: run 2 broke off"
-            assert (await all_of_it.begin("some", repeat_times=2)).error is None
-
-    asyncio.run(body())
+async def test_single_runs_that_succeed_are_kept_and_the_first_error_is_told(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as all_of_it:
+        some = await all_of_it.begin("some", repeat_times=5)
+        assert rewards(some) == [0.0, 1.0, 3.0, 4.0]
+        assert some.error == "ValueError: run 2 broke off"
+        assert (await all_of_it.begin("some", repeat_times=2)).error is None
 
 
-def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_say(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server, runners=2, runner_stuck_s=2) as all_of_it:
-            all_of_it.engine.open.clear()
-            telling = all_of_it.begin("tell")
-            await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
-            busy, idle = all_of_it.runners.states()
-            assert (busy.runner, busy.state, idle.runner) == ("explorer-0/0", "busy", "explorer-0/1")
-            assert [(one.task_id, one.attempt) for one in busy.running] == [("t", 1)]
-            (values,) = busy.values
-            assert (values["workflow_id"], values["model_version"], values["turn"]) == ("b/t/0", 0, 7)
-            assert values["running_time"] >= 0
-            assert "terminate_time" not in values
-            all_of_it.engine.open.set()
-            await telling
-            ended, _ = all_of_it.runners.states()
-            assert (ended.state, ended.running, ended.completed) == ("idle", [], 1)
-            assert ended.values[0]["terminate_time"] >= ended.values[0]["begin_time"]
-
-    asyncio.run(body())
+async def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_say(fork_server: ForkServer) -> None:
+    async with rig(fork_server, runners=2, runner_stuck_s=2) as all_of_it:
+        all_of_it.engine.open.clear()
+        telling = all_of_it.begin("tell")
+        await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
+        busy, idle = all_of_it.runners.states()
+        assert (busy.runner, busy.state, idle.runner) == ("explorer-0/0", "busy", "explorer-0/1")
+        assert [(one.task_id, one.attempt) for one in busy.running] == [("t", 1)]
+        (values,) = busy.values
+        assert (values["workflow_id"], values["model_version"], values["turn"]) == ("b/t/0", 0, 7)
+        assert values["running_time"] >= 0
+        assert "terminate_time" not in values
+        all_of_it.engine.open.set()
+        await telling
+        ended, _ = all_of_it.runners.states()
+        assert (ended.state, ended.running, ended.completed) == ("idle", [], 1)
+        assert ended.values[0]["terminate_time"] >= ended.values[0]["begin_time"]
 
 
-def test_what_a_workflow_says_at_its_start_and_last_is_known_when_it_is_heard_of(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server, runner_stuck_s=600) as all_of_it:
-            all_of_it.engine.open.clear()
-            all_of_it.begin("tell")
-            await until(lambda: all_of_it.engine.waiting == 1)
-            assert [values["turn"] for values in all_of_it.runners.states()[0].values] == [7]
-            all_of_it.engine.open.set()
-            await all_of_it.begin("last-words", "last")
-            assert [values["turn"] for values in all_of_it.runners.states()[0].values][-1:] == [2]
-
-    asyncio.run(body())
+async def test_what_a_workflow_says_at_its_start_and_last_is_known_when_it_is_heard_of(fork_server: ForkServer) -> None:
+    async with rig(fork_server, runner_stuck_s=600) as all_of_it:
+        all_of_it.engine.open.clear()
+        all_of_it.begin("tell")
+        await until(lambda: all_of_it.engine.waiting == 1)
+        assert [values["turn"] for values in all_of_it.runners.states()[0].values] == [7]
+        all_of_it.engine.open.set()
+        await all_of_it.begin("last-words", "last")
+        assert [values["turn"] for values in all_of_it.runners.states()[0].values][-1:] == [2]
 
 
-def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp_path: Path) -> None:
+async def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp_path: Path) -> None:
     settings = Settings(
         explorer=ExplorerSettings(workflow_modules=MODULE), telemetry=TelemetrySettings(run_dir=tmp_path)
     )
     rollout = f"00-{1:032x}-{2:016x}-01"
     asked: list[str | None] = []
 
-    async def body() -> None:
-        with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-            async with rig(fork_server) as all_of_it:
-                generate = all_of_it.engine.generate
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
+        async with rig(fork_server) as all_of_it:
+            generate = all_of_it.engine.generate
 
-                async def note(prompt: Any, sampling: Any, n: int, traceparent: str | None) -> Any:
-                    asked.append(traceparent)
-                    return await generate(prompt, sampling, n)
+            async def note(prompt: Any, sampling: Any, n: int, traceparent: str | None) -> Any:
+                asked.append(traceparent)
+                return await generate(prompt, sampling, n)
 
-                all_of_it.engine.generate = note  # type: ignore[method-assign]
-                await all_of_it.roll_out(order("math", "plain"), rollout)
-                await all_of_it.roll_out(order("tell", "telling"), rollout)
-                # Spans are written now and then; one that is dismissed has little time for them.
-                await until(lambda: bool(load_spans(tmp_path)))
-
-    asyncio.run(body())
+            all_of_it.engine.generate = note  # type: ignore[method-assign]
+            await all_of_it.roll_out(order("math", "plain"), rollout)
+            await all_of_it.roll_out(order("tell", "telling"), rollout)
+            # Spans are written now and then; one that is dismissed has little time for them.
+            await until(lambda: bool(load_spans(tmp_path)))
     (span,) = load_spans(tmp_path)
     assert (span.name, span.trace_id, span.parent_id) == ("think", f"{1:032x}", f"{2:016x}")
     assert asked == [rollout, f"00-{1:032x}-{span.span_id}-01"]
 
 
-def test_attempts_are_spread_over_the_runners(fork_server: ForkServer) -> None:
-    async def body() -> None:
-        async with rig(fork_server, runners=3, slots=6) as all_of_it:
-            innocents = await all_of_it.innocents(6)
-            assert [len(state.running) for state in all_of_it.runners.states()] == [2, 2, 2]
-            assert len(set(await all_of_it.pids())) == 3
-            await all_of_it.acquit(innocents)
-
-    asyncio.run(body())
+async def test_attempts_are_spread_over_the_runners(fork_server: ForkServer) -> None:
+    async with rig(fork_server, runners=3, slots=6) as all_of_it:
+        innocents = await all_of_it.innocents(6)
+        assert [len(state.running) for state in all_of_it.runners.states()] == [2, 2, 2]
+        assert len(set(await all_of_it.pids())) == 3
+        await all_of_it.acquit(innocents)
 
 
-def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> None:
+async def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> None:
     settings = Settings(explorer=ExplorerSettings(workflow_modules="no_such_module_of_mine"))
 
     async def body() -> None:
@@ -388,7 +344,7 @@ def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> None:
             await fork_server.ready()
 
     with pytest.raises(ConfigError, match="No module named 'no_such_module_of_mine'; see TRINITY_BUS_EXPLORER__WORKFL"):
-        asyncio.run(body())
+        await body()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -406,23 +362,20 @@ def test_no_runner_outlives_its_explorer(number: signal.Signals) -> None:
     assert_all_gone(family)
 
 
-def test_a_fork_server_that_dies_takes_its_runners_along_and_ends_the_explorer() -> None:
-    async def body() -> None:
-        with ForkServer(Settings(), tokenizer=TOKENIZER) as fork_server:
-            await fork_server.ready()
-            runners = Runners(fork_server, FakeEngine(), ExplorerSettings())
-            runners.start()
-            await until(lambda: runners.states()[0].pid != 0)
-            (process,) = [psutil.Process(state.pid) for state in runners.states()]
-            fork_server_process = process.parent()
-            assert fork_server_process is not None
-            fork_server_process.kill()
-            with pytest.raises(Exception, match="the process that starts runners is gone"):
-                await asyncio.wait_for(runners.fatal, LIMIT_S)
-            assert_all_gone([process])
-            await runners.close()
-
-    asyncio.run(body())
+async def test_a_fork_server_that_dies_takes_its_runners_along_and_ends_the_explorer() -> None:
+    with ForkServer(Settings(), tokenizer=TOKENIZER) as fork_server:
+        await fork_server.ready()
+        runners = Runners(fork_server, FakeEngine(), ExplorerSettings())
+        runners.start()
+        await until(lambda: runners.states()[0].pid != 0)
+        (process,) = [psutil.Process(state.pid) for state in runners.states()]
+        fork_server_process = process.parent()
+        assert fork_server_process is not None
+        fork_server_process.kill()
+        with pytest.raises(Exception, match="the process that starts runners is gone"):
+            await asyncio.wait_for(runners.fatal, LIMIT_S)
+        assert_all_gone([process])
+        await runners.close()
 
 
 def test_a_fork_server_whose_explorer_is_gone_before_it_is_loaded_ends_without_a_word() -> None:

@@ -73,74 +73,65 @@ def files(kafka: KafkaSettings, tmp_path: Path) -> Files:
     return Files(kafka, tmp_path)
 
 
-def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files) -> None:
-    async def main() -> None:
-        async with Bus(files.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            with files.service("coordinator", coordinator__batch_size=4):
-                async with (
-                    FakeExplorer(bus, slots=8).alive(),
-                    FakeTrainer(bus).alive() as trainer,
-                    bus.reader(TASKS, start="beginning") as reader,
-                ):
-                    seen: list[Task] = []
+async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files) -> None:
+    async with Bus(files.kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        with files.service("coordinator", coordinator__batch_size=4):
+            async with (
+                FakeExplorer(bus, slots=8).alive(),
+                FakeTrainer(bus).alive() as trainer,
+                bus.reader(TASKS, start="beginning") as reader,
+            ):
+                seen: list[Task] = []
 
-                    async def produced(count: int) -> None:
-                        async with asyncio.timeout(WAIT_S):
-                            while len(seen) < count:
-                                seen.extend(received.record for received in await reader.batch(10))
+                async def produced(count: int) -> None:
+                    async with asyncio.timeout(WAIT_S):
+                        while len(seen) < count:
+                            seen.extend(received.record for received in await reader.batch(10))
 
-                    for count in (1, 21, 47):
-                        with files.taskset() as child:
-                            await produced(count)
-                            child.kill()
+                for count in (1, 21, 47):
                     with files.taskset() as child:
-                        await until(lambda: child.poll() is not None)
-                        assert child.returncode == 0, files.log()
-                    await until(lambda: len(trainer.trained) == 2 * LINES // 4)
-                async with bus.reader(TASKS, start="beginning") as whole:
-                    seen = [received.record async for received in whole.replay()]
-            train = [task.task_id for task in seen if task.batch_type == "train"]
-            assert Counter(train) == Counter(f"taskset-0/{epoch}/train-{i}" for epoch in range(2) for i in range(LINES))
-            evals = Counter(task.batch_id for task in seen if task.batch_type == "eval")
-            assert evals
-            assert set(evals.values()) == {3}
-            assert {int(str(batch_id).partition("/")[0]) % 4 for batch_id in evals} == {0}
-
-    asyncio.run(main())
-
-
-def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None:
-    async def main() -> None:
-        async with Bus(files.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.reader(TASKS, start="beginning") as reader:
-                with files.taskset() as first:
-                    assert await reader.batch(WAIT_S)
-                    with files.taskset() as second:
-                        await until(lambda: files.log().count("ready") == 2)
-                        async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
-                            with files.service("coordinator", coordinator__batch_size=4):
-                                await until(lambda: first.poll() is not None and second.poll() is not None)
-                        assert (first.returncode or 0) > 0
-                        assert second.returncode == 0, files.log()
-        assert "another taskset 'taskset-0' has started; this one stops" in files.log()
-
-    asyncio.run(main())
+                        await produced(count)
+                        child.kill()
+                with files.taskset() as child:
+                    await until(lambda: child.poll() is not None)
+                    assert child.returncode == 0, files.log()
+                await until(lambda: len(trainer.trained) == 2 * LINES // 4)
+            async with bus.reader(TASKS, start="beginning") as whole:
+                seen = [received.record async for received in whole.replay()]
+        train = [task.task_id for task in seen if task.batch_type == "train"]
+        assert Counter(train) == Counter(f"taskset-0/{epoch}/train-{i}" for epoch in range(2) for i in range(LINES))
+        evals = Counter(task.batch_id for task in seen if task.batch_type == "eval")
+        assert evals
+        assert set(evals.values()) == {3}
+        assert {int(str(batch_id).partition("/")[0]) % 4 for batch_id in evals} == {0}
 
 
-def test_a_dataset_that_was_changed_is_refused_with_what_to_do(files: Files) -> None:
-    async def main() -> None:
-        async with Bus(files.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.reader(TASKS, start="beginning") as reader:
-                with files.taskset():
-                    assert await reader.batch(WAIT_S)
-            files.train.write_text(files.train.read_text().replace("1 + 1", "1 + 2"))
-            with files.taskset() as child:
-                await until(lambda: child.poll() is not None)
-                assert (child.returncode or 0) > 0
-        assert "has produced 12 tasks of another dataset" in files.log()
-        assert "TRINITY_BUS_TASKSET__NAME" in files.log()
+async def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None:
+    async with Bus(files.kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.reader(TASKS, start="beginning") as reader:
+            with files.taskset() as first:
+                assert await reader.batch(WAIT_S)
+                with files.taskset() as second:
+                    await until(lambda: files.log().count("ready") == 2)
+                    async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
+                        with files.service("coordinator", coordinator__batch_size=4):
+                            await until(lambda: first.poll() is not None and second.poll() is not None)
+                    assert (first.returncode or 0) > 0
+                    assert second.returncode == 0, files.log()
+    assert "another taskset 'taskset-0' has started; this one stops" in files.log()
 
-    asyncio.run(main())
+
+async def test_a_dataset_that_was_changed_is_refused_with_what_to_do(files: Files) -> None:
+    async with Bus(files.kafka, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.reader(TASKS, start="beginning") as reader:
+            with files.taskset():
+                assert await reader.batch(WAIT_S)
+        files.train.write_text(files.train.read_text().replace("1 + 1", "1 + 2"))
+        with files.taskset() as child:
+            await until(lambda: child.poll() is not None)
+            assert (child.returncode or 0) > 0
+    assert "has produced 12 tasks of another dataset" in files.log()
+    assert "TRINITY_BUS_TASKSET__NAME" in files.log()

@@ -54,7 +54,7 @@ def other_ranks(trainer: Trainer) -> list[int]:
     return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
 
 
-def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
+async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:
     model, batches = write_model(tmp_path / "model"), batches_of(3)
@@ -81,7 +81,7 @@ def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
             assert [start_time(pid) for pid in other_ranks(trainer)] == [None, None], "no rank outlives the service"
             return said
 
-    said = asyncio.run(together())
+    said = await together()
     assert [step.step for step in said] == [0, 1, 2, 2, 3]
     with parallel.initialized() as layout:
         settings = TrainerSettings(model_path=str(model), learning_rate=SMALL_RATE, mini_batches=3)
@@ -101,7 +101,9 @@ def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
             assert (tensor - trained_together[name]).abs().mean() < 1e-5, name
 
 
-def test_a_stop_amid_a_step_ends_all_ranks_in_order(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
+async def test_a_stop_amid_a_step_ends_all_ranks_in_order(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
     kafka, batches = namespaced(), batches_of(2)
     trainer = Trainer(kafka, tmp_path / "two", write_model(tmp_path / "model"), pipeline_parallel=2)
 
@@ -119,6 +121,6 @@ def test_a_stop_amid_a_step_ends_all_ranks_in_order(namespaced: Callable[[], Kaf
                     os.kill(second_rank, signal.SIGCONT)
                     return await asyncio.to_thread(process.wait, DEADLINE_S)
 
-    assert asyncio.run(scenario()) == 0, trainer.log.read_text()
+    assert await scenario() == 0, trainer.log.read_text()
     assert "Error" not in trainer.log.read_text()
     assert [start_time(pid) for pid in other_ranks(trainer)] == [None], "no rank outlives the service"

@@ -59,7 +59,7 @@ def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
     return lambda: kafka.model_copy(update={"namespace": f"trainer-{uuid.uuid4().hex[:8]}"})
 
 
-def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
+async def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
     model, batches = write_model(tmp_path / "model"), batches_of(5)
     batches[4] = []  # all its tasks failed
 
@@ -72,15 +72,15 @@ def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], KafkaSettin
                 await asyncio.to_thread(trainer.dies, point, step)
             return await train_to_the_end(bus, trainer, 5)
 
-    undisturbed = asyncio.run(scenario(tmp_path / "undisturbed", []))
+    undisturbed = await scenario(tmp_path / "undisturbed", [])
     assert [(step.step, step.version, step.publish) for step in undisturbed] == [(i, i, True) for i in range(6)]
     assert [step.batch_id for step in undisturbed] == [None, *(f"batch-{i}" for i in range(1, 6))]
     assert all("loss" in step.metrics for step in undisturbed[1:5])
     assert len({step.checksum for step in undisturbed[:5]}) == 5
     assert undisturbed[5].checksum == undisturbed[4].checksum
 
-    disturbed = asyncio.run(
-        scenario(tmp_path / "disturbed", [("trained", 1), ("half-written", 2), ("unnamed", 3), ("durable", 4)])
+    disturbed = await scenario(
+        tmp_path / "disturbed", [("trained", 1), ("half-written", 2), ("unnamed", 3), ("durable", 4)]
     )
     # One announcement at each of five starts (two of them of untrained weights), and the steps between.
     assert [step.step for step in disturbed] == [0, 0, 1, 1, 2, 2, 3, 4, 5]
@@ -110,7 +110,7 @@ async def mesh(
 
 
 @pytest.mark.parametrize("method", ["nccl", "memory", "checkpoint"])
-def test_weights_are_served_and_wrong_bytes_are_noticed(
+async def test_weights_are_served_and_wrong_bytes_are_noticed(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path, method: str
 ) -> None:
     kafka, steps = namespaced(), 2
@@ -143,70 +143,67 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
         assert progress.state == "ready", progress.error
         return progress.checksum
 
-    async def scenario() -> None:
-        async with Bus(kafka, client_id="setup") as bus:
-            await bus.ensure_topics()
-        async with mesh(kafka, trainer) as (producer, events, process):
-            first = trained(await until(events, step_is(0), process))[0]
-            announced = ModelVersion(
-                model=first.model,
-                version=0,
-                step=0,
-                method=first.method,
-                epoch=1,
-                members=[Member(explorer="explorer-0", incarnation="life", rank=1)],
-                trainer=first.trainer,
-                trainer_incarnation=first.incarnation,
-                master_address=first.master_address,
-                master_port=first.master_port,
-                checksum=first.checksum,
-                checkpoint=first.checkpoint,
-                secret="5e" * 32,
-            )
-            assert first.method == {"nccl": "gloo"}.get(method, method)
-            # A former incarnation's announcement is void; a transfer for it would be refused.
-            void = announced.model_copy(update={"trainer_incarnation": "former"})
-            for version in (void, announced):
-                await (await producer.send(MODEL_VERSIONS, version.model, version))
-            assert await receive(announced) == first.checksum
-            synced = WeightsSynced(
-                explorer="explorer-0",
-                incarnation="life",
-                model=first.model,
-                version=0,
-                epoch=1,
-                ok=True,
-                checksum=first.checksum,
-            )
-            wrong = synced.model_copy(update={"checksum": "0" * 64})
-            for answer in (synced, wrong):
-                await (await producer.send(EXPLORER_EVENTS, "explorer-0", answer))
-            async with Bus(kafka, client_id="more") as bus:
-                await until_logged(trainer, "it must take it again", process)
-                await produce(bus, batches_of(steps))
-            steps_trained = trained(await until(events, step_is(steps), process))
-            assert [step.metrics["weights_mismatched"] for step in steps_trained] == [1.0] * steps
-            beats = await until(
-                events, lambda r: isinstance(r, TrainerHeartbeat) and (r.step, r.version) == (steps, steps), process
-            )
-            assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training"}
-            await until_logged(trainer, "the trained model is in", process)
-            older = VersionWanted(model=first.model, version=1)
-            await (await producer.send(COORDINATOR_EVENTS, first.model, older))
-            again = trained(await until(events, lambda r: isinstance(r, StepTrained) and r.again, process))[-1]
-            assert (again.version, again.checksum) == (1, steps_trained[0].checksum), "the bytes that it had"
-            # Only where explorers read checkpoints is there one of the version before the first step.
-            absent, kept = (7, [0, 1, 2]) if method == "checkpoint" else (0, [1, 2])
-            gone = older.model_copy(update={"version": absent})
-            await (await producer.send(COORDINATOR_EVENTS, first.model, gone))
-            refused = (await until(events, lambda r: isinstance(r, VersionRefused), process))[-1]
-            assert isinstance(refused, VersionRefused)
-            assert (refused.version, refused.available) == (absent, kept)
-            process.send_signal(signal.SIGINT)
-            # What a shell expects of Ctrl-C.
-            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 130
-
-    asyncio.run(scenario())
+    async with Bus(kafka, client_id="setup") as bus:
+        await bus.ensure_topics()
+    async with mesh(kafka, trainer) as (producer, events, process):
+        first = trained(await until(events, step_is(0), process))[0]
+        announced = ModelVersion(
+            model=first.model,
+            version=0,
+            step=0,
+            method=first.method,
+            epoch=1,
+            members=[Member(explorer="explorer-0", incarnation="life", rank=1)],
+            trainer=first.trainer,
+            trainer_incarnation=first.incarnation,
+            master_address=first.master_address,
+            master_port=first.master_port,
+            checksum=first.checksum,
+            checkpoint=first.checkpoint,
+            secret="5e" * 32,
+        )
+        assert first.method == {"nccl": "gloo"}.get(method, method)
+        # A former incarnation's announcement is void; a transfer for it would be refused.
+        void = announced.model_copy(update={"trainer_incarnation": "former"})
+        for version in (void, announced):
+            await (await producer.send(MODEL_VERSIONS, version.model, version))
+        assert await receive(announced) == first.checksum
+        synced = WeightsSynced(
+            explorer="explorer-0",
+            incarnation="life",
+            model=first.model,
+            version=0,
+            epoch=1,
+            ok=True,
+            checksum=first.checksum,
+        )
+        wrong = synced.model_copy(update={"checksum": "0" * 64})
+        for answer in (synced, wrong):
+            await (await producer.send(EXPLORER_EVENTS, "explorer-0", answer))
+        async with Bus(kafka, client_id="more") as bus:
+            await until_logged(trainer, "it must take it again", process)
+            await produce(bus, batches_of(steps))
+        steps_trained = trained(await until(events, step_is(steps), process))
+        assert [step.metrics["weights_mismatched"] for step in steps_trained] == [1.0] * steps
+        beats = await until(
+            events, lambda r: isinstance(r, TrainerHeartbeat) and (r.step, r.version) == (steps, steps), process
+        )
+        assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training"}
+        await until_logged(trainer, "the trained model is in", process)
+        older = VersionWanted(model=first.model, version=1)
+        await (await producer.send(COORDINATOR_EVENTS, first.model, older))
+        again = trained(await until(events, lambda r: isinstance(r, StepTrained) and r.again, process))[-1]
+        assert (again.version, again.checksum) == (1, steps_trained[0].checksum), "the bytes that it had"
+        # Only where explorers read checkpoints is there one of the version before the first step.
+        absent, kept = (7, [0, 1, 2]) if method == "checkpoint" else (0, [1, 2])
+        gone = older.model_copy(update={"version": absent})
+        await (await producer.send(COORDINATOR_EVENTS, first.model, gone))
+        refused = (await until(events, lambda r: isinstance(r, VersionRefused), process))[-1]
+        assert isinstance(refused, VersionRefused)
+        assert (refused.version, refused.available) == (absent, kept)
+        process.send_signal(signal.SIGINT)
+        # What a shell expects of Ctrl-C.
+        assert await asyncio.to_thread(process.wait, DEADLINE_S) == 130
     assert (tmp_path / "export" / "model.safetensors").exists()
     spans = load_spans(tmp_path / "trainer" / "run")
     train_steps = [span for span in spans if span.name == "train step"]
@@ -219,7 +216,7 @@ def test_weights_are_served_and_wrong_bytes_are_noticed(
     assert [span.parent_id for span in published[1:]] == [span.span_id for span in train_steps]
 
 
-def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
+async def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:
     kafka = namespaced()
@@ -245,7 +242,7 @@ def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
                     await until(events, step_is(0), process)
                     return await asyncio.to_thread(process.wait, DEADLINE_S)
 
-    assert asyncio.run(scenario()) == 1
+    assert await scenario() == 1
     assert (
         "has (task, attempt, samples) = ('task-1', 1, 4), the manifest says ('task-1', 2, 4)" in trainer.log.read_text()
     )

@@ -3,13 +3,12 @@
 ``benchmarks/weight_faults.py`` does the same more often, and measures.
 """
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.support.faults.weight_workers import METHODS, FaultMethod, Phase
-from tests.support.faults.weights import FaultyMesh, Victim, faults
+from benchmarks._weight_faults.mesh import FaultyMesh, Victim, faults
+from benchmarks._weight_faults.workers import METHODS, FaultMethod, Phase
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 
@@ -21,13 +20,13 @@ SYNC_TIMEOUT_S = 5.0
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("victim", ["explorer", "trainer"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_mesh_recovers_from_a_kill_at_every_phase_of_a_transfer(
+async def test_a_mesh_recovers_from_a_kill_at_every_phase_of_a_transfer(
     kafka: KafkaSettings, tmp_path: Path, method: FaultMethod, victim: Victim
 ) -> None:
     phases: list[Phase] = ["rendezvous", "bytes", "answer"]
     mesh = FaultyMesh(kafka, tmp_path, explorers=2, sync_timeout_s=SYNC_TIMEOUT_S, method=method)
     with mesh.running():
-        recovered = asyncio.run(faults(mesh, [(phase, victim) for phase in phases]))
+        recovered = await faults(mesh, [(phase, victim) for phase in phases])
     assert [found.phase for found in recovered] == phases
     spans = load_spans(tmp_path)
     epochs = {span.attributes["rl.weight_sync.epoch"] for span in spans if span.name == "announce version"}

@@ -66,7 +66,7 @@ class Block:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        Path(str(task.prompt)).write_text("blocked")  # noqa: ASYNC240
+        Path(str(task.prompt)).write_text("blocked")
         while True:
             time.sleep(0.01)  # noqa: ASYNC251
 
@@ -78,8 +78,8 @@ class Exit:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
-        Path(str(task.prompt)).write_text(str(child.pid))  # noqa: ASYNC240
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        Path(str(task.prompt)).write_text(str(child.pid))
         os._exit(3)
 
 
@@ -229,7 +229,7 @@ class Spy:
         process = os.getppid()
         while process != int(pid):
             found[f"between: {process}"] = {what: _attempt(what, process, marker) for what in ("environ", "mem")}
-            process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])  # noqa: ASYNC240
+            process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
         raise RuntimeError(json.dumps(found))
 
 

@@ -56,7 +56,7 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
-from workers.coordinator.service import REQUESTS
+from workers.coordinator.inputs import REQUESTS
 
 RESTORE_EVERY = 60
 REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)

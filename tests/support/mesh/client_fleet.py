@@ -126,13 +126,3 @@ async def program(fleet: Fleet, *command: str) -> str:
             await process.wait()
     assert process.returncode == 0, err.decode()
     return out.decode()
-
-
-def run(main: Any, limit_s: float = 280) -> None:
-    """Runs a test, but not for ever."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(limit_s):
-            await main
-
-    asyncio.run(limited())

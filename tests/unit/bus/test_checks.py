@@ -1,6 +1,5 @@
 """What is refused before it reaches a broker, and what is said when there is none."""
 
-import asyncio
 import socket
 from pathlib import Path
 
@@ -106,7 +105,7 @@ def test_connections_follow_the_settings(tmp_path: Path) -> None:
         )
 
 
-def test_no_broker_is_one_line_that_says_where() -> None:
+async def test_no_broker_is_one_line_that_says_where() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -116,14 +115,14 @@ def test_no_broker_is_one_line_that_says_where() -> None:
                 raise AssertionError("there is no broker")
 
         with pytest.raises(BrokerUnreachableError) as caught:
-            asyncio.run(scenario())
+            await scenario()
     assert str(caught.value) == (
         f"no Kafka broker can be used at {address} (connection refused): is it running, and is "
         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS right?"
     )
 
 
-def test_what_cannot_connect_leaves_nothing_open() -> None:
+async def test_what_cannot_connect_leaves_nothing_open() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}")
@@ -137,20 +136,17 @@ def test_what_cannot_connect_leaves_nothing_open() -> None:
                 await bus.end_offsets(TASKS)
             await bus.stop()
 
-        asyncio.run(scenario())
+        await scenario()
 
 
-def test_no_address_names_the_setting() -> None:
+async def test_no_address_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS is not set"):
-        asyncio.run(Bus(KafkaSettings(), client_id="test").start())
+        await Bus(KafkaSettings(), client_id="test").start()
 
 
-def test_what_is_not_started_says_so() -> None:
-    async def scenario() -> None:
-        bus = Bus(KafkaSettings(bootstrap_servers="localhost:1"), client_id="test")
-        with pytest.raises(BusError, match="not started"):
-            await bus.producer().send_raw(TASKS, "k", b"v")
-        with pytest.raises(BusError, match="not started"):
-            await bus.reader(TASKS).batch(0)
-
-    asyncio.run(scenario())
+async def test_what_is_not_started_says_so() -> None:
+    bus = Bus(KafkaSettings(bootstrap_servers="localhost:1"), client_id="test")
+    with pytest.raises(BusError, match="not started"):
+        await bus.producer().send_raw(TASKS, "k", b"v")
+    with pytest.raises(BusError, match="not started"):
+        await bus.reader(TASKS).batch(0)

@@ -31,7 +31,7 @@ async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 @pytest.mark.parametrize("handler", [answers_nonsense, hangs_up, says_nothing])
-def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
+async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
     monkeypatch: pytest.MonkeyPatch, handler: Handler
 ) -> None:
     made: list[AIOKafkaConnection] = []
@@ -43,13 +43,10 @@ def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
 
     monkeypatch.setattr("trinity_bus.bus.connection.AIOKafkaConnection", Seen)
 
-    async def scenario() -> None:
-        async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_s=0.2)
-            with pytest.raises(BrokerUnreachableError, match=f"127.0.0.1:{port}"):
-                await check_reachable(kafka, "test")
-            (connection,) = made
-            assert connection._closed_fut.done()
-
-    asyncio.run(scenario())
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_s=0.2)
+        with pytest.raises(BrokerUnreachableError, match=f"127.0.0.1:{port}"):
+            await check_reachable(kafka, "test")
+        (connection,) = made
+        assert connection._closed_fut.done()

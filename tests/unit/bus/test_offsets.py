@@ -1,7 +1,5 @@
 """Committed offsets: an answer that is not whole is no answer."""
 
-import asyncio
-
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, GroupCoordinatorNotAvailableError
@@ -29,21 +27,21 @@ class Admin:
         return {position: OffsetAndMetadata(offset, "") for position, offset in answer.items()}
 
 
-def ask(admin: Admin, timeout_s: float = 10.0) -> dict[TopicPartition, int]:
-    return asyncio.run(committed(admin, "g", [ONE, TWO], timeout_s))
+async def ask(admin: Admin, timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    return await committed(admin, "g", [ONE, TWO], timeout_s)
 
 
-def test_a_whole_answer_counts_and_minus_one_is_none() -> None:
-    assert ask(Admin({ONE: 5, TWO: -1})) == {ONE: 5}
+async def test_a_whole_answer_counts_and_minus_one_is_none() -> None:
+    assert await ask(Admin({ONE: 5, TWO: -1})) == {ONE: 5}
 
 
-def test_a_group_that_is_not_served_or_loaded_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_that_is_not_served_or_loaded_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.bus.offsets._POLL_S", 0)
-    assert ask(Admin(GroupCoordinatorNotAvailableError(), {}, {ONE: 1}, {ONE: 5, TWO: 7})) == {ONE: 5, TWO: 7}
+    assert await ask(Admin(GroupCoordinatorNotAvailableError(), {}, {ONE: 1}, {ONE: 5, TWO: 7})) == {ONE: 5, TWO: 7}
 
 
-def test_what_will_not_change_is_told() -> None:
+async def test_what_will_not_change_is_told() -> None:
     with pytest.raises(BusError, match="GroupAuthorizationFailedError"):
-        ask(Admin(GroupAuthorizationFailedError("g")))
+        await ask(Admin(GroupAuthorizationFailedError("g")))
     with pytest.raises(BusError, match=r"has not loaded the group after 0\.01 s"):
-        ask(Admin({}), timeout_s=0.01)
+        await ask(Admin({}), timeout_s=0.01)

@@ -38,19 +38,13 @@ def settings(*, request_timeout_s: float, outage_s: float) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers="a:1", request_timeout_s=request_timeout_s, outage_s=outage_s)
 
 
-def test_a_start_may_take_longer_than_one_request() -> None:
-    async def scenario() -> None:
-        kafka = settings(request_timeout_s=0.01, outage_s=60.0)
-        async with Producer(kafka, client_id="test", transactional_id="test.taskset.t"):
-            pass
-
-    asyncio.run(scenario())
+async def test_a_start_may_take_longer_than_one_request() -> None:
+    kafka = settings(request_timeout_s=0.01, outage_s=60.0)
+    async with Producer(kafka, client_id="test", transactional_id="test.taskset.t"):
+        pass
 
 
-def test_a_start_that_takes_longer_than_an_outage_may_is_given_up() -> None:
-    async def scenario() -> None:
-        kafka = settings(request_timeout_s=60.0, outage_s=0.01)
-        with pytest.raises(BrokerUnreachableError, match=r"start producer test.taskset.t: no producer id in 0.01 s"):
-            await Producer(kafka, client_id="test", transactional_id="test.taskset.t").start()
-
-    asyncio.run(scenario())
+async def test_a_start_that_takes_longer_than_an_outage_may_is_given_up() -> None:
+    kafka = settings(request_timeout_s=60.0, outage_s=0.01)
+    with pytest.raises(BrokerUnreachableError, match=r"start producer test.taskset.t: no producer id in 0.01 s"):
+        await Producer(kafka, client_id="test", transactional_id="test.taskset.t").start()

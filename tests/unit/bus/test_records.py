@@ -96,22 +96,19 @@ def test_a_dead_letter_of_nothing_is_nothing_and_details_are_cut() -> None:
     assert len(dict(headers)["dlq.detail"]) == 2000
 
 
-def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.bus.received.SLICE_S", 0.0)
     raw = deque((TASKS, consumed(encode(task(f"t{i}")), offset=i)) for i in range(100))
     into: list = []
 
-    async def scenario() -> None:
-        decoding = asyncio.create_task(receive_all(raw, into, lambda topic: topic.records, 100))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert 0 < len(into) < 100, "it gives way"
-        decoding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await decoding
-        await receive_all(raw, into, lambda topic: topic.records, 100)
-
-    asyncio.run(scenario())
+    decoding = asyncio.create_task(receive_all(raw, into, lambda topic: topic.records, 100))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert 0 < len(into) < 100, "it gives way"
+    decoding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await decoding
+    await receive_all(raw, into, lambda topic: topic.records, 100)
     assert [received.offset for received in into] == list(range(100))
     assert not raw
 

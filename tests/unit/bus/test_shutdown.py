@@ -24,18 +24,15 @@ class SilentBroker:
         writer.close()
 
 
-def test_what_is_being_opened_when_it_ends_is_closed_and_nothing_is_opened_after() -> None:
-    async def scenario() -> None:
-        broker = SilentBroker()
-        async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
-            client = Client(bootstrap_servers=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            starting = asyncio.create_task(client.bootstrap())
-            await broker.asked.wait()
-            client.end()
-            await broker.left.wait()
-            for start in (starting, client.bootstrap()):
-                with pytest.raises(KafkaConnectionError):
-                    await start
-            assert broker.connections == 1
-
-    asyncio.run(scenario())
+async def test_what_is_being_opened_when_it_ends_is_closed_and_nothing_is_opened_after() -> None:
+    broker = SilentBroker()
+    async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
+        client = Client(bootstrap_servers=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        starting = asyncio.create_task(client.bootstrap())
+        await broker.asked.wait()
+        client.end()
+        await broker.left.wait()
+        for start in (starting, client.bootstrap()):
+            with pytest.raises(KafkaConnectionError):
+                await start
+        assert broker.connections == 1

@@ -26,45 +26,36 @@ class SlowClient:
         self.committed = True
 
 
-def test_a_cancelled_commit_is_waited_for() -> None:
-    async def scenario() -> None:
-        client = SlowClient()
-        committing = asyncio.create_task(commit(client, 60))
-        for _ in range(3):
-            await asyncio.sleep(0)
-            committing.cancel()
-            await asyncio.sleep(0)
-            assert not committing.done()
-        client.answer.set()
-        with pytest.raises(asyncio.CancelledError):
-            await committing
-        assert client.committed
-
-    asyncio.run(scenario())
-
-
-def test_one_who_is_told_to_stop_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.transactions.CANCELLED_S", 0.01)
-
-    async def scenario() -> None:
-        committing = asyncio.create_task(commit(SlowClient(), 60))
+async def test_a_cancelled_commit_is_waited_for() -> None:
+    client = SlowClient()
+    committing = asyncio.create_task(commit(client, 60))
+    for _ in range(3):
         await asyncio.sleep(0)
         committing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await committing
-
-    asyncio.run(scenario())
-
-
-def test_an_outcome_that_stays_unknown_is_told() -> None:
-    async def scenario() -> None:
-        with pytest.raises(BusError, match=r"commit the transaction: no answer in .* start this producer anew"):
-            await commit(SlowClient(), 0.01)
-
-    asyncio.run(scenario())
+        await asyncio.sleep(0)
+        assert not committing.done()
+    client.answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await committing
+    assert client.committed
 
 
-def test_what_a_slow_transaction_waits_for_is_said(
+async def test_one_who_is_told_to_stop_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.bus.transactions.CANCELLED_S", 0.01)
+
+    committing = asyncio.create_task(commit(SlowClient(), 60))
+    await asyncio.sleep(0)
+    committing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await committing
+
+
+async def test_an_outcome_that_stays_unknown_is_told() -> None:
+    with pytest.raises(BusError, match=r"commit the transaction: no answer in .* start this producer anew"):
+        await commit(SlowClient(), 0.01)
+
+
+async def test_what_a_slow_transaction_waits_for_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("trinity_bus.bus.transactions.SLOW_S", 0.01)
@@ -98,4 +89,4 @@ def test_what_a_slow_transaction_waits_for_is_said(
         assert not caplog.messages
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+        await scenario()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +15,6 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.errors import SendError
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
 
 
 def tasks(count: int, **fields: Any) -> list[Task]:
@@ -34,205 +30,169 @@ async def clients(count: int = 1) -> AsyncIterator[tuple[FakeLog, FakeCoordinato
         yield log, coordinator, made
 
 
-def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_given() -> None:
-    async def main() -> None:
-        async with clients() as (log, coordinator, (client,)):
-            await client.submit_batch(batch_id=7, tasks=tasks(3), batch_type="train", min_wait_num=2)
-            sent = [received.record for received in log.all(TASKS)]
-            assert sorted(task.task_id for task in sent) == ["7#t0", "7#t1", "7#t2"]
-            assert {(t.batch_id, t.batch_type, t.batch_size) for t in sent} == {("7", "train", 3)}
-            (submitted,) = coordinator.commands
-            assert (submitted.expected_task_count, submitted.min_wait_num) == (3, 2)
-            waiting = [asyncio.create_task(client.finalize_train_batch(7)) for _ in range(3)]
-            for n in range(3):
-                await coordinator.finish(f"7#t{n}")
-            results = await asyncio.gather(*waiting)
-            expected = {
-                "batch_id": 7,
-                "batch_type": "train",
-                "finished_task_count": 3,
-                "metrics": {"rollout/finished_task_count": 3.0},
-            }
-            assert results == [expected] * 3
-            assert await client.finalize_train_batch("7") == {**expected, "batch_id": "7"}
-
-    run(main())
+async def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_given() -> None:
+    async with clients() as (log, coordinator, (client,)):
+        await client.submit_batch(batch_id=7, tasks=tasks(3), batch_type="train", min_wait_num=2)
+        sent = [received.record for received in log.all(TASKS)]
+        assert sorted(task.task_id for task in sent) == ["7#t0", "7#t1", "7#t2"]
+        assert {(t.batch_id, t.batch_type, t.batch_size) for t in sent} == {("7", "train", 3)}
+        (submitted,) = coordinator.commands
+        assert (submitted.expected_task_count, submitted.min_wait_num) == (3, 2)
+        waiting = [asyncio.create_task(client.finalize_train_batch(7)) for _ in range(3)]
+        for n in range(3):
+            await coordinator.finish(f"7#t{n}")
+        results = await asyncio.gather(*waiting)
+        expected = {
+            "batch_id": 7,
+            "batch_type": "train",
+            "finished_task_count": 3,
+            "metrics": {"rollout/finished_task_count": 3.0},
+        }
+        assert results == [expected] * 3
+        assert await client.finalize_train_batch("7") == {**expected, "batch_id": "7"}
 
 
-def test_tasks_are_told_what_batch_they_are_of_whatever_they_said() -> None:
-    async def main() -> None:
-        async with clients() as (log, _, (client,)):
-            given = tasks(1, batch_id="other", batch_type="train", batch_size=9)
-            await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval")
-            (received,) = log.all(TASKS)
-            task = received.record
-            assert (task.batch_id, task.batch_type, task.batch_size) == ("1/held-out", "eval", 1)
-            assert received.key == task.task_id == "1/held-out#t0"
-            # The same tasks again, in another batch.
-            await client.submit_batch(batch_id="2/held-out", tasks=given, batch_type="eval")
-            assert len({received.record.task_id for received in log.all(TASKS)}) == 2
-
-    run(main())
+async def test_tasks_are_told_what_batch_they_are_of_whatever_they_said() -> None:
+    async with clients() as (log, _, (client,)):
+        given = tasks(1, batch_id="other", batch_type="train", batch_size=9)
+        await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval")
+        (received,) = log.all(TASKS)
+        task = received.record
+        assert (task.batch_id, task.batch_type, task.batch_size) == ("1/held-out", "eval", 1)
+        assert received.key == task.task_id == "1/held-out#t0"
+        # The same tasks again, in another batch.
+        await client.submit_batch(batch_id="2/held-out", tasks=given, batch_type="eval")
+        assert len({received.record.task_id for received in log.all(TASKS)}) == 2
 
 
-def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission() -> None:
-    async def main() -> None:
-        async with clients() as (log, _, (client,)):
-            for batch_id in (1, 2, "2/held-out"):
-                await client.submit_batch(batch_id=batch_id, tasks=tasks(20), batch_type="train")
-                read = [r for r in log.all(TASKS) if r.record.batch_id == str(batch_id)]
-                assert [r.record.task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
-                assert len({r.partition for r in read}) == 1, "no reader can mix what is in one partition"
-            assert len({r.partition for r in log.all(TASKS)}) > 1, "batches share the partitions"
-
-    run(main())
+async def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission() -> None:
+    async with clients() as (log, _, (client,)):
+        for batch_id in (1, 2, "2/held-out"):
+            await client.submit_batch(batch_id=batch_id, tasks=tasks(20), batch_type="train")
+            read = [r for r in log.all(TASKS) if r.record.batch_id == str(batch_id)]
+            assert [r.record.task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
+            assert len({r.partition for r in read}) == 1, "no reader can mix what is in one partition"
+        assert len({r.partition for r in log.all(TASKS)}) > 1, "batches share the partitions"
 
 
-def test_a_timeout_of_0_is_none() -> None:
-    async def main() -> None:
-        async with clients() as (_, coordinator, (client,)):
-            await client.submit_batch(batch_id=1, tasks=tasks(1), batch_type="train")
-            waiting = asyncio.create_task(client.finalize_train_batch(1, timeout=0))
-            await coordinator.until(lambda: len(coordinator.commands) == 2)
-            assert coordinator.commands[1].timeout_s is None
-            await coordinator.finish("1#t0")
-            assert (await waiting)["finished_task_count"] == 1
-
-    run(main())
+async def test_a_timeout_of_0_is_none() -> None:
+    async with clients() as (_, coordinator, (client,)):
+        await client.submit_batch(batch_id=1, tasks=tasks(1), batch_type="train")
+        waiting = asyncio.create_task(client.finalize_train_batch(1, timeout=0))
+        await coordinator.until(lambda: len(coordinator.commands) == 2)
+        assert coordinator.commands[1].timeout_s is None
+        await coordinator.finish("1#t0")
+        assert (await waiting)["finished_task_count"] == 1
 
 
-def test_an_empty_batch_can_be_finalized_at_once() -> None:
-    async def main() -> None:
-        async with clients() as (log, coordinator, (client,)):
-            await client.submit_batch(batch_id=1, tasks=[], batch_type="train", min_wait_num=5)
-            assert (coordinator.commands[0].expected_task_count, coordinator.commands[0].min_wait_num) == (0, None)
-            assert (await client.finalize_train_batch(1))["finished_task_count"] == 0
-            assert log.all(TASKS) == []
-
-    run(main())
+async def test_an_empty_batch_can_be_finalized_at_once() -> None:
+    async with clients() as (log, coordinator, (client,)):
+        await client.submit_batch(batch_id=1, tasks=[], batch_type="train", min_wait_num=5)
+        assert (coordinator.commands[0].expected_task_count, coordinator.commands[0].min_wait_num) == (0, None)
+        assert (await client.finalize_train_batch(1))["finished_task_count"] == 0
+        assert log.all(TASKS) == []
 
 
-def test_every_error_has_the_text_that_callers_know() -> None:
-    async def main() -> None:
-        async with clients(2) as (_, _, (client, other)):
-            with pytest.raises(KeyError) as unknown:
-                await client.finalize_train_batch(3)
-            assert unknown.value.args == ("Batch 3 is not registered.",)
+async def test_every_error_has_the_text_that_callers_know() -> None:
+    async with clients(2) as (_, _, (client, other)):
+        with pytest.raises(KeyError) as unknown:
+            await client.finalize_train_batch(3)
+        assert unknown.value.args == ("Batch 3 is not registered.",)
+        await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
+        for again in (client, other):
+            with pytest.raises(ValueError, match=r"^Batch 3 is already active\.$"):
+                await again.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
+        with pytest.raises(ValueError, match=r"^Batch 3 is train, expected eval\.$"):
+            await client.finalize_eval_batch("3")
+        with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 3\.$"):
+            await client.finalize_train_batch(3, timeout=0.5)
+        await client.submit_batch(batch_id="3/e", tasks=tasks(1), batch_type="eval")
+        with pytest.raises(ValueError, match=r"^Batch 3/e is eval, expected train\.$"):
+            await client.finalize_train_batch("3/e")
+        await other.abort_batch(3, reason="enough")
+        with pytest.raises(ValueError, match="says the fake"):
             await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
-            for again in (client, other):
-                with pytest.raises(ValueError, match=r"^Batch 3 is already active\.$"):
-                    await again.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
-            with pytest.raises(ValueError, match=r"^Batch 3 is train, expected eval\.$"):
-                await client.finalize_eval_batch("3")
-            with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 3\.$"):
-                await client.finalize_train_batch(3, timeout=0.5)
-            await client.submit_batch(batch_id="3/e", tasks=tasks(1), batch_type="eval")
-            with pytest.raises(ValueError, match=r"^Batch 3/e is eval, expected train\.$"):
-                await client.finalize_train_batch("3/e")
-            await other.abort_batch(3, reason="enough")
-            with pytest.raises(ValueError, match="says the fake"):
-                await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
-            await client.abort_batch("never-was", reason="enough")
-
-    run(main())
+        await client.abort_batch("never-was", reason="enough")
 
 
-def test_an_aborted_batch_answers_its_finalizers() -> None:
-    async def main() -> None:
-        async with clients(2) as (_, coordinator, (client, other)):
-            await client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train")
-            waiting = asyncio.create_task(client.finalize_train_batch(1))
-            await coordinator.finish("1#t0")
-            await coordinator.until(lambda: "1#t1" in coordinator.tasks and len(coordinator.commands) == 2)
-            await other.abort_batch(1, reason="enough", keep_partial_results=True)
-            assert (await waiting)["finished_task_count"] == 1
-            assert coordinator.commands[-1].keep_partial_results
-            assert coordinator.commands[-1].reason == "enough"
-
-    run(main())
+async def test_an_aborted_batch_answers_its_finalizers() -> None:
+    async with clients(2) as (_, coordinator, (client, other)):
+        await client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train")
+        waiting = asyncio.create_task(client.finalize_train_batch(1))
+        await coordinator.finish("1#t0")
+        await coordinator.until(lambda: "1#t1" in coordinator.tasks and len(coordinator.commands) == 2)
+        await other.abort_batch(1, reason="enough", keep_partial_results=True)
+        assert (await waiting)["finished_task_count"] == 1
+        assert coordinator.commands[-1].keep_partial_results
+        assert coordinator.commands[-1].reason == "enough"
 
 
 @pytest.mark.parametrize("batch_id", ["", "a b", "a#b", -1, "x" * 201])
-def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(batch_id: Any) -> None:
-    async def main() -> None:
-        async with clients() as (_, coordinator, (client,)):
-            with pytest.raises(ValueError, match="cannot be a batch id"):
-                await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="train")
-            assert coordinator.commands == []
-
-    run(main())
+async def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(batch_id: Any) -> None:
+    async with clients() as (_, coordinator, (client,)):
+        with pytest.raises(ValueError, match="cannot be a batch id"):
+            await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="train")
+        assert coordinator.commands == []
 
 
-def test_tasks_with_one_id_or_too_long_a_one_are_refused_before_anything_is_sent() -> None:
-    async def main() -> None:
-        async with clients() as (_, coordinator, (client,)):
-            with pytest.raises(ValueError, match="'t0' is twice in batch '1'"):
-                await client.submit_batch(batch_id=1, tasks=[*tasks(1), *tasks(2)], batch_type="train")
-            long = Task(task_id="x" * 200, workflow="math", prompt="1")
-            with pytest.raises(ValueError, match="too long"):
-                await client.submit_batch(batch_id=1, tasks=[long], batch_type="train")
-            with pytest.raises(TypeError, match="True"):
-                await client.submit_batch(batch_id=True, tasks=tasks(1), batch_type="train")
-            assert coordinator.commands == []
-
-    run(main())
+async def test_tasks_with_one_id_or_too_long_a_one_are_refused_before_anything_is_sent() -> None:
+    async with clients() as (_, coordinator, (client,)):
+        with pytest.raises(ValueError, match="'t0' is twice in batch '1'"):
+            await client.submit_batch(batch_id=1, tasks=[*tasks(1), *tasks(2)], batch_type="train")
+        long = Task(task_id="x" * 200, workflow="math", prompt="1")
+        with pytest.raises(ValueError, match="too long"):
+            await client.submit_batch(batch_id=1, tasks=[long], batch_type="train")
+        with pytest.raises(TypeError, match="True"):
+            await client.submit_batch(batch_id=True, tasks=tasks(1), batch_type="train")
+        assert coordinator.commands == []
 
 
-def test_tasks_that_cannot_be_sent_leave_a_batch_that_can_be_aborted() -> None:
-    async def main() -> None:
-        async with clients() as (log, coordinator, (client,)):
-            submitting = asyncio.create_task(client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train"))
-            await coordinator.until(lambda: coordinator.commands)
-            log.refuse_sends = 2
-            with pytest.raises(SendError):
-                await submitting
-            assert coordinator.batches["1"].state == "pending"
-            await client.abort_batch(1, reason="its tasks were not sent")
-            assert coordinator.batches["1"].state == "aborted"
-
-    run(main())
+async def test_tasks_that_cannot_be_sent_leave_a_batch_that_can_be_aborted() -> None:
+    async with clients() as (log, coordinator, (client,)):
+        submitting = asyncio.create_task(client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train"))
+        await coordinator.until(lambda: coordinator.commands)
+        log.refuse_sends = 2
+        with pytest.raises(SendError):
+            await submitting
+        assert coordinator.batches["1"].state == "pending"
+        await client.abort_batch(1, reason="its tasks were not sent")
+        assert coordinator.batches["1"].state == "aborted"
 
 
-def test_prepare_and_shutdown_may_be_called_twice_and_again() -> None:
-    async def main() -> None:
-        bus: Any = FakeBus(FakeLog())
-        client = RolloutCoordinator.get_actor(bus=bus)
-        with pytest.raises(RuntimeError, match="not prepared"):
-            await client.abort_batch(1, reason="x")
-        await client.shutdown()
-        async with FakeCoordinator(bus).running() as coordinator:
-            for number in (1, 2):
-                await asyncio.gather(client.prepare(), client.prepare())
-                await client.prepare()
-                await client.submit_batch(batch_id=number, tasks=[], batch_type="train")
-                await client.shutdown()
-                await client.shutdown()
-            assert [type(command) for command in coordinator.commands] == [SubmitBatch, SubmitBatch]
-
-    run(main())
+async def test_prepare_and_shutdown_may_be_called_twice_and_again() -> None:
+    bus: Any = FakeBus(FakeLog())
+    client = RolloutCoordinator.get_actor(bus=bus)
+    with pytest.raises(RuntimeError, match="not prepared"):
+        await client.abort_batch(1, reason="x")
+    await client.shutdown()
+    async with FakeCoordinator(bus).running() as coordinator:
+        for number in (1, 2):
+            await asyncio.gather(client.prepare(), client.prepare())
+            await client.prepare()
+            await client.submit_batch(batch_id=number, tasks=[], batch_type="train")
+            await client.shutdown()
+            await client.shutdown()
+        assert [type(command) for command in coordinator.commands] == [SubmitBatch, SubmitBatch]
 
 
-def test_experiences_are_checked_and_published() -> None:
-    async def main() -> None:
-        log = FakeLog()
-        bus: Any = FakeBus(log)
-        client = RolloutCoordinator(bus=bus)
-        with pytest.raises(RuntimeError, match=r"^Experience pipeline is not initialized\.$"):
-            await client.process_experiences([])
-        async with client:
-            assert await client.process_experiences([]) == {}
-            payloads = [encode(make_group(task_id=f"t{n}", seed=n)) for n in range(3)]
-            with pytest.raises(SchemaError, match="payload 3 of 4 is no experience group"):
-                await client.process_experiences([*payloads, b"nothing of the kind"])
-            assert log.all(EXPERIENCES) == []
-            metrics = await client.process_experiences(payloads)
-            assert metrics["experience_pipeline/experience_count"] == 12.0
-            assert set(metrics) == {
-                "experience_pipeline/experience_count",
-                "time/experience_pipeline/write",
-                "time/experience_pipeline/total",
-            }
-            found = {received.key: received.raw for received in log.all(EXPERIENCES)}
-            assert found == {decode(payload, ExperienceGroup).task_id: payload for payload in payloads}
-
-    run(main())
+async def test_experiences_are_checked_and_published() -> None:
+    log = FakeLog()
+    bus: Any = FakeBus(log)
+    client = RolloutCoordinator(bus=bus)
+    with pytest.raises(RuntimeError, match=r"^Experience pipeline is not initialized\.$"):
+        await client.process_experiences([])
+    async with client:
+        assert await client.process_experiences([]) == {}
+        payloads = [encode(make_group(task_id=f"t{n}", seed=n)) for n in range(3)]
+        with pytest.raises(SchemaError, match="payload 3 of 4 is no experience group"):
+            await client.process_experiences([*payloads, b"nothing of the kind"])
+        assert log.all(EXPERIENCES) == []
+        metrics = await client.process_experiences(payloads)
+        assert metrics["experience_pipeline/experience_count"] == 12.0
+        assert set(metrics) == {
+            "experience_pipeline/experience_count",
+            "time/experience_pipeline/write",
+            "time/experience_pipeline/total",
+        }
+        found = {received.key: received.raw for received in log.all(EXPERIENCES)}
+        assert found == {decode(payload, ExperienceGroup).task_id: payload for payload in payloads}

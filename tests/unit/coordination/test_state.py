@@ -65,10 +65,8 @@ def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
         "remembered": [known(part) for part in (ledger.done, ledger.closed, kept.outcomes.memory, kept.replies.memory)],
         "wants_tasks": (
             ledger.wants_tasks(),
-            ledger._active,
-            ledger._kept_results,
-            ledger._active_bytes,
-            ledger._kept_bytes,
+            known(ledger.backlog.tasks),
+            known(ledger.backlog.results),
         ),
         "moves": (set(ledger.handed_out), set(ledger.complete)),
     }

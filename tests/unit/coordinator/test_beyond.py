@@ -1,6 +1,5 @@
 """Positions that the log does not reach: what goes on by itself, and what the operator decides."""
 
-import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -24,23 +23,23 @@ class Log:
         return {0: self._held.get(topic.name, (0, 0))[1]}
 
 
-def ask(held: Mapping[str, tuple[int, int]], positions: Mapping[str, int]) -> Readable:
+async def ask(held: Mapping[str, tuple[int, int]], positions: Mapping[str, int]) -> Readable:
     named = {(topic, 0): offset for topic, offset in positions.items()}
-    return asyncio.run(readable(Log(held), (TASKS, COMMANDS, EXPLORER_EVENTS), named))
+    return await readable(Log(held), (TASKS, COMMANDS, EXPLORER_EVENTS), named)
 
 
-def test_positions_are_moved_into_the_log_and_it_is_said_what_was_wrong() -> None:
-    found = ask(
+async def test_positions_are_moved_into_the_log_and_it_is_said_what_was_wrong() -> None:
+    found = await ask(
         {"tasks": (5, 9), "commands": (0, 3), "explorer-events": (0, 7)},
         {"tasks": 2, "commands": 3, "explorer-events": 8},
     )
     assert found.positions == {("tasks", 0): 5, ("commands", 0): 3, ("explorer-events", 0): 7}
     assert found.lost == 3
     assert [str(one) for one in found.beyond] == ["explorer-events/0 ends at 7, and 8 was to be read next"]
-    assert ask({}, {}) == Readable({}, 0, [])
+    assert await ask({}, {}) == Readable({}, 0, [])
 
 
-def resolve(found: Readable, remembered: int, incarnations: int = 0) -> dict[tuple[str, int], int]:
+async def resolve(found: Readable, remembered: int, incarnations: int = 0) -> dict[tuple[str, int], int]:
     left = incarnations
 
     async def live() -> None:
@@ -49,25 +48,25 @@ def resolve(found: Readable, remembered: int, incarnations: int = 0) -> dict[tup
         if left < 0:
             raise ProducerFencedError("the operator has decided")
 
-    return asyncio.run(resolved(found, remembered, live, 0))
+    return await resolved(found, remembered, live, 0)
 
 
-def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again() -> None:
+async def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again() -> None:
     held = {"tasks": (10, 110), "commands": (0, 3), "explorer-events": (0, 7)}
-    found = ask(held, {"tasks": 500, "commands": 50, "explorer-events": 60})
-    assert resolve(found, remembered=100) == {("tasks", 0): 10, ("commands", 0): 3, ("explorer-events", 0): 7}
+    found = await ask(held, {"tasks": 500, "commands": 50, "explorer-events": 60})
+    assert await resolve(found, remembered=100) == {("tasks", 0): 10, ("commands", 0): 3, ("explorer-events", 0): 7}
 
 
-def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixture) -> None:
-    found = ask({"tasks": (10, 111)}, {"tasks": 500})
+async def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixture) -> None:
+    found = await ask({"tasks": (10, 111)}, {"tasks": 500})
     assert undecided(found.beyond, 100) == [Beyond("tasks", 0, 500, 10, 111)]
     with pytest.raises(ProducerFencedError):
-        resolve(found, remembered=100, incarnations=20)
+        await resolve(found, remembered=100, incarnations=20)
     (said,) = [record.getMessage() for record in caplog.records]
     assert "trinity-bus positions resolve --tasks beginning|end" in said
     assert "tasks/0 ends at 111, and 500 was to be read next" in said
 
 
-def test_nothing_is_wrong_with_most_positions() -> None:
-    found = ask({"tasks": (0, 9), "explorer-events": (0, 7)}, {"tasks": 9, "explorer-events": 3})
-    assert resolve(found, remembered=0) == {("tasks", 0): 9, ("explorer-events", 0): 3}
+async def test_nothing_is_wrong_with_most_positions() -> None:
+    found = await ask({"tasks": (0, 9), "explorer-events": (0, 7)}, {"tasks": 9, "explorer-events": 3})
+    assert await resolve(found, remembered=0) == {("tasks", 0): 9, ("explorer-events", 0): 3}

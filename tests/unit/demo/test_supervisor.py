@@ -68,7 +68,7 @@ def test_readiness_has_a_limit(tmp_path: Path) -> None:
         supervisor.start(spec)
 
 
-def test_restarts_as_often_as_allowed(tmp_path: Path) -> None:
+async def test_restarts_as_often_as_allowed(tmp_path: Path) -> None:
     async def until_it_stays_dead(supervisor: Supervisor) -> None:
         async with asyncio.timeout(10):
             await supervisor.watch()
@@ -76,7 +76,7 @@ def test_restarts_as_often_as_allowed(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         supervisor.launch(ServiceSpec(name="flaky", command=["sh", "-c", "echo run"], restarts=2))
         with pytest.raises(ServiceDiedError, match="flaky ended with status 0"):
-            asyncio.run(until_it_stays_dead(supervisor))
+            await until_it_stays_dead(supervisor)
     assert (tmp_path / "logs/flaky.log").read_text() == "run\n" * 3
 
 
@@ -94,11 +94,11 @@ def test_stages_stop_in_reverse_order(tmp_path: Path) -> None:
     assert order.read_text().split() == ["explorer", "coordinator", "broker"]
 
 
-def test_the_environment_is_extended(tmp_path: Path) -> None:
+async def test_the_environment_is_extended(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         supervisor.launch(ServiceSpec(name="env", command=["sh", "-c", "echo $COLOUR $PATH"], env={"COLOUR": "blue"}))
         with pytest.raises(ServiceDiedError):
-            asyncio.run(supervisor.watch())
+            await supervisor.watch()
     assert (tmp_path / "logs/env.log").read_text() == f"blue {os.environ['PATH']}\n"
 
 

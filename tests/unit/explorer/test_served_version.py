@@ -17,5 +17,5 @@ async def _waits() -> None:
     assert served.version == 3
 
 
-def test_a_wait_ends_with_the_first_version_that_is_new_enough() -> None:
-    asyncio.run(asyncio.wait_for(_waits(), 5))
+async def test_a_wait_ends_with_the_first_version_that_is_new_enough() -> None:
+    await asyncio.wait_for(_waits(), 5)

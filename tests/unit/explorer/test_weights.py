@@ -78,7 +78,7 @@ async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVers
     return said()
 
 
-def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are_measured(
+async def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses, durations = FakeHistogram(), FakeHistogram()
@@ -86,7 +86,7 @@ def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are
     monkeypatch.setattr(weights, "WEIGHT_SYNC_DURATION", durations)
     served = ServedVersion()
     engine = FakeEngine({1: SyncOutcome(checksum="aa", control_s=0.1, transfer_s=0.2, pause_s=0.03, verify_s=0.4)})
-    (answer,) = asyncio.run(answers_to(engine, [1], served))
+    (answer,) = await answers_to(engine, [1], served)
     assert (answer.ok, answer.version, answer.checksum) == (True, 1, "aa")
     assert (answer.control_s, answer.transfer_s, answer.pause_s, answer.verify_s) == (0.1, 0.2, 0.03, 0.4)
     assert served.version == 1
@@ -94,12 +94,14 @@ def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are
     assert [attributes for _, attributes in durations.recorded] == [{names.RL_MODEL: "policy"}]
 
 
-def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses = FakeHistogram()
     monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
     served = ServedVersion()
     engine = FakeEngine({2: SyncOutcome(checksum="aa", control_s=0, transfer_s=0, pause_s=0.01)})
-    failed, taken = asyncio.run(answers_to(engine, [1, 2], served))
+    failed, taken = await answers_to(engine, [1, 2], served)
     assert (failed.ok, failed.error) == (False, "WeightTransferError: it broke off")
     assert (taken.ok, served.version) == (True, 2)
     assert [pause for pause, _ in pauses.recorded] == [0.01]

@@ -27,29 +27,29 @@ class Mine(SingleRunWorkflow):
         return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-1.0], reward=float(run_id))
 
 
-def run(workflow: Mine, *, base: int = 0) -> list[Rollout]:
+async def run(workflow: Mine, *, base: int = 0) -> list[Rollout]:
     context = RolloutContext(engine=None, tokenizer=None, repeat_times=4, run_id_base=base)  # type: ignore[arg-type]
-    return asyncio.run(workflow.run(TASK, context))
+    return await workflow.run(TASK, context)
 
 
-def test_all_runs_are_done_at_once_and_come_in_order() -> None:
+async def test_all_runs_are_done_at_once_and_come_in_order() -> None:
     mine = Mine()
-    assert [rollout.reward for rollout in run(mine, base=8)] == [8.0, 9.0, 10.0, 11.0]
+    assert [rollout.reward for rollout in await run(mine, base=8)] == [8.0, 9.0, 10.0, 11.0]
     assert mine.most == 4
 
 
-def test_those_that_succeed_are_kept_when_one_breaks_off() -> None:
+async def test_those_that_succeed_are_kept_when_one_breaks_off() -> None:
     with pytest.raises(PartialRunsError, match=r"^ValueError: run 1 broke off$") as partial:
-        run(Mine({1, 2}))
+        await run(Mine({1, 2}))
     assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 3.0]
 
 
-def test_when_none_succeeds_the_first_error_is_the_groups() -> None:
+async def test_when_none_succeeds_the_first_error_is_the_groups() -> None:
     with pytest.raises(ValueError, match=r"^run 0 broke off$"):
-        run(Mine({0, 1, 2, 3}))
+        await run(Mine({0, 1, 2, 3}))
 
 
-def test_a_cancelled_group_cancels_its_runs() -> None:
+async def test_a_cancelled_group_cancels_its_runs() -> None:
     class Endless(Mine):
         async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
             self.together += 1
@@ -59,18 +59,15 @@ def test_a_cancelled_group_cancels_its_runs() -> None:
                 self.together -= 1
             raise AssertionError
 
-    async def body() -> None:
-        mine = Endless()
-        context = RolloutContext(engine=None, tokenizer=None, repeat_times=4)  # type: ignore[arg-type]
-        running = asyncio.create_task(mine.run(TASK, context))
-        while mine.together < 4:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.wait([running])
-        assert running.cancelled()
-        assert mine.together == 0
-
-    asyncio.run(body())
+    mine = Endless()
+    context = RolloutContext(engine=None, tokenizer=None, repeat_times=4)  # type: ignore[arg-type]
+    running = asyncio.create_task(mine.run(TASK, context))
+    while mine.together < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert mine.together == 0
 
 
 def test_what_a_workflow_says_is_kept_until_it_says_otherwise() -> None:

@@ -1,6 +1,5 @@
 """Workflows, run against an engine that answers from a list and a tokenizer of words."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,14 +80,14 @@ def context(texts: list[str], *, runs: int | None = None, finish_reason: str = "
     )
 
 
-def run(name: str, task: Task, ctx: RolloutContext) -> list[Rollout]:
-    return asyncio.run(get_workflow(name).run(task, ctx))
+async def run(name: str, task: Task, ctx: RolloutContext) -> list[Rollout]:
+    return await get_workflow(name).run(task, ctx)
 
 
-def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
+async def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
     ctx = context(["it is 4", "it is 5"])
     task = Task(task_id="t", workflow="math", prompt="2 + 2 ?", answer="4", sampling=Sampling(temperature=0.5))
-    rollouts = run("math", task, ctx)
+    rollouts = await run("math", task, ctx)
 
     assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
     assert isinstance(ctx.engine, ScriptedEngine)
@@ -106,23 +105,23 @@ def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
     assert rollouts[0].metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 4.0, "truncated": 0.0}
 
 
-def test_sequence_gives_partial_credit() -> None:
+async def test_sequence_gives_partial_credit() -> None:
     task = Task(task_id="t", workflow="sequence", prompt="copy 3 1 =", answer="3 1")
-    rollouts = run("sequence", task, context(["3 1", "3 3", "1 3 1 1"]))
+    rollouts = await run("sequence", task, context(["3 1", "3 3", "1 3 1 1"]))
     assert [rollout.reward for rollout in rollouts] == [1.0, pytest.approx(2 / 3), 0.0]
-    cut = run("sequence", task, context(["3 1"], finish_reason="length"))
+    cut = await run("sequence", task, context(["3 1"], finish_reason="length"))
     assert cut[0].reward == pytest.approx(2 / 3)
     assert cut[0].metrics["truncated"] == 1.0
 
 
-def test_a_task_without_an_answer_is_a_failure_not_a_zero() -> None:
+async def test_a_task_without_an_answer_is_a_failure_not_a_zero() -> None:
     with pytest.raises(WorkflowError, match="task 't' has no answer, which workflow 'math' needs"):
-        run("math", Task(task_id="t", workflow="math", prompt="2 + 2"), context(["4"]))
+        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2"), context(["4"]))
 
 
-def test_an_engine_that_answers_short_is_a_failure() -> None:
+async def test_an_engine_that_answers_short_is_a_failure() -> None:
     with pytest.raises(WorkflowError, match="asked the engine for 3 responses and got 1"):
-        run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer="4"), context(["4"], runs=3))
+        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer="4"), context(["4"], runs=3))
 
 
 def test_messages_go_through_the_chat_template() -> None:

@@ -30,52 +30,40 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_messages_of_one_turn_are_one_write_and_keep_their_order() -> None:
-    async def main() -> None:
-        outbox, written = FrameWriter(), Written()
-        outbox.connected(written.transport)
-        for job in range(5):
-            outbox.send(RunCancelled(job))
-        assert written.pieces == []
-        await turn()
-        assert len(written.pieces) == 1
-        outbox.send(RunCancelled(5))
-        await turn()
-        assert written.messages == [RunCancelled(job) for job in range(6)]
-
-    asyncio.run(main())
+async def test_the_messages_of_one_turn_are_one_write_and_keep_their_order() -> None:
+    outbox, written = FrameWriter(), Written()
+    outbox.connected(written.transport)
+    for job in range(5):
+        outbox.send(RunCancelled(job))
+    assert written.pieces == []
+    await turn()
+    assert len(written.pieces) == 1
+    outbox.send(RunCancelled(5))
+    await turn()
+    assert written.messages == [RunCancelled(job) for job in range(6)]
 
 
-def test_what_is_said_before_there_is_a_socket_is_kept() -> None:
-    async def main() -> None:
-        outbox, written = FrameWriter(), Written()
-        outbox.send(RunCancelled(1))
-        await turn()
-        outbox.connected(written.transport)
-        assert written.messages == [RunCancelled(1)]
-
-    asyncio.run(main())
+async def test_what_is_said_before_there_is_a_socket_is_kept() -> None:
+    outbox, written = FrameWriter(), Written()
+    outbox.send(RunCancelled(1))
+    await turn()
+    outbox.connected(written.transport)
+    assert written.messages == [RunCancelled(1)]
 
 
-def test_much_is_written_at_once() -> None:
-    async def main() -> None:
-        outbox, written = FrameWriter(), Written()
-        outbox.connected(written.transport)
-        long = RunFailed(1, "Error", "x" * FLUSH_BYTES)
-        outbox.send(long)
-        assert written.messages == [long]
-
-    asyncio.run(main())
+async def test_much_is_written_at_once() -> None:
+    outbox, written = FrameWriter(), Written()
+    outbox.connected(written.transport)
+    long = RunFailed(1, "Error", "x" * FLUSH_BYTES)
+    outbox.send(long)
+    assert written.messages == [long]
 
 
-def test_after_the_end_nothing_is_written() -> None:
-    async def main() -> None:
-        outbox, written = FrameWriter(), Written()
-        outbox.connected(written.transport)
-        outbox.send(RunCancelled(1))
-        outbox.close()
-        outbox.send(RunCancelled(2))
-        await turn()
-        assert written.pieces == []
-
-    asyncio.run(main())
+async def test_after_the_end_nothing_is_written() -> None:
+    outbox, written = FrameWriter(), Written()
+    outbox.connected(written.transport)
+    outbox.send(RunCancelled(1))
+    outbox.close()
+    outbox.send(RunCancelled(2))
+    await turn()
+    assert written.pieces == []

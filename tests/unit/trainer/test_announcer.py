@@ -85,7 +85,7 @@ class Trainer:
         await self.announcer.publish(Trained("batch", {"loss": 0.5}, 1.0))
 
 
-def told(directory: Path, harness: Callable[[Trainer], Awaitable[None]]) -> Trainer:
+async def told(directory: Path, harness: Callable[[Trainer], Awaitable[None]]) -> Trainer:
     """The trainer after all of it."""
 
     async def run() -> Trainer:
@@ -94,16 +94,16 @@ def told(directory: Path, harness: Callable[[Trainer], Awaitable[None]]) -> Trai
             await harness(trainer)
             return trainer
 
-    return asyncio.run(run())
+    return await run()
 
 
-def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -> None:
+async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         for _ in range(3):
             await trainer.step()
         await trainer.announcer.publish_again(1)
 
-    trainer = told(tmp_path, harness)
+    trainer = await told(tmp_path, harness)
     first, *_, again = trainer.log.sent
     assert isinstance(again, StepTrained)
     assert (again.again, again.publish, again.version, again.step) == (True, True, 1, 1)
@@ -113,30 +113,30 @@ def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -> None
     assert trainer.announcer.published_version == 3
 
 
-def test_the_newest_version_is_at_hand(tmp_path: Path) -> None:
+async def test_the_newest_version_is_at_hand(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         await trainer.announcer.publish(Trained())
         await trainer.announcer.publish_again(0)
 
-    trainer = told(tmp_path, harness)
+    trainer = await told(tmp_path, harness)
     first, again = trainer.log.sent
     assert (again.version, again.again, again.checksum) == (0, True, first.checksum)
 
 
-def test_a_version_without_a_checkpoint_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
+async def test_a_version_without_a_checkpoint_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         for _ in range(5):
             await trainer.step()
         await trainer.announcer.publish_again(2)
 
-    trainer = told(tmp_path, harness)
+    trainer = await told(tmp_path, harness)
     refused = trainer.log.sent[-1]
     assert isinstance(refused, VersionRefused)
     assert (refused.version, refused.available) == (2, [3, 4, 5])
     assert "keep_checkpoints" in refused.reason
 
 
-def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_path: Path) -> None:
+async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         for _ in range(3):
             await trainer.step()
@@ -149,15 +149,15 @@ def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_path: Pat
         await trainer.step()
         assert checkpoint.steps(tmp_path) == [7, 8, 9]
 
-    told(tmp_path, harness)
+    await told(tmp_path, harness)
 
 
-def test_a_step_that_is_not_published_is_told(tmp_path: Path) -> None:
+async def test_a_step_that_is_not_published_is_told(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         trainer.engine.step(tmp_path, keep=3)
         await trainer.announcer.trained(Trained("batch", {"loss": 0.5}, 1.0))
 
-    trainer = told(tmp_path, harness)
+    trainer = await told(tmp_path, harness)
     (step,) = trainer.log.sent
     assert (step.publish, step.step, step.batch_id, step.metrics["loss"]) == (False, 1, "batch", 0.5)
     assert trainer.announcer.published_version == -1

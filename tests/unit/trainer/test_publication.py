@@ -70,7 +70,7 @@ def publication(server: FakeServer | None = None) -> Publication:
     return made
 
 
-def test_only_announcements_of_this_life_are_served(caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_announcements_of_this_life_are_served(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[tuple[int, int, str | None]]:
         server = FakeServer()
         reader = FakeReader(
@@ -87,7 +87,7 @@ def test_only_announcements_of_this_life_are_served(caplog: pytest.LogCaptureFix
         return sorted(server.served)
 
     with caplog.at_level(logging.WARNING):
-        assert asyncio.run(scenario()) == [(1, 1, "trace"), (1, 2, None)]
+        assert await scenario() == [(1, 1, "trace"), (1, 2, None)]
     assert "version 1, epoch 2: not sent to lame: LinkError: gone" in caplog.text
 
 

@@ -44,31 +44,25 @@ def followers() -> Iterator[Followers]:
         assert [start_time(pid) for pid in made.pids] == [None, None], "none is left"
 
 
-def test_ranks_follow_until_they_are_told_to_leave(followers: Followers) -> None:
-    async def watched() -> None:
-        watch = asyncio.create_task(followers.watch())
-        followers.begin(Train(2), [b"one", b"two"])
-        with followers.explained():
-            pass
-        followers.settle(1)
-        assert followers.ready
-        followers.begin(Leave())
-        followers.settle(None)
-        followers.end()
-        await watch
-
-    asyncio.run(watched())
+async def test_ranks_follow_until_they_are_told_to_leave(followers: Followers) -> None:
+    watch = asyncio.create_task(followers.watch())
+    followers.begin(Train(2), [b"one", b"two"])
+    with followers.explained():
+        pass
+    followers.settle(1)
+    assert followers.ready
+    followers.begin(Leave())
+    followers.settle(None)
+    followers.end()
+    await watch
     assert not followers.ready
 
 
-def test_a_death_is_noticed_and_named_wherever_one_looks(followers: Followers) -> None:
-    async def watched() -> None:
-        watch = asyncio.create_task(followers.watch())
-        followers.begin(Export("die"))
-        with pytest.raises(RankError, match=r"rank 2 of 3 \(process \d+\) was ended by SIGKILL"):
-            await watch
-
-    asyncio.run(watched())
+async def test_a_death_is_noticed_and_named_wherever_one_looks(followers: Followers) -> None:
+    watch = asyncio.create_task(followers.watch())
+    followers.begin(Export("die"))
+    with pytest.raises(RankError, match=r"rank 2 of 3 \(process \d+\) was ended by SIGKILL"):
+        await watch
     with pytest.raises(RankError, match="rank 2 of 3"), followers.explained():
         raise RuntimeError("connection closed by peer")
     with pytest.raises(RankError, match="rank 2 of 3"):

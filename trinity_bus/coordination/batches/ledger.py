@@ -33,19 +33,20 @@ from collections.abc import Iterable
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord, SubmitBatch, Task
-from schemas.batch import MAX_BATCH_TASKS
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.admission import Admission
+from trinity_bus.coordination.batches.backlog import Backlog
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, PartAnswer
 from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.batches.usage import Usage
 from trinity_bus.coordination.dispatch.dispatch_queue import DispatchQueue
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import Origin, TaskArrived
-from trinity_bus.coordination.limits import BATCH_SHARE, MAX_KEPT_RESULTS, parts_allowed
+from trinity_bus.coordination.limits import BATCH_SHARE
 from trinity_bus.coordination.state.counters import Counters
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.pages import ResultPages, TaskPages
@@ -78,9 +79,7 @@ class Ledger:
         Single("books", self.counters, dirty)
         self.queue = DispatchQueue()
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
-        caps = (settings.max_repeat_times, settings.max_task_timeout_s)
-        quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
-        self._has_caps = any(cap is not None for cap in caps + quotas)
+        self._rules = TaskRules(settings)
         self.shares = Shares(self.counters, "turns")
         """Attempts that run, of each producer."""
         self.usage = Usage()
@@ -100,12 +99,7 @@ class Ledger:
         self.closed = Window("closed", CLOSED_WINDOW, dirty)
         self._settings = settings
         self._codec = dirty.codec
-        self._active = 0
-        """Open tasks of batches that need no more of them to go on."""
-        self._active_bytes = 0
-        """Of them."""
-        self._kept_results = 0
-        self._kept_bytes = 0
+        self.backlog = Backlog()
 
     def wants_tasks(self) -> bool:
         """Whether more tasks should be read.
@@ -114,27 +108,16 @@ class Ledger:
         it by running out of time. Tasks of batches that are not full do not count, because only more tasks help them;
         ``overflow`` and the bytes that one batch may have bound them.
         """
-        settings = self._settings
-        return (
-            self._active < settings.max_open_tasks
-            and self._active_bytes < settings.max_open_bytes
-            and self._kept_results < MAX_KEPT_RESULTS
-            and self._kept_bytes < settings.max_open_bytes
-        )
+        return self.backlog.has_room(self._settings.max_open_tasks, self._settings.max_open_bytes)
 
     def refusal(self, task: Task) -> tuple[RejectionReason, str] | None:
         """Why the books cannot take this task; None if they can."""
         if task.task_id in self.tasks or task.task_id in self.done:
             return RejectionReason.DUPLICATE_TASK, f"a task with the id {task.task_id!r} was accepted before"
-        if task.batch_size is not None and task.batch_size > MAX_BATCH_TASKS:
-            return (
-                RejectionReason.BATCH_TOO_LARGE,
-                f"a batch has {MAX_BATCH_TASKS} tasks at most, not {task.batch_size}",
-            )
         batch = None if task.batch_id is None else self.batches.get(task.batch_id)
         if batch is None and task.batch_id is not None and task.batch_id in self.closed:
             return RejectionReason.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
-        return self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch)
+        return self._rules.refusal(task, batch, self.usage.of(sender(task, batch)))
 
     def accept(self, arrived: TaskArrived) -> Batch | None:
         """Take a task for which there is no ``refusal``. Return its batch if that is new."""
@@ -148,7 +131,7 @@ class Ledger:
             partition=arrived.origin.partition,
             offset=arrived.origin.offset,
             traceparent=arrived.traceparent,
-            runs=self._runs_of(task),
+            runs=self._rules.runs_of(task),
             per_part=self._settings.max_repeat_times_per_runner,
             task=task,
         )
@@ -159,8 +142,7 @@ class Ledger:
         for part in opened.parts:
             self.queue.enqueue(batch, opened, part)
         if batch.is_open:
-            self._active += 1
-            self._active_bytes += opened.size
+            self.backlog.tasks.add(1, opened.size)
         else:
             if batch.unnamed and batch.size >= self._max_batch_bytes:
                 # Nobody could give it up: it is full now, with fewer tasks.
@@ -234,15 +216,13 @@ class Ledger:
         batch.count(result)
         self.admission.shrank(batch)
         if batch.filled or batch.is_open:
-            self._active -= 1
-            self._active_bytes -= task.size
+            self.backlog.tasks.remove(1, task.size)
         if not batch.is_open:
             batch.keep(result)
             packed = self._codec.encode(result)
             self._results.add(batch.batch_id, packed)
             if batch.filled:
-                self._kept_results += 1
-                self._kept_bytes += len(packed)
+                self.backlog.results.add(1, len(packed))
         return batch
 
     def progressed(self, task: OpenTask) -> None:
@@ -324,96 +304,15 @@ class Ledger:
 
     def _join(self, task: OpenTask, batch: Batch) -> None:
         """Note that an open task is one of the batch from now on."""
-        task.producer = _sender(task.task, batch)
+        task.producer = sender(task.task, batch)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 
     def _filled(self, batch: Batch) -> None:
         """Note that a batch needs no more tasks to go on."""
-        self._active += len(batch.open_tasks)
-        self._active_bytes += batch.size
+        self.backlog.tasks.add(len(batch.open_tasks), batch.size)
         if not batch.is_open:
-            self._kept_results += len(batch.results)
-            self._kept_bytes += self._results.size(batch.batch_id)
-
-    def _over_a_cap(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
-        """Return what the operator does not allow."""
-        return (self._over_a_limit(task) or self._over_a_quota(task, batch)) if self._has_caps else None
-
-    def _over_a_limit(self, task: Task) -> tuple[RejectionReason, str] | None:
-        """Return what is allowed to nobody."""
-        settings, runs = self._settings, self._runs_of(task)
-        if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
-            return (
-                RejectionReason.OVER_LIMIT,
-                f"{runs} runs; coordinator.max_repeat_times allows {settings.max_repeat_times}",
-            )
-        longest = settings.max_task_timeout_s
-        if longest is not None and task.timeout_s is not None and task.timeout_s > longest:
-            return (
-                RejectionReason.OVER_LIMIT,
-                f"timeout_s = {task.timeout_s:g}; coordinator.max_task_timeout_s is {longest:g}",
-            )
-        return None
-
-    def _over_a_quota(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
-        """Return what is not allowed to this producer now."""
-        most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
-        producer = _sender(task, batch)
-        use = self.usage.of(producer)
-        who = f"producer {producer!r}" if producer else "producers without a name"
-        if most is not None and use.tasks >= most:
-            return RejectionReason.OVER_QUOTA, (
-                f"{who}: {use.tasks} tasks are open, coordinator.producer_max_open_tasks is {most}; "
-                "send it again when some have ended"
-            )
-        if most_bytes is not None and use.size >= most_bytes:
-            return RejectionReason.OVER_QUOTA, (
-                f"{who}: {use.size} bytes of tasks are open, coordinator.producer_max_open_bytes is {most_bytes}; "
-                "send it again when some have ended"
-            )
-        return None
-
-    def _does_not_fit(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
-        if batch is None:
-            return None
-        wrong_size = task.batch_size is not None and task.batch_size != batch.expected
-        if batch.batch_type != task.batch_type or wrong_size:
-            size = "any number of" if batch.expected is None else str(batch.expected)
-            return RejectionReason.BATCH_MISMATCH, (
-                f"batch {batch.batch_id!r} has {size} {batch.batch_type} tasks, "
-                f"this task says {task.batch_size or size} {task.batch_type} tasks"
-            )
-        if batch.accepted == batch.expected:
-            return (
-                RejectionReason.BATCH_FULL,
-                f"batch {batch.batch_id!r} has its {batch.expected} tasks; name another one",
-            )
-        if batch.size >= self._max_batch_bytes and not batch.is_open:
-            return RejectionReason.BATCH_TOO_LARGE, (
-                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
-                f"allows one batch {self._max_batch_bytes}: send smaller batches"
-            )
-        return None
-
-    def _too_many_parts(self, task: Task, batch: Batch | None) -> tuple[RejectionReason, str] | None:
-        per_part = self._settings.max_repeat_times_per_runner
-        if per_part is None:
-            return None
-        expected = self._size_of(task) if batch is None else batch.expected
-        parts, allowed = -(-self._runs_of(task) // per_part), parts_allowed(expected)
-        if parts <= allowed:
-            return None
-        return RejectionReason.BATCH_TOO_LARGE, (
-            f"{self._runs_of(task)} runs are {parts} parts of {per_part}, and a task of a batch of {expected} has "
-            f"{allowed} parts at most; send smaller batches or raise max_repeat_times_per_runner"
-        )
-
-    def _runs_of(self, task: Task) -> int:
-        return task.repeat_times or self._settings.group_size
-
-    def _size_of(self, task: Task) -> int:
-        return (None if task.batch_id is None else task.batch_size) or self._settings.batch_size
+            self.backlog.results.add(len(batch.results), self._results.size(batch.batch_id))
 
     def _batch_of(self, task: Task) -> tuple[Batch, bool]:
         if task.batch_id is None:
@@ -425,7 +324,7 @@ class Ledger:
         unnamed = task.batch_id is None
         batch_id = task.batch_id or self._new_name(task.batch_type)
         owner = task.producer or (EVERYBODY if unnamed else NOBODY)
-        return self._register(batch_id, task.batch_type, self._size_of(task), owner, unnamed=unnamed), True
+        return self._register(batch_id, task.batch_type, self._rules.size_of(task), owner, unnamed=unnamed), True
 
     def _register(
         self, batch_id: str, batch_type: BatchType, expected: int | None, owner: str, *, unnamed: bool = False
@@ -454,8 +353,7 @@ class Ledger:
 
     def _close(self, batch: Batch) -> None:
         if batch.filled:
-            self._kept_results -= len(batch.results)
-            self._kept_bytes -= self._results.size(batch.batch_id)
+            self.backlog.results.remove(len(batch.results), self._results.size(batch.batch_id))
         self.handed_out.pop(batch.number, None)
         self.complete.pop(batch.number, None)
         self.queue.leave(batch)
@@ -466,10 +364,3 @@ class Ledger:
 
 def _answer_name(task_id: str, index: int) -> str:
     return f"{index}/{task_id}"
-
-
-def _sender(task: Task, batch: Batch | None) -> str:
-    """Whose caps a task counts against: who it says that it is from, else the owner of the batch that it names."""
-    if task.producer is not None:
-        return task.producer
-    return NOBODY if batch is None or batch.unnamed else batch.owner

@@ -61,48 +61,39 @@ def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float =
     return asdict(source(announcement(server, version, checksum, "a"), "a", timeout_s))
 
 
-def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
-    async def main() -> None:
-        engine = FakeEngine(2)
-        async with opened(engine) as control:
-            for version in range(2):
-                checksum = server.stage(version, [("w", torch.full((1000,), float(version)))])
-                progress = await control.receive(wanted(server, version, checksum))
-                assert (progress["state"], progress["checksum"]) == ("ready", checksum)
-                for receiver in engine.receivers:
-                    assert dict(receiver.take())["w"][0] == version
-
-    asyncio.run(main())
+async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
+    engine = FakeEngine(2)
+    async with opened(engine) as control:
+        for version in range(2):
+            checksum = server.stage(version, [("w", torch.full((1000,), float(version)))])
+            progress = await control.receive(wanted(server, version, checksum))
+            assert (progress["state"], progress["checksum"]) == ("ready", checksum)
+            for receiver in engine.receivers:
+                assert dict(receiver.take())["w"][0] == version
 
 
-def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:
-    async def main() -> None:
-        engine = FakeEngine(1)
-        async with opened(engine) as control:
-            with pytest.raises(WeightTransferError, match="not staged"):
-                await control.receive(wanted(server, 7, "0" * 64))
-            with pytest.raises(WeightTransferError, match="cancel it first"):
-                await control.receive(wanted(server, 7, "0" * 64))
-            engine.receivers[0].cancel()
-            checksum = server.stage(8, [("w", torch.ones(10))])
-            assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
-
-    asyncio.run(main())
+async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:
+    engine = FakeEngine(1)
+    async with opened(engine) as control:
+        with pytest.raises(WeightTransferError, match="not staged"):
+            await control.receive(wanted(server, 7, "0" * 64))
+        with pytest.raises(WeightTransferError, match="cancel it first"):
+            await control.receive(wanted(server, 7, "0" * 64))
+        engine.receivers[0].cancel()
+        checksum = server.stage(8, [("w", torch.ones(10))])
+        assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
 
 
-def test_one_that_hangs_is_asked_until_it_counts_as_failed(
+async def test_one_that_hangs_is_asked_until_it_counts_as_failed(
     server: WeightServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
     monkeypatch.setattr("trinity_bus.inference.control_client._LOOK_S", 0.02)
     monkeypatch.setattr(WeightReceiver, "start", hanging(WeightReceiver.start))
 
-    async def main() -> None:
-        async with opened(FakeEngine(1)) as control:
-            with pytest.raises(WeightTransferError, match="nothing has moved"):
-                await control.receive(wanted(server, 0, "0" * 64, timeout_s=0.05))
-
-    asyncio.run(main())
+    async with opened(FakeEngine(1)) as control:
+        with pytest.raises(WeightTransferError, match="nothing has moved"):
+            await control.receive(wanted(server, 0, "0" * 64, timeout_s=0.05))
 
 
 def hanging(start: Any) -> Any:
@@ -116,7 +107,7 @@ def hanging(start: Any) -> Any:
     return begin
 
 
-def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
+async def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
     server: WeightServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control server's thread may come to read the order long after it was written."""
@@ -128,45 +119,38 @@ def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
 
     monkeypatch.setattr(WeightReceiver, "start", late)
 
-    async def main() -> None:
-        engine = FakeEngine(1)
-        async with opened(engine) as control:
-            receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
-            await asyncio.sleep(0)
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            asyncio.get_running_loop().call_later(0.05, let_it_read.set)
-            await control.drained(20)
-            engine.receivers[0].cancel()
-            checksum = server.stage(8, [("w", torch.ones(10))])
-            assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
-
-    asyncio.run(main())
+    engine = FakeEngine(1)
+    async with opened(engine) as control:
+        receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
+        await asyncio.sleep(0)
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        asyncio.get_running_loop().call_later(0.05, let_it_read.set)
+        await control.drained(20)
+        engine.receivers[0].cancel()
+        checksum = server.stage(8, [("w", torch.ones(10))])
+        assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
 
 
-def test_a_worker_that_does_not_answer_is_a_dead_engine(server: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_does_not_answer_is_a_dead_engine(
+    server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released = threading.Event()
     monkeypatch.setattr(WeightReceiver, "start", lambda *_: released.wait(20))
 
-    async def main() -> None:
-        async with opened(FakeEngine(1)) as control:
-            receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
-            await asyncio.sleep(0)
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            with pytest.raises(EngineDeadError, match=r"no answer within 0\.05 s"):
-                await control.drained(0.05)
-            released.set()
-
-    asyncio.run(main())
+    async with opened(FakeEngine(1)) as control:
+        receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
+        await asyncio.sleep(0)
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        with pytest.raises(EngineDeadError, match=r"no answer within 0\.05 s"):
+            await control.drained(0.05)
+        released.set()
 
 
-def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
-    async def main() -> None:
-        engine = FakeEngine(1)
-        async with opened(engine) as control:
-            control._connections[0][1].write(b"no command\n")
-            with pytest.raises(EngineDeadError):
-                await control.receive(wanted(server, 0, "0" * 64))
-
-    asyncio.run(main())
+async def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
+    engine = FakeEngine(1)
+    async with opened(engine) as control:
+        control._connections[0][1].write(b"no command\n")
+        with pytest.raises(EngineDeadError):
+            await control.receive(wanted(server, 0, "0" * 64))

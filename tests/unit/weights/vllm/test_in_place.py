@@ -5,10 +5,10 @@ model (two linear layers on the CPU), and of vLLM the worker's session and the f
 process. A model that is not computed eagerly is loaded in place on a CPU, too.
 """
 
-import asyncio
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,15 +138,13 @@ class Rig:
         checksum = self.server.stage(self.version, tensors.items())
         return announcement(self.server, self.version, checksum, EXPLORER, epoch=self.version)
 
-    def run[R](self, work: Callable[[ControlClient], Coroutine[Any, Any, R]]) -> R:
-        async def main() -> R:
-            control = await ControlClient.open(self.front_end)  # type: ignore[arg-type]
-            try:
-                return await work(control)
-            finally:
-                await control.close()
-
-        return asyncio.run(main())
+    @asynccontextmanager
+    async def control(self) -> AsyncIterator[ControlClient]:
+        control = await ControlClient.open(self.front_end)  # type: ignore[arg-type]
+        try:
+            yield control
+        finally:
+            await control.close()
 
     async def sync(self, control: ControlClient, tensors: Tensors) -> SyncOutcome:
         announced = self.announce(tensors)
@@ -178,22 +176,21 @@ def rig(way_made: list[torch.device]) -> Iterator[Rig]:
     server.close()
 
 
-def test_versions_are_loaded_where_the_model_is(rig: Rig, way_made: list[torch.device]) -> None:
-    async def work(control: ControlClient) -> None:
+async def test_versions_are_loaded_where_the_model_is(rig: Rig, way_made: list[torch.device]) -> None:
+    async with rig.control() as control:
         for value in (1.0, 3.0):
             outcome = await rig.sync(control, version(value))
             assert rig.front_end.told == ["pause", f"version {rig.version}", "resume"]
             assert outcome.nbytes == outcome.received_nbytes == 2 * 4 * SIZE * SIZE
             assert rig.model.holds(version(value)) == [True, True]
 
-    rig.run(work)
     # Captured graphs know them.
     assert [parameter.data_ptr() for parameter in rig.model.parameters()] == rig.addresses
     assert way_made == [torch.device("cpu")]
 
 
-def test_nothing_is_loaded_of_tensors_with_other_names(rig: Rig) -> None:
-    async def work(control: ControlClient) -> None:
+async def test_nothing_is_loaded_of_tensors_with_other_names(rig: Rig) -> None:
+    async with rig.control() as control:
         await rig.sync(control, version(1.0))
         with pytest.raises(WeightTransferError, match="not those of the last version"):
             await rig.sync(control, version(2.0) | {"third.weight": torch.ones(1)})
@@ -203,11 +200,9 @@ def test_nothing_is_loaded_of_tensors_with_other_names(rig: Rig) -> None:
         await rig.sync(control, version(3.0))
         assert rig.model.holds(version(3.0)) == [True, True]
 
-    rig.run(work)
 
-
-def test_a_version_larger_than_the_model_could_be_is_refused_before_it_comes(rig: Rig) -> None:
-    async def work(control: ControlClient) -> None:
+async def test_a_version_larger_than_the_model_could_be_is_refused_before_it_comes(rig: Rig) -> None:
+    async with rig.control() as control:
         await rig.sync(control, version(1.0))
         with pytest.raises(WeightTransferError, match=f"this model takes {2 * SIZE * SIZE * 8 * 2} at most"):
             await rig.sync(control, version(2.0) | {"third.weight": torch.ones(10_000)})
@@ -215,8 +210,6 @@ def test_a_version_larger_than_the_model_could_be_is_refused_before_it_comes(rig
         assert rig.front_end.told == []
         await rig.sync(control, version(3.0))
         assert rig.model.holds(version(3.0)) == [True, True]
-
-    rig.run(work)
 
 
 def misshapen() -> Tensors:
@@ -237,8 +230,10 @@ def missing() -> Tensors:
         pytest.param(missing, 0, id="a layer gets nothing"),
     ],
 )
-def test_an_engine_that_was_loaded_half_way_is_dead(rig: Rig, tensors: Callable[[], Tensors], served: int) -> None:
-    async def work(control: ControlClient) -> None:
+async def test_an_engine_that_was_loaded_half_way_is_dead(
+    rig: Rig, tensors: Callable[[], Tensors], served: int
+) -> None:
+    async with rig.control() as control:
         for value in range(served):
             await rig.sync(control, version(float(value)))
         with pytest.raises(EngineDeadError, match="loaded half way"):
@@ -251,8 +246,6 @@ def test_an_engine_that_was_loaded_half_way_is_dead(rig: Rig, tensors: Callable[
         with pytest.raises(EngineDeadError, match="restart the engine"):
             await rig.sync(control, version(5.0))
         assert rig.front_end.told == ["pause"]
-
-    rig.run(work)
 
 
 @pytest.mark.parametrize(("device", "changes"), [("cpu", 1), ("cuda", 0)])
@@ -281,14 +274,12 @@ def test_a_torn_engine_refuses_by_a_type_of_its_own(rig: Rig) -> None:
         engine.finish_weight_update()
 
 
-def test_an_engine_that_cannot_say_whether_it_is_torn_is_dead(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_cannot_say_whether_it_is_torn_is_dead(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> bool:
         raise RuntimeError("no answer")
 
-    async def work(control: ControlClient) -> None:
+    async with rig.control() as control:
         monkeypatch.setattr(type(rig.worker), "trinity_transfer_cancel", refuse)
         await rig.sync(control, version(1.0))
         with pytest.raises(EngineDeadError, match="cannot say what it has loaded"):
             await rig.sync(control, misshapen())
-
-    rig.run(work)

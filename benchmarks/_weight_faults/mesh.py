@@ -1,25 +1,37 @@
 """Kills of either end of a weight transfer, at every phase of it, and how soon the mesh serves the new version.
 
-A real broker, a real coordinator, one trainer and explorers of ``weight_fault_workers``, in processes of their own that
+A real broker, a real coordinator, one trainer and explorers of ``workers``, in processes of their own that
 are forked from one that has imported torch. Each fault: a version is published, the victim SIGKILLs itself at its point
 of the transfer, and is started again. Nobody may serve a mixture of versions, and all must serve the new version.
 """
 
 import asyncio
 import multiprocessing
+import os
 import signal
+import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.support.faults.weight_workers import PHASES, TRAINER, FaultMethod, Phase, Post, explorer, kill_order, trainer
-from tests.support.mesh.mesh import Mesh
+from benchmarks._weight_faults.workers import (
+    PHASES,
+    TRAINER,
+    FaultMethod,
+    Phase,
+    Post,
+    explorer,
+    kill_order,
+    trainer,
+)
 from trinity_bus.bus import Bus
 from trinity_bus.client import Synchronizer
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings, env_name
+from trinity_bus.runtime.process import Child, tail
 
 type Victim = Literal["explorer", "trainer"]
 VICTIMS: tuple[Victim, ...] = ("explorer", "trainer")
@@ -59,25 +71,38 @@ class FaultyMesh:
         sync_timeout_s: float,
         method: FaultMethod = "nccl",
     ) -> None:
-        self.mesh = Mesh(kafka, folder)
+        self.kafka = kafka.model_copy(update={"namespace": f"faults-{uuid.uuid4().hex[:12]}"})
         self.folder = folder
         self.sync_timeout_s = sync_timeout_s
         self.method: FaultMethod = method
         self.names = [f"explorer-{number}" for number in range(explorers)]
         self.version = 0
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.support.faults.weight_workers"])
+        self._context.set_forkserver_preload(["benchmarks._weight_faults.workers"])
         self._processes: dict[str, multiprocessing.process.BaseProcess] = {}
 
     @contextmanager
     def running(self) -> Iterator["FaultyMesh"]:
         """All processes, until the end of the block."""
         (self.folder / "step").write_text("0")
-        with self.mesh.coordinator({"sync_timeout_s": self.sync_timeout_s}, explorer_timeout_s=2.0) as coordinator:
+        settings = {
+            "kafka.bootstrap_servers": self.kafka.bootstrap_servers,
+            "kafka.namespace": self.kafka.namespace,
+            "telemetry.run_dir": self.folder,
+            "coordinator.tick_s": 0.05,
+            "coordinator.explorer_timeout_s": 2.0,
+            "synchronizer.sync_timeout_s": self.sync_timeout_s,
+        }
+        env = {**os.environ, **{env_name(name): str(value) for name, value in settings.items()}}
+        log = self.folder / "coordinator.log"
+        with Child([sys.executable, "-m", "workers.coordinator"], env=env, output=log) as coordinator:
             try:
                 for name in (TRAINER, *self.names):
                     self.start(name)
                 yield self
+            except BaseException:
+                print(f"coordinator: {coordinator.poll()}\n{tail(log, 100)}")
+                raise
             finally:
                 for process in self._processes.values():
                     process.terminate()
@@ -88,15 +113,15 @@ class FaultyMesh:
                 coordinator.stop(_STOP_S)
 
     def start(self, name: str) -> None:
-        """An incarnation of this one."""
-        post = Post(name, self.mesh.kafka, self.folder, self.sync_timeout_s, self.method)
+        """Start an incarnation of this one."""
+        post = Post(name, self.kafka, self.folder, self.sync_timeout_s, self.method)
         role = trainer if name == TRAINER else explorer
         process = self._context.Process(target=role, args=(post,), name=name, daemon=True)
         process.start()
         self._processes[name] = process
 
     def publish(self) -> int:
-        """The trainer's next version."""
+        """Have the trainer publish its next version."""
         self.version += 1
         partial = self.folder / "step.partial"
         partial.write_text(str(self.version))
@@ -147,8 +172,8 @@ class FaultyMesh:
 async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s: float = 60.0) -> list[Recovery]:
     """Kills, one after another, in a mesh that runs."""
     async with (
-        Bus(mesh.mesh.kafka, client_id="faults") as bus,
-        Synchronizer(Settings(kafka=mesh.mesh.kafka), bus=bus) as synchronizer,
+        Bus(mesh.kafka, client_id="faults") as bus,
+        Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as synchronizer,
     ):
         await synchronizer.wait_served(0, timeout_s=limit_s, explorers=mesh.names)
         return [await mesh.fault(synchronizer, phase, victim, limit_s) for phase, victim in kills]

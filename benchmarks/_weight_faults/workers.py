@@ -31,10 +31,10 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from benchmarks._sources import source
 from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
 from schemas.event import ExplorerState
 from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
-from tests.support.faults.transfers import source
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySettings, TrainerSettings
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -79,14 +79,14 @@ class Post:
     method: FaultMethod = "nccl"
 
     def die_if_told(self, phase: Phase) -> None:
-        """The end, if somebody has asked for it."""
+        """End here, if somebody has asked for it."""
         order = kill_order(self.folder, self.name, phase)
         if order.exists():
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def trainer_may_die(self, phase: Phase) -> None:
-        """Called by an explorer that has come so far: a trainer that sends nothing dies now, if it was told to."""
+        """Let a trainer that sends nothing die now, if it was told to: an explorer has come so far."""
         order = kill_order(self.folder, TRAINER, phase)
         if self.method != "checkpoint" or not order.exists():
             return
@@ -96,12 +96,12 @@ class Post:
 
 
 def kill_order(folder: Path, name: str, phase: Phase) -> Path:
-    """The file that asks for a death."""
+    """Return the file that asks for a death."""
     return folder / f"{name}-{phase}"
 
 
 def after_some[**P](call: Callable[P, None], every: int, then: Callable[[], None]) -> Callable[P, None]:
-    """A call that does something more amid each version, which takes so many of it."""
+    """Return a call that does something more amid each version, which takes so many of it."""
     done = [0]
 
     def counted(*arguments: P.args, **named: P.kwargs) -> None:
@@ -182,7 +182,7 @@ class Engine:
 
 
 def explorer(post: Post) -> None:
-    """An incarnation of an explorer."""
+    """Live an explorer's incarnation."""
     die_with_parent()
     explorer_dies_amid_buckets(post)
     asyncio.run(_explorer(post))
@@ -237,7 +237,7 @@ class Server:
 
 
 def trainer(post: Post) -> None:
-    """A trainer's incarnation: publishes the version in ``step``, and each that is written there later."""
+    """Live a trainer's incarnation: publish the version in ``step``, and each that is written there later."""
     die_with_parent()
     trainer_dies_amid_buckets(post)
     # So that its spans are written when it is told to end.
@@ -252,7 +252,7 @@ def trainer(post: Post) -> None:
 
 
 def tensors(version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model of this version."""
+    """Make a model of this version."""
     for number in range(TENSORS):
         yield f"layer.{number}", torch.full((TENSOR_VALUES,), float(version))
 
@@ -306,7 +306,7 @@ async def _trainer(post: Post) -> None:
 
 
 def _save(directory: Path, version: int) -> Path:
-    """The checkpoint of a version; that of a former incarnation will do."""
+    """Save the checkpoint of a version; that of a former incarnation will do."""
     folder = checkpoint.of_step(directory, version)
     if folder is not None:
         return folder

@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/weight_faults.py``, which tests use as well."""

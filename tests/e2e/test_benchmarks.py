@@ -1,0 +1,73 @@
+"""Each benchmark in its short form: it runs to its end, and its table has the rows that are kept of a full run.
+
+Figures mean nothing here. Rows are compared without their numbers, and without what stands before the last colon: a
+short run has another model, fewer explorers, or one method of several.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tracing
+from trinity_bus.config import KafkaSettings
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+ELSEWHERE = {
+    "demo": "a whole demo takes a minute and more: test_demo_mesh.py runs one, and gives this its summary",
+    "tracing": "two engines side by side take minutes on two cores; what it adds to rollout.py is below",
+}
+OWN_BROKER = {"scheduling"}
+"""Kills it."""
+LIMIT_S = 280.0
+
+
+def shape(rows: list[dict[str, object]]) -> set[str]:
+    return {re.sub(r"[\d.,]+", "#", str(row["metric"]).rpartition(": ")[2]) for row in rows}
+
+
+def run(name: str, folder: Path, kafka: KafkaSettings | None, *options: object) -> list[dict[str, object]]:
+    """The rows of a benchmark that was run as ``make bench`` does."""
+    env = dict(os.environ)
+    if kafka is not None:
+        env["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"] = str(kafka.bootstrap_servers)
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--results", str(folder), *map(str, options)]
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows: list[dict[str, object]] = json.loads((folder / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ELSEWHERE])
+def test_a_short_run_ends_well_and_has_the_rows_of_a_full_one(name: str, kafka: KafkaSettings, tmp_path: Path) -> None:
+    rows = run(name, tmp_path, None if name in OWN_BROKER else kafka, "--short")
+    kept = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["rows"]
+    assert rows
+    assert shape(rows) <= shape(kept)
+    assert all(math.isfinite(float(str(row["value"]))) and isinstance(row["unit"], str) for row in rows)
+
+
+def test_the_cost_of_a_span_is_measured_against_a_sink_that_counts() -> None:
+    received: dict[str, int] = {}
+    with tracing.otlp_sink(received) as endpoint:
+        assert 0 < tracing.span_cost(endpoint) < 1
+    assert received["/v1/cost"] > tracing.SPANS
+
+
+def test_nothing_of_the_tests_is_in_a_benchmark() -> None:
+    files = list((ROOT / "benchmarks").rglob("*.py"))
+    assert [
+        str(path) for path in files if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.MULTILINE)
+    ] == []
+
+
+def test_what_is_run_elsewhere_is_a_benchmark() -> None:
+    assert set(ELSEWHERE) <= set(BENCHMARKS)

@@ -1,0 +1,131 @@
+"""Which tasks fit into their batches, and which the operator allows. Pure: settings, and what is said of the batch."""
+
+from schemas import Task
+from schemas.batch import MAX_BATCH_TASKS
+from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination.batches.batch import NOBODY, Batch
+from trinity_bus.coordination.batches.usage import Use
+from trinity_bus.coordination.effects import RejectionReason
+from trinity_bus.coordination.limits import BATCH_SHARE, parts_allowed
+
+type Refusal = tuple[RejectionReason, str]
+"""Why, and in words for people."""
+
+
+class TaskRules:
+    """The rules.
+
+    Args:
+        settings: Sizes and limits.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
+        caps = (settings.max_repeat_times, settings.max_task_timeout_s)
+        quotas = (settings.producer_max_open_tasks, settings.producer_max_open_bytes)
+        self._has_caps = any(cap is not None for cap in caps + quotas)
+
+    def refusal(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
+        """Return what speaks against a task; None where nothing does.
+
+        Args:
+            task: Whose id is new.
+            batch: That it names; None for one that is new.
+            use: What its producer takes now.
+        """
+        if task.batch_size is not None and task.batch_size > MAX_BATCH_TASKS:
+            return (
+                RejectionReason.BATCH_TOO_LARGE,
+                f"a batch has {MAX_BATCH_TASKS} tasks at most, not {task.batch_size}",
+            )
+        return (
+            self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch, use)
+        )
+
+    def runs_of(self, task: Task) -> int:
+        """Return how often a task is run."""
+        return task.repeat_times or self._settings.group_size
+
+    def size_of(self, task: Task) -> int:
+        """Return how many tasks the batch has that this one begins."""
+        return (None if task.batch_id is None else task.batch_size) or self._settings.batch_size
+
+    def _over_a_cap(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
+        """Return what the operator does not allow."""
+        return (self._over_a_limit(task) or self._over_a_quota(task, batch, use)) if self._has_caps else None
+
+    def _over_a_limit(self, task: Task) -> Refusal | None:
+        """Return what is allowed to nobody."""
+        settings, runs = self._settings, self.runs_of(task)
+        if settings.max_repeat_times is not None and runs > settings.max_repeat_times:
+            return (
+                RejectionReason.OVER_LIMIT,
+                f"{runs} runs; coordinator.max_repeat_times allows {settings.max_repeat_times}",
+            )
+        longest = settings.max_task_timeout_s
+        if longest is not None and task.timeout_s is not None and task.timeout_s > longest:
+            return (
+                RejectionReason.OVER_LIMIT,
+                f"timeout_s = {task.timeout_s:g}; coordinator.max_task_timeout_s is {longest:g}",
+            )
+        return None
+
+    def _over_a_quota(self, task: Task, batch: Batch | None, use: Use) -> Refusal | None:
+        """Return what is not allowed to this producer now."""
+        most, most_bytes = self._settings.producer_max_open_tasks, self._settings.producer_max_open_bytes
+        producer = sender(task, batch)
+        who = f"producer {producer!r}" if producer else "producers without a name"
+        if most is not None and use.tasks >= most:
+            return RejectionReason.OVER_QUOTA, (
+                f"{who}: {use.tasks} tasks are open, coordinator.producer_max_open_tasks is {most}; "
+                "send it again when some have ended"
+            )
+        if most_bytes is not None and use.size >= most_bytes:
+            return RejectionReason.OVER_QUOTA, (
+                f"{who}: {use.size} bytes of tasks are open, coordinator.producer_max_open_bytes is {most_bytes}; "
+                "send it again when some have ended"
+            )
+        return None
+
+    def _does_not_fit(self, task: Task, batch: Batch | None) -> Refusal | None:
+        if batch is None:
+            return None
+        wrong_size = task.batch_size is not None and task.batch_size != batch.expected
+        if batch.batch_type != task.batch_type or wrong_size:
+            size = "any number of" if batch.expected is None else str(batch.expected)
+            return RejectionReason.BATCH_MISMATCH, (
+                f"batch {batch.batch_id!r} has {size} {batch.batch_type} tasks, "
+                f"this task says {task.batch_size or size} {task.batch_type} tasks"
+            )
+        if batch.accepted == batch.expected:
+            return (
+                RejectionReason.BATCH_FULL,
+                f"batch {batch.batch_id!r} has its {batch.expected} tasks; name another one",
+            )
+        if batch.size >= self._max_batch_bytes and not batch.is_open:
+            return RejectionReason.BATCH_TOO_LARGE, (
+                f"batch {batch.batch_id!r} has {batch.size} bytes of tasks already, and coordinator.max_open_bytes "
+                f"allows one batch {self._max_batch_bytes}: send smaller batches"
+            )
+        return None
+
+    def _too_many_parts(self, task: Task, batch: Batch | None) -> Refusal | None:
+        per_part = self._settings.max_repeat_times_per_runner
+        if per_part is None:
+            return None
+        expected = self.size_of(task) if batch is None else batch.expected
+        parts, allowed = -(-self.runs_of(task) // per_part), parts_allowed(expected)
+        if parts <= allowed:
+            return None
+        return RejectionReason.BATCH_TOO_LARGE, (
+            f"{self.runs_of(task)} runs are {parts} parts of {per_part}, and a task of a batch of {expected} has "
+            f"{allowed} parts at most; send smaller batches or raise max_repeat_times_per_runner"
+        )
+
+
+def sender(task: Task, batch: Batch | None) -> str:
+    """Whose caps a task counts against: who it says that it is from, else the owner of the batch that it names."""
+    if task.producer is not None:
+        return task.producer
+    return NOBODY if batch is None or batch.unnamed else batch.owner

@@ -1,0 +1,190 @@
+"""When a coordinator reads, counts time and commits. Pure: it is told the time, and what was read and decided.
+
+::
+
+    IDLE ----took(), decided()----> PENDING --begin()--> UNDER WAY --ended()--> IDLE
+      '--a heartbeat is due, or positions--^                 '--what comes meanwhile is PENDING behind it
+
+What somebody waits for (an explorer for orders, a client for an answer) is committed as soon as there may be another
+transaction; what nobody waits for is kept a little for company. There is one transaction at a time, and what is pending
+is bounded: when there is enough of it, no more is read until it is under way.
+
+A transaction that takes as long as a heartbeat says that the broker is away. Then nobody's silence says anything, and
+no time is counted: nothing is read, and nothing ticks, until it has ended.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from schemas import BatchLifecycleState
+from trinity_bus.coordination.effects import Effect, Observe, PublishBatch, RejectTask
+
+COMMIT_EVERY_S: Final = 0.008
+"""Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
+orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
+LINGER_S: Final = 0.05
+"""How long what nobody waits for is kept for company: tasks of a batch that is not full yet, signs of life."""
+TASKS_EVERY_S: Final = 0.025
+"""Least time between two takings of tasks off the log: each costs the broker and this process a request, for one as
+for hundreds. One that comes after a pause is taken at once."""
+POSITIONS_EVERY_S: Final = 1.0
+"""How often positions are committed under the consumer group, while records come."""
+MAX_SIGNALS: Final = 256
+"""So many commands and events make a transaction full: the next ones are read when it is under way. With more, all that
+is under way would move in step: explorers would wait while the coordinator decides, and it while they work."""
+MAX_TASKS: Final = 256
+"""So many tasks do: taking them in keeps results waiting for as long as it lasts."""
+MAX_TASK_BYTES: Final = 16 << 20
+"""So many bytes of them do too: until it is committed, each is kept as it came, for its dead letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What may be read next, and until when to wait for it."""
+
+    until: float
+    tasks: bool
+    signals: bool
+    """Commands and events."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPlan:
+    """A transaction that begins."""
+
+    beats: bool
+    """Whether it says that this coordinator works."""
+    marks: bool
+    """Whether it commits positions under the consumer group."""
+    since: float | None
+    """When the first of the records came that it is made of."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    since: float | None = None
+    is_awaited: bool = False
+    tasks: int = 0
+    task_bytes: int = 0
+    signals: int = 0
+
+
+@dataclass(slots=True)
+class CommitSchedule:
+    """One, as long as a coordinator works.
+
+    Args:
+        tick_s: How often time is counted.
+        heartbeat_s: How often a transaction says that it works.
+        now: Seconds of any steady clock; so are all times.
+    """
+
+    tick_s: float
+    heartbeat_s: float
+    now: float
+    _pending: _Pending = field(default_factory=_Pending, init=False)
+    _is_under_way: bool = field(default=False, init=False)
+    _has_unmarked: bool = field(default=False, init=False)
+    """Whether records were read whose positions are not committed under the group."""
+    _began_at: float = field(init=False)
+    _beat_at: float = field(init=False)
+    _marked_at: float = field(init=False)
+    _ticked_at: float = field(init=False)
+    _tasks_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began_at = self._beat_at = self._marked_at = self._ticked_at = self._tasks_at = self.now
+
+    # -- what is to be done ------------------------------------------------------------------------------------------
+
+    def stands_still(self, now: float) -> bool:
+        """Whether to wait for the transaction that is under way, and for nothing else."""
+        return self._is_under_way and now >= self._began_at + self.heartbeat_s
+
+    def plan(self, now: float, *, wants_tasks: bool) -> ReadPlan:
+        """Return what to wait for, and until when; a transaction that ends is news too."""
+        pending, until = self._pending, self._ticked_at + self.tick_s
+        if not self._is_under_way:
+            until = min(until, max(self._beat_at + self.heartbeat_s, self._began_at + COMMIT_EVERY_S))
+            if pending.since is not None:
+                until = min(until, self._commit_at())
+        tasks = wants_tasks and pending.tasks < MAX_TASKS and pending.task_bytes < MAX_TASK_BYTES
+        if tasks and now < self._tasks_at + TASKS_EVERY_S:
+            tasks, until = False, min(until, self._tasks_at + TASKS_EVERY_S)
+        return ReadPlan(max(until, now), tasks, pending.signals < MAX_SIGNALS)
+
+    def tick(self, now: float) -> bool:
+        """Whether time is to be counted now, which is taken as done."""
+        if now < self._ticked_at + self.tick_s:
+            return False
+        self._ticked_at = now
+        return True
+
+    def is_due(self, now: float) -> bool:
+        """Whether the next transaction may begin, if there is anything to tell."""
+        return not self._is_under_way and now >= self._commit_at()
+
+    # -- what has been done ------------------------------------------------------------------------------------------
+
+    def took(self, now: float, *, signals: int = 0, tasks: int = 0, task_bytes: int = 0) -> None:
+        """Note records that were read, and are decided upon now."""
+        if not (signals or tasks):
+            return
+        pending = self._pending
+        if pending.since is None:
+            pending.since = now
+        pending.signals += signals
+        pending.tasks += tasks
+        pending.task_bytes += task_bytes
+        self._has_unmarked = True
+        if tasks:
+            self._tasks_at = now
+
+    def decided(self, effects: Iterable[Effect]) -> None:
+        """Note what was decided."""
+        if not self._pending.is_awaited:
+            self._pending.is_awaited = any(_is_awaited(effect) for effect in effects)
+
+    def begin(self, now: float, *, has_news: bool) -> CommitPlan | None:
+        """Return the transaction that begins now, with all that is pending; None where there is nothing to tell.
+
+        Args:
+            now: The time.
+            has_news: Whether anything of what is pending outlives a restart, or is for others to read.
+        """
+        since, self._pending = self._pending.since, _Pending()
+        marks = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
+        beats = now >= self._beat_at + self.heartbeat_s
+        if not (has_news or marks or beats):
+            return None
+        if marks:
+            self._has_unmarked, self._marked_at = False, now
+        if beats:
+            self._beat_at = now
+        self._began_at, self._is_under_way = now, True
+        return CommitPlan(beats, marks, since)
+
+    def ended(self) -> None:
+        """Note that the transaction is over, well or not."""
+        self._is_under_way = False
+
+    def taken_back(self) -> None:
+        """Note that nothing is pending or under way: all of it is decided anew."""
+        self._pending, self._is_under_way = _Pending(), False
+
+    def _commit_at(self) -> float:
+        """When the next transaction begins, as far as it is decided."""
+        soonest = self._began_at + COMMIT_EVERY_S
+        if self._pending.since is None or self._pending.is_awaited:
+            return soonest
+        return max(soonest, min(self._pending.since + LINGER_S, self._beat_at + self.heartbeat_s))
+
+
+def _is_awaited(effect: Effect) -> bool:
+    match effect:
+        case PublishBatch(record=batch):
+            return batch.state is not BatchLifecycleState.PENDING
+        case Observe() | RejectTask():
+            return False
+    return True

@@ -1,0 +1,156 @@
+"""What the trainer and the explorers say of versions, and what becomes of it.
+
+===============================  =======================================================================================
+told that                        it
+===============================  =======================================================================================
+a trainer lives                  asks for the version that it has published and nobody heard of
+a step is trained                announces its version when the sync style lets it; reports one that is not published
+                                 though batches will need it
+the trainer has begun anew       asks it for what was chosen; what its former incarnation says counts no more
+an older version can be had      serves it, if it was asked for
+it cannot be had                 says so to who asked
+an explorer took a version       counts it as served; where the bytes are others, the explorer has to take them again
+===============================  =======================================================================================
+"""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from schemas import StepTrained, TrainerHeartbeat, VersionRefused, VersionWanted, WeightsSynced
+from trinity_bus.coordination.effects import Fact, RecordVersion, RequestVersion
+from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.versions import history
+from trinity_bus.coordination.versions.choice import VersionChoice
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+
+
+class VersionEvents:
+    """Takes them in.
+
+    Args:
+        context: What the machine is run with.
+        state: Its state.
+        policy: Which versions batches need.
+        choice: Which version was asked for.
+        hand_out_again: Stops what runs, and why: it draws with weights that are discarded.
+    """
+
+    def __init__(
+        self,
+        context: MachineContext,
+        state: MachineState,
+        policy: SyncPolicy,
+        choice: VersionChoice,
+        hand_out_again: Callable[[str], None],
+    ) -> None:
+        self._model = context.settings.model
+        self._clock = context.clock
+        self._out = context.out
+        self._fleet, self._sync = state.fleet, state.sync
+        self._policy = policy
+        self._choice = choice
+        self._hand_out_again = hand_out_again
+
+    def handle(
+        self, event: TrainerHeartbeat | StepTrained | WeightsSynced | VersionRefused, traceparent: str | None
+    ) -> None:
+        """Take one in."""
+        match event:
+            case TrainerHeartbeat():
+                self._trainer_beat(event)
+            case StepTrained():
+                self._trained(event, traceparent)
+            case WeightsSynced():
+                self._synced(event)
+            case VersionRefused():
+                if not self._sync.is_zombie(event.incarnation):
+                    self._choice.refused(event)
+            case _:
+                assert_never(event)
+
+    def ask(self, wanted: VersionWanted | None) -> None:
+        """Ask the trainer for a version, if any is wanted."""
+        if wanted is not None:
+            self._out.add(RequestVersion(wanted))
+
+    def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
+        release = self._sync.state.release
+        if beat.model != self._model:
+            return
+        if self._sync.is_zombie(beat.incarnation):
+            self._dismiss_trainer(beat.trainer, beat.incarnation)
+            return
+        if release is not None and release.incarnation == beat.incarnation:
+            self._sync.trainer_beat(self._clock.now)
+        if self._sync.has_not_heard_of(beat.incarnation, beat.version):
+            # Its first word came before this heartbeat, if it came at all.
+            detail = f"version {beat.version} was published, and nobody heard of it"
+            self._out.observe(Fact.LOST_VERSION, beat.trainer, detail)
+            self.ask(VersionWanted(model=beat.model, at_least=beat.version))
+
+    def _trained(self, step: StepTrained, traceparent: str | None) -> None:
+        if step.model != self._model:
+            self._out.observe(Fact.OTHER_MODEL, step.trainer, f"{step.model!r}, here it is {self._model!r}")
+        elif self._sync.is_zombie(step.incarnation):
+            self._dismiss_trainer(step.trainer, step.incarnation)
+        elif step.again:
+            self._choice.offered(step, traceparent)
+        elif not step.publish:
+            self._warn_if_kept(step)
+            self.ask(self._sync.reminder())
+        else:
+            self._published(step, traceparent)
+
+    def _published(self, step: StepTrained, traceparent: str | None) -> None:
+        before, former = self._sync.newest, self._sync.state.release
+        told_last = self._sync.state.held or former
+        if not self._sync.publish(step, traceparent):
+            detail = f"version {step.version}, not newer than {before}"
+            self._out.observe(Fact.LATE_VERSION, step.trainer, detail)
+            return
+        # An incarnation begins by publishing what the former one has made; what is known of that was written then.
+        if step.batch_id is not None or step.version > before:
+            self._out.add(RecordVersion(history.entry(step)))
+        self.ask(self._sync.reminder())
+        if self._choice.rolled_back(step, told_last):
+            self._hand_out_again(f"the trainer has rolled back to version {step.version}")
+        if former is not None and former.incarnation != step.incarnation:
+            self._choice.trainer_began()
+
+    def _synced(self, event: WeightsSynced) -> None:
+        explorer = self._fleet.find(event.explorer, event.incarnation)
+        release = self._sync.state.release
+        if explorer is None or release is None or event.model != release.model:
+            self._out.observe(
+                Fact.LATE_SYNC, event.explorer, f"version {event.version}, incarnation {event.incarnation}"
+            )
+            return
+        wrong_bytes = event.ok and event.version == release.version and event.checksum not in ("", release.checksum)
+        ok = event.ok and not wrong_bytes
+        counts = self._sync.answered((event.explorer, event.incarnation), event.version, event.epoch, ok=ok)
+        if not counts:
+            self._out.observe(Fact.LATE_SYNC, event.explorer, f"version {event.version}, epoch {event.epoch}")
+        if ok and (counts or explorer.distrusted is None):
+            self._fleet.set_version(explorer, event.version)
+        elif ok:
+            return  # What it serves is void, and this is not the answer that was waited for.
+        elif wrong_bytes:
+            detail = f"version {event.version} arrived as {event.checksum}, was sent as {release.checksum}"
+            self._out.observe(Fact.SYNC_FAILED, event.explorer, detail)
+            self._fleet.distrust(explorer, event.version)
+        else:
+            self._out.observe(Fact.SYNC_FAILED, event.explorer, f"version {event.version}: {event.error}")
+
+    def _dismiss_trainer(self, name: str, incarnation: str) -> None:
+        newest = self._sync.state.held or self._sync.state.release
+        if newest is not None:
+            self._out.dismiss("trainer", name, incarnation, newest.incarnation)
+
+    def _warn_if_kept(self, step: StepTrained) -> None:
+        """Report a trainer that does not publish what batches will need."""
+        if self._policy.publishes(step.version):
+            detail = (
+                f"batches will need version {step.version}, which {step.trainer} does not publish; give all services "
+                "the same TRINITY_BUS_SYNCHRONIZER__ settings"
+            )
+            self._out.observe(Fact.STARVED, step.trainer, detail)

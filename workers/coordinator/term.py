@@ -1,0 +1,324 @@
+"""One time of working, from taking over to the end: reads, lets the machine decide, commits; again and again.
+
+::
+
+    OPENING: positions found in the log, the machine restored from the changelog, its first sign of life committed
+       '--> WORKING:  read --> decide --> is it time? --> ONE transaction at a time; it reads and decides beside it
+               '--the machine, or the writing of what follows, is upset--> CAREFUL: see workers.coordinator.upset
+
+When to read, to count time and to commit is decided by :class:`~trinity_bus.coordination.CommitSchedule`; what to do,
+by the machine. A transaction commits all that was decided since the last one or nothing. What fails of the log ends the
+term; nothing of it is known after that but what is committed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from schemas import CoordinatorHeartbeat, TrainerHeartbeat
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
+from trinity_bus.bus import Bus, Producer, Received
+from trinity_bus.bus.offsets import readable
+from trinity_bus.config import Settings
+from trinity_bus.coordination import CommitPlan, CommitSchedule, CoordinatorMachine, Leadership, Tick
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL
+from trinity_bus.errors import BusError
+from trinity_bus.telemetry.metrics import RECORDS_LOST
+from workers.coordinator import changelog, gauges, observations
+from workers.coordinator.beyond import resolved
+from workers.coordinator.changelog import Changelog
+from workers.coordinator.inputs import inputs_of
+from workers.coordinator.intake import Intake, still_read
+from workers.coordinator.outputs import Outputs, without_lost
+from workers.coordinator.pending_commit import PendingCommit
+from workers.coordinator.retention import Commits, Keeper
+from workers.coordinator.spans import Spans
+from workers.coordinator.standby import TRANSACTIONAL_ID
+from workers.coordinator.upset import is_upset, told
+
+log = logging.getLogger("workers.coordinator")
+
+LEAVE_S = 5.0
+"""How long it may take to say that it leaves; without, others notice by the silence."""
+
+
+class Term:
+    """One.
+
+    Args:
+        settings: All settings; the ``kafka`` and ``coordinator`` sections are used.
+        bus: Connected.
+        leadership: Won.
+        producer: That fences all others.
+        state: As it was committed last. Is kept so.
+        clock: Seconds, steady.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        leadership: Leadership,
+        producer: Producer,
+        state: Changelog,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.machine = CoordinatorMachine(settings.coordinator, settings.synchronizer)
+        """A new one after each upset."""
+        self._all_settings = settings
+        self._settings = settings.coordinator
+        self._namespace = settings.kafka.namespace
+        self._bus = bus
+        self._leadership = leadership
+        self._producer = producer
+        self._changelog = state
+        self._clock = clock
+        self._positions: changelog.Positions = {}
+        self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
+        self._commits = Commits({})
+        self._keeper = Keeper(
+            bus,
+            lambda: self.machine,
+            self._commits,
+            every_s=self._settings.retention_s,
+            keep_s=self._settings.keep_s,
+        )
+
+    async def work(self) -> None:
+        """Work until cancelled, fenced, or failed by the log.
+
+        Raises:
+            BusError: Which of these it is.
+        """
+        began = self._clock()
+        self._restore()
+        if self.machine.level < NEWEST_LEVEL:
+            log.info(
+                "the state has level %d, and may have %d: run `trinity-bus upgrade finalize` once nothing of the "
+                "version before runs or may have to come back",
+                self.machine.level,
+                NEWEST_LEVEL,
+            )
+        self._positions = await self._find_positions()
+        self._changelog.positions = dict(self._positions)
+        self._commits.positions = dict(self._positions)
+        try:
+            async with self._producer.transaction():
+                await self._beat(Outputs(self._producer))
+            now = self._clock()
+            self._leadership.lead(now)
+            self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=now)
+            async with Intake(self._bus, self._positions) as intake, self._keeper.working():
+                log.info("ready: restored from %d records in %.3f s", self._changelog.records, self._clock() - began)
+                await self._go_on(intake)
+        except asyncio.CancelledError:
+            await self._say_left()
+            raise
+
+    # -- begin and end -----------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Make a machine of what was committed last."""
+        self.machine = CoordinatorMachine(self._settings, self._all_settings.synchronizer)
+        self.machine.restore(self._changelog.entries.items())
+        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
+
+    async def _find_positions(self) -> changelog.Positions:
+        """Return where to go on reading; says so where that is not where it was left off."""
+        positions, gone = still_read(self._changelog.positions)
+        if gone:
+            log.warning(
+                "the state has positions in %s, which coordinators of this version do not read: they are forgotten, "
+                "and what was not yet read there is not decided upon",
+                ", ".join(gone),
+            )
+        found = await readable(self._bus, COORDINATOR_INPUTS, positions)
+        if found.lost:
+            RECORDS_LOST.add(found.lost)
+            log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)
+        return await resolved(found, self._settings.dedup_window, self._live, self._settings.heartbeat_s)
+
+    async def _live(self) -> None:
+        """Say that it is there, and find out whether it was fenced."""
+        async with self._producer.transaction():
+            await Outputs(self._producer).tell_leader(self._leadership.entry("active"))
+
+    async def _beat(self, outputs: Outputs) -> None:
+        """Say that it works, and how much."""
+        await outputs.tell_leader(self._leadership.entry("active"))
+        await outputs.tell_figures(
+            CoordinatorHeartbeat(
+                coordinator=self._settings.name,
+                incarnation=self._leadership.incarnation,
+                **asdict(self.machine.figures()),
+                sent_at=time.time(),
+            )
+        )
+
+    async def _say_left(self) -> None:
+        self._leadership.leave(self._clock())
+        try:
+            async with asyncio.timeout(LEAVE_S), self._producer.transaction():
+                await Outputs(self._producer).tell_leader(self._leadership.entry("left"))
+        except (TimeoutError, BusError) as error:
+            log.warning("cannot say that it leaves (%s); another coordinator will notice", error or "no answer in time")
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    async def _go_on(self, intake: Intake) -> None:
+        """Read and decide; commit what was decided, one transaction after the other, meanwhile."""
+        pending = self._nothing()
+        under_way: PendingCommit | None = None
+        committing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                try:
+                    await self._read(intake, pending, committing)
+                    if committing is not None and committing.done():
+                        committing.result()
+                        self._schedule.ended()
+                        committing = under_way = None
+                    if self._schedule.is_due(self._clock()):
+                        committing = self._begin_commit(pending)
+                        under_way, pending = pending, self._nothing()
+                except Exception as error:
+                    if not is_upset(error):
+                        raise
+                    log.exception("what was decided upon %d records has to be taken back", len(pending.received))
+                    again = pending.received
+                    if committing is not None and under_way is not None and not await _is_committed(committing):
+                        again = under_way.received + again
+                    committing = under_way = None
+                    self._schedule.taken_back()
+                    await self._go_on_with_care(again)
+                    pending = self._nothing()
+        finally:
+            if committing is not None:
+                committing.cancel()
+                await asyncio.wait([committing])
+                if not committing.cancelled():
+                    # It has been raised above, or this is the end for another reason.
+                    committing.exception()
+
+    async def _read(self, intake: Intake, pending: PendingCommit, committing: asyncio.Task[None] | None) -> None:
+        """Wait for records, as long as the schedule says and until the commit is done at most, and decide."""
+        now = self._clock()
+        if committing is not None and self._schedule.stands_still(now):
+            await asyncio.wait([committing])
+            return
+        plan = self._schedule.plan(now, wants_tasks=self.machine.wants_tasks())
+        received = await intake.next(plan.until - now, signals=plan.signals, tasks=plan.tasks, until=committing)
+        now = self._clock()
+        self._decide(pending, received, now, ticks=self._schedule.tick(now))
+
+    def _decide(
+        self, pending: PendingCommit, received: list[Received[Any]], now: float, *, ticks: bool = False
+    ) -> None:
+        """Have the machine decide upon records that came together."""
+        tasks, task_bytes = pending.take(received)
+        self._schedule.took(now, signals=len(received) - tasks, tasks=tasks, task_bytes=task_bytes)
+        for item in received:
+            self._positions[item.topic.name, item.partition] = item.last_offset + 1
+            if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
+                self._keeper.heard(item.record)
+        inputs = inputs_of(received, pending.spans)
+        if ticks:
+            inputs.append(Tick())
+        effects = self.machine.handle_all(inputs, now)
+        pending.add(effects)
+        self._schedule.decided(effects)
+
+    def _begin_commit(self, pending: PendingCommit) -> asyncio.Task[None] | None:
+        """Begin to commit what was decided; None where there is nothing to tell."""
+        changes = self.machine.changes()
+        plan = self._schedule.begin(
+            self._clock(), has_news=bool(pending.effects or changes or pending.unreadable or pending.upsetting)
+        )
+        if plan is None:
+            # Nothing of it outlives a restart.
+            self._changelog.positions = dict(self._positions)
+            return None
+        # Decisions go on, and with them the positions.
+        commit = self._commit(plan, pending, changes, dict(self._positions))
+        return asyncio.create_task(commit, name="commit")
+
+    async def _commit(
+        self,
+        plan: CommitPlan,
+        pending: PendingCommit,
+        changes: list[tuple[str, bytes | None]],
+        positions: changelog.Positions,
+    ) -> None:
+        forgotten = self._keeper.take_tombstones()
+        with pending.spans:
+            commands = pending.effects
+            if pending.ends_batches:
+                begins, ends = await asyncio.gather(
+                    self._bus.beginning_offsets(EXPERIENCES), self._bus.end_offsets(EXPERIENCES)
+                )
+                commands = without_lost(commands, begins, ends)
+            async with self._producer.transaction():
+                outputs = Outputs(self._producer)
+                await outputs.refuse(pending.unreadable, pending.upsetting)
+                await outputs.carry_out(commands, pending.originals, pending.spans)
+                await outputs.record_changes(changes, positions)
+                await outputs.forget(forgotten)
+                if plan.beats:
+                    await self._beat(outputs)
+                if plan.marks:
+                    await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+        self._changelog.committed(changes, positions)
+        now = self._clock()
+        self._commits.made(positions)
+        if plan.beats:
+            self._leadership.committed(now)
+        if plan.since is not None:
+            observations.LATENCY.record(now - plan.since)
+
+    # -- after an upset ----------------------------------------------------------------------------------------------
+
+    async def _go_on_with_care(self, received: list[Received[Any]]) -> None:
+        """Decide anew, one by one, upon all that is not committed; refuse what cannot be decided upon."""
+        self._restore()
+        self._positions = dict(self._changelog.positions)
+        # What follows from the state alone is not to be put down to the next input.
+        await self._decide_alone([])
+        for item in received:
+            try:
+                await self._decide_alone([item])
+            except Exception as error:
+                if not is_upset(error):
+                    raise
+                self._schedule.taken_back()
+                self._restore()
+                await self._commit_now(PendingCommit(Spans(self._namespace), upsetting=[(item, told(error))]))
+
+    async def _decide_alone(self, received: list[Received[Any]]) -> None:
+        pending = self._nothing()
+        self._decide(pending, received, self._clock())
+        await self._commit_now(pending)
+
+    async def _commit_now(self, pending: PendingCommit) -> None:
+        """Commit what was decided, and wait for it."""
+        committing = self._begin_commit(pending)
+        if committing is not None:
+            await committing
+            self._schedule.ended()
+
+    def _nothing(self) -> PendingCommit:
+        return PendingCommit(Spans(self._namespace))
+
+
+async def _is_committed(committing: asyncio.Task[None]) -> bool:
+    """Wait for a transaction; False where what was decided upon could not be written."""
+    try:
+        await committing
+    except Exception as error:
+        if not is_upset(error):
+            raise
+        return False
+    return True
