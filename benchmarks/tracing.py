@@ -159,7 +159,7 @@ def main() -> None:
         with contextlib.ExitStack() as running:
             explorers = {}
             for way, target in ((WITH, endpoint), (WITHOUT, None)):
-                command = [sys.executable, "-m", "workers.explorer"]
+                command = [sys.executable, "-m", "workers.cli.app", "run", "explorer"]
                 log = cluster.folder / f"{way}.log"
                 child = running.enter_context(Child(command, env=environment(kafka, model, way, target), output=log))
                 # At its end it sends what it held back.

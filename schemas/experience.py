@@ -206,7 +206,7 @@ def build_group(
         try:
             prompt, response = tokens.add(one.prompt_token_ids), tokens.add(one.response_token_ids)
             drawn = logprobs.add(one.logprobs)
-            masked = masks.add([1] * response if one.mask is None else one.mask)
+            masked = masks.add(np.ones(response, np.uint8) if one.mask is None else one.mask)
         except (TypeError, ValueError, OverflowError) as error:
             raise SchemaError(f"task {shown(task_id)}, sample {i}: {error}") from error
         if not response == drawn == masked:

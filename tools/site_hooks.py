@@ -34,7 +34,7 @@ def modules() -> Iterator[tuple[str, Path]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            if not name.endswith("__main__") and path.read_text(encoding="utf-8").strip():
+            if path.read_text(encoding="utf-8").strip():
                 yield name, path
 
 

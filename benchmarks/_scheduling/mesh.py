@@ -54,7 +54,7 @@ class Mesh:
 
     def start_coordinator(self) -> None:
         """Run a real one, with the settings of the environment."""
-        self.start("coordinator", [sys.executable, "-m", "workers.coordinator"], {})
+        self.start("coordinator", [sys.executable, "-m", "workers.cli.app", "run", "coordinator"], {})
 
     def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """Run a real one around the fake engine."""

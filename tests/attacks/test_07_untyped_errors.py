@@ -17,7 +17,7 @@ import pytest
 from tests.support.fuzz.damage import damaged
 from tests.support.fuzz.decoders import targets
 from trinity_bus.runners import control, messages
-from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import TensorFileError
 
@@ -39,7 +39,7 @@ def test_text_of_a_frame_that_is_not_utf8_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="utf-8"):
         messages.to_explorer(msgpack.packb([9, 1, b"\xff", "no"]).replace(b"\xc4\x01\xff", b"\xa1\xff"))
     with pytest.raises(ProtocolError, match="utf-8"):
-        control.from_fork_server(control.encode(control.LoadFailed("?")).replace(b"?", b"\xff"))
+        control.FROM_FORK_SERVER.decode(control.FROM_FORK_SERVER.encode(control.LoadFailed("?")).replace(b"?", b"\xff"))
 
 
 @pytest.mark.parametrize(

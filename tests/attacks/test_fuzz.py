@@ -27,7 +27,7 @@ def test_every_input_is_taken_or_refused_and_soon(seed: int, tmp_path: Path) -> 
 
 def test_what_is_found_can_be_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def careless(body: bytes) -> object:
-        return messages._TO_EXPLORER.decode(body)
+        return messages.TO_EXPLORER._decoder.decode(body)
 
     monkeypatch.setattr(messages, "to_explorer", careless)
     report = fuzz(4000, 3)

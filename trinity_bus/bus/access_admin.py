@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
-from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
-from aiokafka.protocol.api import Request
 
 from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
 from trinity_bus.bus.connection import administrator, kafka_errors
+from trinity_bus.bus.internals import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, ask
 from trinity_bus.bus.quotas import SetQuotas
 from trinity_bus.bus.scram import SetCredentials, credential
 from trinity_bus.config import KafkaSettings
@@ -63,7 +62,7 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
             applied = await _apply(admin, settings.namespace, passwords)
             if quotas:
                 named = {user_name(settings.namespace, user): own for user, own in quotas.items()}
-                answer = await _ask(admin, SetQuotas(named))
+                answer = await ask(admin, SetQuotas(named))
                 for code, message, _ in answer.entries:
                     _check(code, message, f"set the quotas of {', '.join(named)}")
             return applied
@@ -72,7 +71,7 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
 async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[str, str]) -> Applied:
     if passwords:
         named = {user_name(namespace, user): password for user, password in passwords.items()}
-        response = await _ask(admin, SetCredentials([credential(user, word) for user, word in named.items()]))
+        response = await ask(admin, SetCredentials([credential(user, word) for user, word in named.items()]))
         for user, code, message, *_ in response.results:
             _check(code, message, f"set the password of {user}")
     given = taken = 0
@@ -80,10 +79,10 @@ async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[
         principal = f"User:{user_name(namespace, user)}"
         wanted, found = rights(namespace, user), await _rights_of(admin, principal)
         if missing := sorted(wanted - found):
-            answer = await _ask(admin, _GiveRights(principal, missing))
+            answer = await ask(admin, _GiveRights(principal, missing))
             _check_all(answer.creation_responses, [f"let {principal} {_words(right)}" for right in missing])
         if stale := sorted(found - wanted):
-            answer = await _ask(admin, _TakeRights(principal, stale))
+            answer = await ask(admin, _TakeRights(principal, stale))
             _check_all(answer.filter_responses, [f"no longer let {principal} {_words(right)}" for right in stale])
         given, taken = given + len(missing), taken + len(stale)
     return Applied(len(passwords), given, taken)
@@ -91,7 +90,7 @@ async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[
 
 async def _rights_of(admin: AIOKafkaAdminClient, principal: str) -> frozenset[Right]:
     """Return what a user is allowed now, in terms of the table."""
-    response = await _ask(admin, DescribeAclsRequest(_ANY, None, _ANY, principal, None, _ANY, _ALLOW))
+    response = await ask(admin, DescribeAclsRequest(_ANY, None, _ANY, principal, None, _ANY, _ALLOW))
     _check(response.error_code, response.error_message, f"read the rights of {principal}")
     kinds, operations = set(Kind), set(Operation)
     return frozenset(
@@ -129,11 +128,6 @@ def _row(principal: str, right: Right) -> tuple[int, str, int, str, str, int, in
 
 def _words(right: Right) -> str:
     return f"{right.operation.name.lower()} {right.kind.name.lower()} {right.name}{'*' if right.prefix else ''}"
-
-
-async def _ask(admin: AIOKafkaAdminClient, request: Request[Any]) -> Any:
-    # The library's own methods know neither rights nor passwords; this is what they are made of.
-    return await admin._send_request(request)  # noqa: SLF001
 
 
 def _check_all(results: Iterable[tuple[int, str | None]], doing: Iterable[str]) -> None:

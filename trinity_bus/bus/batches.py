@@ -35,12 +35,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiokafka import ConsumerRecord, TopicPartition
-from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException
-from aiokafka.record.default_records import DefaultRecordBatch
-from aiokafka.record.util import calc_crc32c
 
 from trinity_bus.bus.codecs import BodyError, body_bound, record_limit, unpack
+from trinity_bus.bus.internals import READ_COMMITTED, DefaultRecordBatch, calc_crc32c, unpack_with
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +160,7 @@ class FetchedRecords:
         self._frames = records
         self._aborted = sorted(aborted_transactions or (), key=lambda entry: entry[1], reverse=True)
         self._aborting: set[int] = set()
-        self._committed_only = isolation_level == fetcher.READ_COMMITTED
+        self._committed_only = isolation_level == READ_COMMITTED
         self._limit = record_limit(tp.topic)
         self._bound = body_bound(tp.topic)
         self._unpacked = 0
@@ -358,8 +356,7 @@ def install() -> None:
     The library makes these objects by the names of its own classes, and offers no other way. It is pinned, and a test
     notices when it no longer does.
     """
-    fetcher.MemoryRecords = Frames
-    fetcher.PartitionRecords = FetchedRecords
+    unpack_with(Frames, FetchedRecords)
 
 
 class _BadHeaderError(Exception):

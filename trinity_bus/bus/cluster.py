@@ -17,6 +17,7 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from schemas.topics import Topic
 from trinity_bus.bus.certificates import file_expiries, shown_expiry
 from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.internals import ask
 from trinity_bus.bus.log_dirs import DescribeLogDirs
 from trinity_bus.config import KafkaSettings
 
@@ -143,8 +144,7 @@ class ClusterObserver:
         answers: dict[int, Any] = {}
         for node in nodes:
             try:
-                # The public client has no way to ask one broker.
-                answer = await self._admin._send_request_to_node(node, request)  # noqa: SLF001
+                answer = await ask(self._admin, request, node)
             except (TimeoutError, KafkaError, IncompatibleBrokerVersion, NotImplementedError) as error:
                 self._say_once(f"broker {node} tells nothing of its disks: {error or type(error).__name__}")
                 continue

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     ConsumerStoppedError,
@@ -26,6 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 
+from trinity_bus.bus.internals import AIOKafkaConnection, client_of
 from trinity_bus.bus.shutdown import bounded_shutdown, close_connection, to_the_end
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import (
@@ -151,7 +151,7 @@ async def administrator(settings: KafkaSettings, client_id: str) -> AsyncIterato
             await admin.start()
         yield admin
     finally:
-        async with bounded_shutdown(admin._client):  # noqa: SLF001 - there is no other way to its connections
+        async with bounded_shutdown(client_of(admin)):
             await to_the_end(admin.close())
 
 

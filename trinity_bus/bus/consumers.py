@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaTimeoutError
 
 from trinity_bus.bus import batches
 from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
+from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
@@ -52,7 +53,7 @@ def make_consumer(
 
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
     """Stop a consumer, also while its broker is away."""
-    async with bounded_shutdown(client._client):  # noqa: SLF001 - there is no other way to its connections
+    async with bounded_shutdown(client_of(client)):
         await to_the_end(_stop(client))
 
 
@@ -62,7 +63,7 @@ async def _stop(client: AIOKafkaConsumer) -> None:
     if stopping.cancelled():
         # A fetch that was waiting to try again has let its own cancellation out, and the rest was not done; stop()
         # returns at once when called again.
-        await client._client.close()  # noqa: SLF001 - there is no other way to its connections
+        await client_of(client).close()
     else:
         stopping.result()
 

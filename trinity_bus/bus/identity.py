@@ -11,16 +11,20 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
+
+from trinity_bus.bus.internals import (
     AbstractType,
     Boolean,
     CompactArray,
     CompactString,
     Int16,
     Int32,
+    Request,
+    RequestStruct,
+    Response,
     Schema,
     TaggedFields,
+    ask,
 )
 
 _API_KEY = 3
@@ -126,7 +130,7 @@ async def identity_of(admin: AIOKafkaAdminClient, topic: str) -> LogIdentity:
     Raises:
         aiokafka.errors.KafkaError: It does not say.
     """
-    answer: Any = await admin._send_request(_Request(topic))  # noqa: SLF001 - the library has no door for others' requests
+    answer: Any = await ask(admin, _Request(topic))
     (found,) = answer.topics
     error_code, _, topic_id, *_ = found
     if error_code:

@@ -5,14 +5,16 @@ Sources: KIP-113 for the request, KIP-827 (Kafka 3.3) for the bytes that a disk 
 
 from typing import Final
 
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
+from trinity_bus.bus.internals import (
     Boolean,
     CompactArray,
     CompactString,
     Int16,
     Int32,
     Int64,
+    Request,
+    RequestStruct,
+    Response,
     Schema,
     TaggedFields,
 )

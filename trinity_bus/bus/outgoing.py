@@ -18,12 +18,12 @@ from collections.abc import Generator
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.producer.message_accumulator import BatchBuilder
 
 from schemas.event import Position
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.delivery import Delivery
+from trinity_bus.bus.internals import BatchBuilder
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import SendError

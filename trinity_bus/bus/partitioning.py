@@ -1,8 +1,7 @@
 """Which partition a key belongs to: the hash of Kafka's own Java client, so that every client agrees."""
 
-from aiokafka.partitioner import murmur2
-
 from schemas.topics import ROLLOUTS
+from trinity_bus.bus.internals import murmur2
 
 
 def partition_of(key: str | bytes, partitions: int) -> int:

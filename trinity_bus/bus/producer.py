@@ -38,6 +38,7 @@ from schemas.topics import DEAD_LETTERS, TOPICS, Topic
 from trinity_bus.bus.connection import client_options, kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
+from trinity_bus.bus.internals import close_sender, fail_all, oldest_of, unsent_batches
 from trinity_bus.bus.metadata import partitions_known
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
@@ -49,10 +50,8 @@ from trinity_bus.bus.transactions import (
     abort,
     commit,
     fatal_error,
-    look_at_errors,
     make_fatal,
     slowness_told,
-    unsent_batches,
 )
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, ProducerFencedError, SendError
@@ -407,7 +406,7 @@ class Producer:
         rounds, oldest = 0, None
         while rounds * _WATCH_S < self._outage_s:
             await asyncio.sleep(_WATCH_S)
-            before, oldest = oldest, min(unsent_batches(client), key=lambda batch: batch._ctime, default=None)  # noqa: SLF001
+            before, oldest = oldest, oldest_of(unsent_batches(client))
             rounds = rounds + 1 if oldest is not None and oldest is before else 0
         log.error("producer %s: a record is not durable after %g s; it gives up", self._client_id, self._outage_s)
         error = f"not durable after {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
@@ -418,15 +417,10 @@ class Producer:
         try:
             # The client cannot be stopped while it looks for its coordinator, unless it is told twice.
             async with asyncio.timeout(_LEAVE_S):
-                await client._sender.close()  # noqa: SLF001 - stopping waits for what cannot be sent; no other way
+                await close_sender(client)
         except TimeoutError:
             log.debug("producer %s was looking for its coordinator", self._client_id)
-        batches = unsent_batches(client)
-        unsent = client._message_accumulator  # noqa: SLF001 - likewise
-        # Batches that wait for a retry count as not pending, and would be missed at their end.
-        unsent._pending_batches.update(batches)  # noqa: SLF001
-        unsent.fail_all(error)
-        look_at_errors(batches)
+        fail_all(client, error)
         make_fatal(client, error)
         async with bounded_shutdown(client.client):
             await client.client.close()

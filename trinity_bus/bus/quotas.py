@@ -6,8 +6,18 @@ Brokers slow a user down that goes over its quota; they refuse nothing. Source: 
 from collections.abc import Mapping
 from typing import Final
 
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Float64, Int16, Int32, Schema, String
+from trinity_bus.bus.internals import (
+    Array,
+    Boolean,
+    Float64,
+    Int16,
+    Int32,
+    Request,
+    RequestStruct,
+    Response,
+    Schema,
+    String,
+)
 
 _API_KEY: Final = 49
 _USER: Final = "user"

@@ -9,8 +9,19 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import CompactArray, CompactBytes, CompactString, Int8, Int16, Int32, Schema, TaggedFields
+from trinity_bus.bus.internals import (
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int8,
+    Int16,
+    Int32,
+    Request,
+    RequestStruct,
+    Response,
+    Schema,
+    TaggedFields,
+)
 
 _API_KEY: Final = 51
 _SHA_512: Final = 2

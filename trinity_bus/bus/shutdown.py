@@ -16,87 +16,12 @@ Until then only what the client itself has closed is aborted, so records that ar
 
 import asyncio
 import contextlib
-import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
-from aiokafka import client as client_module
-from aiokafka.admin import client as admin_module
-from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import AIOKafkaConnection
-from aiokafka.consumer import consumer as consumer_module
-from aiokafka.errors import KafkaConnectionError
-from aiokafka.producer import producer as producer_module
+from trinity_bus.bus.internals import AIOKafkaConnection, Client, abort_transport, was_connected
 
 _LIMIT_S: Final = 0.2
-_opener: ContextVar["Client"] = ContextVar("opener")
-"""Whose connection is being opened: the library does not tell the function that opens it."""
-
-
-class Client(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
-    """What producers, consumers and administrators are built on."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._opened: weakref.WeakSet[AIOKafkaConnection] = weakref.WeakSet()
-        self._is_stopped = False
-
-    async def bootstrap(self) -> None:
-        """Connect for the first time."""
-        with self._opening():
-            await super().bootstrap()
-
-    async def _get_conn(self, *args: Any, **options: Any) -> AIOKafkaConnection | None:
-        with self._opening():
-            return await super()._get_conn(*args, **options)
-
-    @contextlib.contextmanager
-    def _opening(self) -> Iterator[None]:
-        token = _opener.set(self)
-        try:
-            yield
-        finally:
-            _opener.reset(token)
-
-    async def connect(self, connection: AIOKafkaConnection) -> None:
-        """Open a connection, to be closed with this client.
-
-        Raises:
-            KafkaConnectionError: This client has been stopped.
-        """
-        self._opened.add(connection)
-        if not self._is_stopped:
-            await connection.connect()
-        if self._is_stopped:
-            connection.close()
-            raise KafkaConnectionError("the client has been stopped")
-
-    def abort_closing(self) -> None:
-        """Close at once what is being closed."""
-        for connection in self._opened:
-            protocol = connection._protocol  # noqa: SLF001 - the library has no way to abort
-            if protocol is not None and protocol._transport is not None and not connection.connected():  # noqa: SLF001
-                protocol._transport.abort()  # noqa: SLF001
-
-    def end(self) -> None:
-        """Close at once whatever is open, and open nothing any more."""
-        self._is_stopped = True
-        if self._sync_task is not None:
-            self._sync_task.cancel()
-        for connection in self._opened:
-            connection.close()
-        self.abort_closing()
-
-
-async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnection:
-    connection = AIOKafkaConnection(host, port, **options)
-    await _opener.get().connect(connection)
-    return connection
-
-
-client_module.create_conn = _create_conn
-admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = Client
 
 
 @contextlib.asynccontextmanager
@@ -133,12 +58,10 @@ async def close_connection(connection: AIOKafkaConnection) -> None:
     Without the wait, the event loop may end before it is closed, and Python complains of it whenever it collects it.
     """
     closed = connection.close()
-    if connection._protocol is None:  # noqa: SLF001 - nothing else tells that it never was connected
+    if not was_connected(connection):
         return
     await asyncio.wait([closed], timeout=_LIMIT_S)
-    transport = connection._protocol._transport  # noqa: SLF001 - likewise
-    if not closed.done() and transport is not None:
-        transport.abort()
+    if not closed.done() and abort_transport(connection):
         await asyncio.wait([closed])
 
 

@@ -3,34 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.producer import sender
-from aiokafka.producer.message_accumulator import MessageBatch
-from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka import AIOKafkaProducer
 
 from trinity_bus.bus.connection import kafka_errors
+from trinity_bus.bus.internals import look_at_errors, pending_offsets, queued_batches, transaction_of, unsent_batches
 from trinity_bus.errors import BusError
 
-# When a transaction begins, the broker may still write the markers of the one before it, and refuses the new one for
-# these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
-sender.BACKOFF_OVERRIDE = 0.003
-
 log = logging.getLogger(__name__)
-
-MAX_SEQUENCE = 2**31 - 1
-"""Of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients."""
-
-
-def _count_on(self: TransactionManager, partition: TopicPartition, increment: int) -> None:
-    self._sequence_numbers[partition] = (self._sequence_numbers[partition] + increment) & MAX_SEQUENCE
-
-
-# The client would go on with -2^31, which brokers refuse: after 2^31 records a partition could not be written any more.
-TransactionManager.increment_sequence_number = _count_on
 
 SLOW_S = 10.0
 """So often it is said what a transaction waits for."""
@@ -62,34 +45,25 @@ def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
 
 def still_to_do(client: AIOKafkaProducer) -> str:
     """Return what the client has not done yet of the open transaction, in the order in which it does it."""
-    manager = client._txn_manager  # noqa: SLF001 - nothing else knows it
+    manager = transaction_of(client)
     steps = (
         ("partitions to be added to it", len(manager.partitions_to_add())),
         ("batches to be written", len(unsent_batches(client))),
-        ("offsets of groups to be committed", len(manager._pending_txn_offsets)),  # noqa: SLF001
+        ("offsets of groups to be committed", pending_offsets(manager)),
         ("its end to be confirmed", int(manager.needs_transaction_commit() is not None)),
     )
     return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing is left of it for the broker"
 
 
-def unsent_batches(client: AIOKafkaProducer) -> list[MessageBatch]:
-    """Return the batches that are not durable yet, under way or queued."""
-    accumulator = client._message_accumulator  # noqa: SLF001 - nothing else knows them
-    return [
-        *accumulator._pending_batches,  # noqa: SLF001
-        *(batch for batches in accumulator._batches.values() for batch in batches),  # noqa: SLF001
-    ]
-
-
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
     """Return what has made a transactional client unusable for good, such as a fence; ``None`` while it is usable."""
-    manager = client._txn_manager  # noqa: SLF001 - the client offers no public way to ask
+    manager = transaction_of(client)
     return manager.wait_for_transaction_end().exception() if manager.is_fatal_error() else None
 
 
 def make_fatal(client: AIOKafkaProducer, error: BaseException) -> None:
     """Make a client unusable whose records were given up: nothing of an open transaction may be committed any more."""
-    manager = client._txn_manager  # noqa: SLF001 - the client offers no public way
+    manager = transaction_of(client)
     waiter = manager.wait_for_transaction_end()
     if waiter is not None and not manager.is_fatal_error():
         manager.fatal_error(error)
@@ -124,16 +98,7 @@ async def abort(client: AIOKafkaProducer, limit_s: float) -> None:
     if fatal_error(client) is None:
         await _complete(client.abort_transaction(), "abort the transaction", limit_s)
     else:
-        queued = client._message_accumulator._batches.values()  # noqa: SLF001 - likewise
-        look_at_errors(batch for batches in queued for batch in batches)
-
-
-def look_at_errors(batches: Iterable[MessageBatch]) -> None:
-    """Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at."""
-    for batch in batches:
-        waiter = batch._drain_waiter  # noqa: SLF001 - nothing else knows these futures
-        if waiter.done() and not waiter.cancelled():
-            waiter.exception()
+        look_at_errors(queued_batches(client))
 
 
 async def _complete(ending: Coroutine[Any, Any, None], doing: str, limit_s: float) -> None:

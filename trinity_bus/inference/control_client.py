@@ -10,28 +10,55 @@
 
 import asyncio
 import itertools
-import json
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.runtime.frames import FrameStream, ProtocolError
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.receiver import TransferProgress
+from trinity_bus.weights.transport import Source
+from trinity_bus.weights.vllm.control import TO_FRONT_END, TO_WORKER, AskProgress, BeginTransfer, TransferTold
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _LOOK_S = 1.0
 """How often a transfer that says nothing is asked."""
-_MAX_LINE = 1 << 16
+
+
+class _Worker:
+    """The connection to one worker."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._frames = FrameStream(reader, TO_FRONT_END.limit)
+        self.writer = writer
+
+    def say(self, message: BeginTransfer | AskProgress) -> None:
+        self.writer.write(TO_WORKER.frame(message))
+
+    async def hear(self) -> TransferTold:
+        """Return what it says next; a wait for it may be cancelled.
+
+        Raises:
+            EngineDeadError: It is gone.
+        """
+        try:
+            body = await self._frames.next()
+            if body is not None:
+                return TO_FRONT_END.decode(body)
+        except (OSError, ProtocolError) as error:
+            raise EngineDeadError(f"the engine's process is gone, or not itself: {error}") from error
+        raise EngineDeadError("the engine's process is gone")
 
 
 class ControlClient:
     """Connections to the control servers of all workers. One transfer at a time."""
 
-    def __init__(self, connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
-        self._connections = connections
+    def __init__(self, workers: list[_Worker]) -> None:
+        self._workers = workers
         self._tokens = itertools.count()
 
     @classmethod
@@ -41,29 +68,26 @@ class ControlClient:
         folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="trinity-bus-")
         try:
             paths: list[str] = await llm.collective_rpc("trinity_open_control", args=(folder,))
-            return cls([await asyncio.open_unix_connection(path, limit=_MAX_LINE) for path in paths])
+            return cls([_Worker(*await asyncio.open_unix_connection(path)) for path in paths])
         finally:
             # Who is connected needs it no more.
             await asyncio.to_thread(shutil.rmtree, folder)
 
-    async def receive(self, source: dict[str, Any]) -> dict[str, Any]:
+    async def receive(self, source: Source) -> TransferProgress:
         """Have every worker receive a version.
 
-        Args:
-            source: Fields of ``trinity_bus.weights.transport.Source``.
-
         Returns:
-            Fields of ``trinity_bus.weights.receiver.TransferProgress``, of the last to be ready.
+            That of the last worker to be ready.
 
         Raises:
             WeightTransferError: One did not get it.
             EngineDeadError: A worker is gone.
         """
         token = next(self._tokens)
-        for _, writer in self._connections:
-            _write(writer, {"op": "begin", "token": token, "source": source})
-        workers = [await self._ended(reader, writer, token) for reader, writer in self._connections]
-        return max(workers, key=lambda worker: worker["prepared_at"])
+        for worker in self._workers:
+            worker.say(BeginTransfer(token, source))
+        ready = [await self._ended(worker, token) for worker in self._workers]
+        return max(ready, key=lambda progress: progress.prepared_at)
 
     async def drained(self, limit_s: float) -> None:
         """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way.
@@ -77,10 +101,10 @@ class ControlClient:
         token = next(self._tokens)
         try:
             async with asyncio.timeout(limit_s):
-                for _, writer in self._connections:
-                    _write(writer, {"op": "progress", "token": token})
-                for reader, _ in self._connections:
-                    while (await _line(reader))["token"] != token:
+                for worker in self._workers:
+                    worker.say(AskProgress(token))
+                for worker in self._workers:
+                    while (await worker.hear()).token != token:
                         """The end of a transfer that nobody waits for any more."""
         except TimeoutError as error:
             raise EngineDeadError(f"a worker of the engine gave no answer within {limit_s:g} s") from error
@@ -88,44 +112,25 @@ class ControlClient:
     async def close(self) -> None:
         """Leave."""
         async with AsyncExitStack() as stack:
-            for _, writer in self._connections:
-                writer.close()
-                stack.push_async_callback(_gone, writer)
+            for worker in self._workers:
+                worker.writer.close()
+                stack.push_async_callback(_gone, worker.writer)
 
-    async def _ended(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: int) -> dict[str, Any]:
+    async def _ended(self, worker: _Worker, token: int) -> TransferProgress:
         """Wait for the end of a worker's transfer; all of its own waits have limits, so it comes."""
         while True:
             try:
                 async with asyncio.timeout(_LOOK_S):
-                    progress = await _line(reader)
+                    told = await worker.hear()
             except TimeoutError:
-                _write(writer, {"op": "progress", "token": token})
+                worker.say(AskProgress(token))
                 continue
-            if progress["token"] != token or progress["state"] == "receiving":
+            progress = told.progress
+            if told.token != token or progress.state == "receiving":
                 continue
-            if progress["state"] != "ready":
-                raise WeightTransferError(progress["error"] or "the transfer was cancelled")
+            if progress.state != "ready":
+                raise WeightTransferError(progress.error or "the transfer was cancelled")
             return progress
-
-
-def _write(writer: asyncio.StreamWriter, command: dict[str, Any]) -> None:
-    writer.write(json.dumps(command).encode() + b"\n")
-
-
-async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return what a worker says next.
-
-    Raises:
-        EngineDeadError: It is gone.
-    """
-    try:
-        line = await reader.readline()
-    except OSError as error:
-        raise EngineDeadError("the engine's process is gone") from error
-    if not line:
-        raise EngineDeadError("the engine's process is gone")
-    said: dict[str, Any] = json.loads(line)
-    return said
 
 
 async def _gone(writer: asyncio.StreamWriter) -> None:

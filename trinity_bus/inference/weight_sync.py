@@ -18,12 +18,13 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schemas.model_version import Member, ModelVersion
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.transport import Source
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -91,14 +92,14 @@ async def sync_weights(
         await load
         raise
     return SyncOutcome(
-        checksum=progress["checksum"],
-        control_s=max(progress["posted_at"] - began, 0.0),
-        transfer_s=progress["received_at"] - progress["posted_at"],
-        verify_s=progress["verified_at"] - progress["received_at"],
-        prepare_s=progress["prepared_at"] - progress["verified_at"],
+        checksum=progress.checksum,
+        control_s=max(progress.posted_at - began, 0.0),
+        transfer_s=progress.received_at - progress.posted_at,
+        verify_s=progress.verified_at - progress.received_at,
+        prepare_s=progress.prepared_at - progress.verified_at,
         pause_s=pause_s,
-        nbytes=progress["nbytes"],
-        received_nbytes=progress["received_nbytes"],
+        nbytes=progress.nbytes,
+        received_nbytes=progress.received_nbytes,
     )
 
 
@@ -173,17 +174,17 @@ class _Session:
             raise WeightTransferError(str(error)) from error
 
 
-def _source(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> dict[str, Any]:
-    """Where a member finds an announced version: fields of ``trinity_bus.weights.transport.Source``."""
-    return {
-        "method": announced.method,
-        "host": announced.master_address,
-        "port": announced.master_port,
-        "prefix": f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
-        "version": announced.version,
-        "checksum": announced.checksum,
-        "secret": announced.secret or "",
-        "cafile": "" if cafile is None else str(cafile.resolve()),
-        "folder": announced.checkpoint or "",
-        "timeout_s": timeout_s,
-    }
+def _source(announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None) -> Source:
+    """Where a member finds an announced version."""
+    return Source(
+        method=announced.method,
+        host=announced.master_address,
+        port=announced.master_port,
+        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
+        version=announced.version,
+        checksum=announced.checksum,
+        secret=announced.secret or "",
+        cafile="" if cafile is None else str(cafile.resolve()),
+        folder=announced.checkpoint or "",
+        timeout_s=timeout_s,
+    )

@@ -1,4 +1,4 @@
-"""What an explorer and its fork server say to each other: one msgpack message per datagram of a socket pair.
+"""What an explorer and its fork server say to each other: one message per datagram of a socket pair.
 
 ::
 
@@ -13,10 +13,9 @@
 When the explorer's end is closed, the fork server kills its runners and ends.
 """
 
-import msgspec
 from msgspec import Struct
 
-from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runtime.frames import Dialect
 
 MAX_BYTES = 1 << 16
 
@@ -84,40 +83,7 @@ class RunnerExited(Struct, tag="died", frozen=True):
 type ToForkServer = LoadWorkflows | ForkRunner | SignalRunner
 type FromForkServer = WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_FORK_SERVER: msgspec.msgpack.Decoder[ToForkServer] = msgspec.msgpack.Decoder(
-    LoadWorkflows | ForkRunner | SignalRunner
+TO_FORK_SERVER: Dialect[ToForkServer] = Dialect(LoadWorkflows | ForkRunner | SignalRunner, limit=MAX_BYTES)
+FROM_FORK_SERVER: Dialect[FromForkServer] = Dialect(
+    WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited, limit=MAX_BYTES
 )
-_FROM_FORK_SERVER: msgspec.msgpack.Decoder[FromForkServer] = msgspec.msgpack.Decoder(
-    WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited
-)
-
-
-def encode(message: ToForkServer | FromForkServer) -> bytes:
-    """Return a message as a datagram."""
-    return _ENCODER.encode(message)
-
-
-def to_fork_server(datagram: bytes) -> ToForkServer:
-    """Return the message in a datagram of the explorer's.
-
-    Raises:
-        ProtocolError: There is none.
-    """
-    return _decoded(_TO_FORK_SERVER, datagram)
-
-
-def from_fork_server(datagram: bytes) -> FromForkServer:
-    """Return the message in a datagram of the fork server's.
-
-    Raises:
-        ProtocolError: There is none.
-    """
-    return _decoded(_FROM_FORK_SERVER, datagram)
-
-
-def _decoded[M](decoder: msgspec.msgpack.Decoder[M], datagram: bytes) -> M:
-    try:
-        return decoder.decode(datagram)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"a datagram that cannot be read: {error}") from error

@@ -26,8 +26,8 @@ the same request number twice at once         ``ProtocolError``
 
 from dataclasses import dataclass, field
 
-from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed, ToExplorer
+from trinity_bus.runtime.frames import ProtocolError
 
 MAX_REQUESTS = 4096
 """Engine requests of one job at once: what a workflow gone wild can make the explorer hold."""

@@ -6,7 +6,8 @@
     +-- RunnerDiedError           an attempt's failure: it was alone in a runner, and that died, or had to be stopped
     +-- WorkflowRaisedError       an attempt's failure: its workflow raised something, whose type and message it carries
     +-- RunnersError              the explorer's own end: runners cannot be started, or the fork server is gone
-    +-- ProtocolError             a runner said what it must not say; it is stopped
+
+A runner that says what it must not say (``ProtocolError`` of ``trinity_bus.runtime.frames``) is stopped.
 """
 
 from trinity_bus.errors import TrinityError
@@ -31,7 +32,3 @@ class WorkflowRaisedError(TrinityError):
 
 class RunnersError(TrinityError):
     """Runners cannot be started, or the process that starts them is gone."""
-
-
-class ProtocolError(TrinityError):
-    """The other side said what cannot be understood or what it must not say."""

@@ -26,10 +26,12 @@ from typing import Self
 from schemas import Sampling
 from trinity_bus.config import Settings, env_name
 from trinity_bus.errors import ConfigError
-from trinity_bus.runners import control
 from trinity_bus.runners.confinement import environment
 from trinity_bus.runners.control import (
+    FROM_FORK_SERVER,
+    TO_FORK_SERVER,
     ForkRunner,
+    FromForkServer,
     LoadFailed,
     LoadWorkflows,
     RunnerExited,
@@ -79,7 +81,7 @@ class ForkServer:
         sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._channel.send(
-            control.encode(
+            TO_FORK_SERVER.encode(
                 LoadWorkflows(
                     tokenizer=tokenizer,
                     model_path=explorer.model_path or "",
@@ -184,7 +186,7 @@ class ForkServer:
         self.close()
 
     def _send(self, message: ToForkServer, passed: socket.socket | None) -> None:
-        self._unsent.append((control.encode(message), passed))
+        self._unsent.append((TO_FORK_SERVER.encode(message), passed))
         self._flush()
 
     def _flush(self) -> None:
@@ -203,13 +205,13 @@ class ForkServer:
                     passed.close()
         loop.remove_writer(self._channel.fileno())
 
-    def _receive(self) -> control.FromForkServer | None:
+    def _receive(self) -> FromForkServer | None:
         """Return the next message, which is there; None where it is gone."""
         try:
-            datagram = self._channel.recv(control.MAX_BYTES)
+            datagram = self._channel.recv(FROM_FORK_SERVER.limit)
         except ConnectionError:
             return None
-        return control.from_fork_server(datagram) if datagram else None
+        return FROM_FORK_SERVER.decode(datagram) if datagram else None
 
     def _hear(self) -> None:
         message = self._receive()

@@ -33,9 +33,10 @@ from typing import NoReturn
 import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
-from trinity_bus.runners import control
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.control import (
+    FROM_FORK_SERVER,
+    TO_FORK_SERVER,
     ForkRunner,
     FromForkServer,
     LoadFailed,
@@ -106,10 +107,10 @@ class Forker:
 
     def _handle(self) -> bool:
         """Carry out one order; False when there will be none any more."""
-        datagram, descriptors, _, _ = socket.recv_fds(self._channel, control.MAX_BYTES, 1)
+        datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_FORK_SERVER.limit, 1)
         if not datagram:
             return False
-        match control.to_fork_server(datagram):
+        match TO_FORK_SERVER.decode(datagram):
             case ForkRunner(serial):
                 with socket.socket(fileno=descriptors[0]) as link:
                     self._fork(serial, link)
@@ -186,7 +187,7 @@ class Forker:
                     os.waitpid(pid, 0)
 
     def _tell(self, message: FromForkServer) -> None:
-        self._channel.send(control.encode(message))
+        self._channel.send(FROM_FORK_SERVER.encode(message))
 
     def end(self) -> None:
         """Kill all runners and whatever they have started."""
@@ -222,7 +223,7 @@ def serve(channel: socket.socket) -> None:
     Raises:
         ConnectionError: It is gone.
     """
-    order = control.to_fork_server(channel.recv(control.MAX_BYTES))
+    order = TO_FORK_SERVER.decode(channel.recv(TO_FORK_SERVER.limit))
     if not isinstance(order, LoadWorkflows):
         return
     guard = os.getppid()
@@ -232,7 +233,7 @@ def serve(channel: socket.socket) -> None:
         die_with_parent(guard)
         tokenizer = load(order)
     except Exception as error:  # noqa: BLE001 (importing can raise anything; the explorer says it and ends)
-        channel.send(control.encode(LoadFailed(f"{type(error).__name__}: {error}"[:4000])))
+        channel.send(FROM_FORK_SERVER.encode(LoadFailed(f"{type(error).__name__}: {error}"[:4000])))
         return
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only their number)
     if threads > 1:
@@ -241,7 +242,7 @@ def serve(channel: socket.socket) -> None:
     freeze_gc()
     fork_server = Forker(channel, order, tokenizer)
     try:
-        channel.send(control.encode(WorkflowsLoaded(sorted(REGISTRY))))
+        channel.send(FROM_FORK_SERVER.encode(WorkflowsLoaded(sorted(REGISTRY))))
         fork_server.run()
     finally:
         fork_server.end()

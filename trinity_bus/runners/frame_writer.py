@@ -12,17 +12,21 @@ itself does. What is collected when its process dies is lost, as it is on the so
 
 import asyncio
 
-from trinity_bus.runners import messages
-from trinity_bus.runners.messages import ToExplorer, ToRunner
+from trinity_bus.runtime.frames import Dialect
 
 FLUSH_BYTES = 64 << 10
 """So much is written at once, so that large frames are not copied once more."""
 
 
-class FrameWriter:
-    """Frames that are to be written."""
+class FrameWriter[M]:
+    """Frames that are to be written.
 
-    def __init__(self) -> None:
+    Args:
+        dialect: What this side may say.
+    """
+
+    def __init__(self, dialect: Dialect[M]) -> None:
+        self._dialect = dialect
         self._collected = bytearray()
         self._transport: asyncio.WriteTransport | None = None
         self._closed = False
@@ -33,7 +37,7 @@ class FrameWriter:
         self._transport = transport
         self._write()
 
-    def send(self, message: ToRunner | ToExplorer) -> None:
+    def send(self, message: M) -> None:
         """Say something; nothing happens once it is closed.
 
         Raises:
@@ -41,7 +45,7 @@ class FrameWriter:
         """
         if self._closed:
             return
-        messages.append_frame(self._collected, message)
+        self._dialect.append(self._collected, message)
         if len(self._collected) >= FLUSH_BYTES:
             self._write()
         elif not self._due:

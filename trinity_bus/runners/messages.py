@@ -1,4 +1,4 @@
-"""What an explorer and a runner say to each other, and how it looks on the socket between them.
+"""What an explorer and a runner say to each other, over the socket between them.
 
 ::
 
@@ -14,17 +14,14 @@
 
 A *job* is one attempt in one runner, numbered by the explorer; a *request* is numbered by the runner, within its job.
 
-A frame is the length of its body (4 bytes, little endian) and the body, a msgpack array that begins with the number of
-its type. Token ids (int32) and logprobs (float32) are raw little-endian buffers, never arrays of msgpack; what comes
-from a topic and what goes to one, dispatches and experiences, is the record's own bytes. The two sides are of one
-program on one machine: there are no versions.
+They are frames (``trinity_bus.runtime.frames``), each a msgpack array that begins with the number of its type. Token
+ids (int32) and logprobs (float32) are raw little-endian buffers, never arrays of msgpack; what comes from a topic and
+what goes to one, dispatches and experiences, is the record's own bytes.
 
-Failures: a frame over ``MAX_FRAME_BYTES`` is refused by its length, before any of it is kept; a body that is not one of
-these messages, or a buffer that is no vector, is a ``ProtocolError``. Who hears one stops the other side.
+Failures: what is no message, or a buffer that is no vector, is a ``ProtocolError``. Who hears one stops the other side.
 """
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -36,17 +33,13 @@ from schemas.experience import ExperienceGroup
 from schemas.vectors import FLOAT32, INT32, VectorColumn
 from schemas.weight import SMALL, Scales, weigh_msgpack
 from trinity_bus.inference.completion import EngineCompletion
-from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 
 MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)
 """Limit of one frame: the largest is a record, with a little around it."""
 
 MAX_STATES_BYTES = 1 << 20
 """Limit of a ``Pong``."""
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
-"""What the parser raises for bytes that are no message."""
-
-_LENGTH = struct.Struct("<I")
 
 type _Length = Annotated[int, Meta(ge=0)]
 
@@ -155,43 +148,10 @@ _PONG = b"\x0b"
 type ToRunner = Run | CancelRun | Completions | EngineFailed | Ping
 type ToExplorer = Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_RUNNER: msgspec.msgpack.Decoder[ToRunner] = msgspec.msgpack.Decoder(
-    Run | CancelRun | Completions | EngineFailed | Ping
+TO_RUNNER: Dialect[ToRunner] = Dialect(Run | CancelRun | Completions | EngineFailed | Ping, limit=MAX_FRAME_BYTES)
+TO_EXPLORER: Dialect[ToExplorer] = Dialect(
+    Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong, limit=MAX_FRAME_BYTES
 )
-_TO_EXPLORER: msgspec.msgpack.Decoder[ToExplorer] = msgspec.msgpack.Decoder(
-    Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
-)
-
-
-def append_frame(buffer: bytearray, message: ToRunner | ToExplorer) -> None:
-    """Write a message behind what is in ``buffer``, as it goes through the socket.
-
-    Raises:
-        ProtocolError: It is over ``MAX_FRAME_BYTES``. The buffer is as it was.
-    """
-    start = len(buffer)
-    body = start + _LENGTH.size
-    buffer.extend(bytes(_LENGTH.size))
-    try:
-        _ENCODER.encode_into(message, buffer, body)
-    except BaseException:
-        del buffer[start:]
-        raise
-    size = len(buffer) - body
-    if size > MAX_FRAME_BYTES:
-        del buffer[start:]
-        raise ProtocolError(f"a message of {size} bytes, at most {MAX_FRAME_BYTES} are allowed")
-    _LENGTH.pack_into(buffer, start, size)
-
-
-def to_runner(body: bytes) -> ToRunner:
-    """Return the message in a frame that an explorer wrote.
-
-    Raises:
-        ProtocolError: There is none.
-    """
-    return _decoded(_TO_RUNNER, body)
 
 
 def to_explorer(body: bytes) -> ToExplorer:
@@ -202,7 +162,7 @@ def to_explorer(body: bytes) -> ToExplorer:
     """
     if body[1:2] == _PONG and len(body) > SMALL:
         _weigh_states(body)
-    return _decoded(_TO_EXPLORER, body)
+    return TO_EXPLORER.decode(body)
 
 
 def _weigh_states(body: bytes) -> None:
@@ -214,43 +174,6 @@ def _weigh_states(body: bytes) -> None:
         weigh_msgpack(body, Scales(len(body)))
     except (*UNREADABLE, DecodeError) as error:
         raise ProtocolError(f"states that cannot be read: {error}") from error
-
-
-def _decoded[M](decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
-    try:
-        return decoder.decode(body)
-    except UNREADABLE as error:
-        raise ProtocolError(f"a message that cannot be read: {error}") from error
-
-
-class FrameReader:
-    """Puts frames together from whatever pieces a socket gives."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the bodies that are complete with ``data``.
-
-        Raises:
-            ProtocolError: A frame is longer than any may be.
-        """
-        # Nearly always, a piece is whole frames.
-        source = data
-        if self._pending:
-            self._pending += data
-            source = bytes(self._pending)
-            self._pending.clear()
-        start = 0
-        while (body := start + _LENGTH.size) <= len(source):
-            (size,) = _LENGTH.unpack_from(source, start)
-            if size > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {size} bytes, at most {MAX_FRAME_BYTES} are allowed")
-            if body + size > len(source):
-                break
-            yield source[body : body + size]
-            start = body + size
-        self._pending += source[start:]
 
 
 def pack_vector(values: Any, dtype: np.dtype[Any]) -> memoryview:

@@ -37,14 +37,12 @@ from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Toke
 from trinity_bus.rollout.answer import encode_answer
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
-from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.runners.frame_writer import FrameWriter
 from trinity_bus.runners.messages import (
     AbandonRequest,
     CancelRun,
     Completions,
     EngineFailed,
-    FrameReader,
     Generate,
     Ping,
     Pong,
@@ -54,6 +52,7 @@ from trinity_bus.runners.messages import (
     RunFailed,
     ToExplorer,
 )
+from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context, setup_telemetry
 from trinity_bus.telemetry import traceparent as current_traceparent
 from trinity_bus.telemetry.setup import destination_configured
@@ -170,9 +169,9 @@ class Runner(asyncio.Protocol):
         self._tokenizer = tokenizer
         self._model = common.model
         self._sampling = Sampling.model_validate_json(common.sampling)
-        self._frames = FrameReader()
+        self._frames = FrameReader(messages.TO_RUNNER.limit)
         self._jobs: dict[int, _Job] = {}
-        self._writer = FrameWriter()
+        self._writer = FrameWriter(messages.TO_EXPLORER)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the explorer has closed its end."""
 
@@ -186,7 +185,7 @@ class Runner(asyncio.Protocol):
         """Take in what the explorer says."""
         try:
             for body in self._frames.feed(data):
-                self._handle(messages.to_runner(body))
+                self._handle(messages.TO_RUNNER.decode(body))
         except ProtocolError as error:
             self._finish(error)
 

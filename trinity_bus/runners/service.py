@@ -50,14 +50,13 @@ from trinity_bus.runners.conversation import (
     ServeRequest,
 )
 from trinity_bus.runners.engine import ExplorerEngine
-from trinity_bus.runners.errors import ProtocolError, RunnerDiedError, RunnersError, WorkflowRaisedError
+from trinity_bus.runners.errors import RunnerDiedError, RunnersError, WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.frame_writer import FrameWriter
 from trinity_bus.runners.messages import (
     CancelRun,
     Completions,
     EngineFailed,
-    FrameReader,
     Generate,
     Ping,
     Run,
@@ -67,6 +66,7 @@ from trinity_bus.runners.messages import (
 )
 from trinity_bus.runners.pool import Pool
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
+from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
 _log = logging.getLogger(__name__)
@@ -391,8 +391,8 @@ class _Link(asyncio.Protocol):
         self.serial = serial
         self.talk = Conversation()
         self._owner = owner
-        self._frames = FrameReader()
-        self._writer = FrameWriter()
+        self._frames = FrameReader(messages.TO_EXPLORER.limit)
+        self._writer = FrameWriter(messages.TO_RUNNER)
         self._closed = False
         self.dismissed = False
         self._transport: asyncio.WriteTransport | None = None

@@ -1,1 +1,1 @@
-"""Processes: children that die with their parent, services with clean shutdown, supervision."""
+"""Processes: children that die with their parent, what they say to each other, clean shutdown."""

@@ -25,6 +25,7 @@ from schemas import ExperienceGroup
 from schemas.codec import decode
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.frames import read_frame
 from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
 from trinity_bus.training import parallel, rank_protocol
@@ -45,7 +46,6 @@ from trinity_bus.training.rank_protocol import (
     Train,
     Turns,
 )
-from trinity_bus.training.ranks import read_frame
 
 log = logging.getLogger(__name__)
 
@@ -122,18 +122,17 @@ def follow(channel: socket.socket, rank: int) -> int:
     turns = Turns()
     with channel, channel.makefile("rb") as orders:
         follower = Rank(rank, orders)
-        while (payload := read_frame(orders, rank_protocol.ORDER_BYTES)) is not None:
-            order = rank_protocol.decode_order(payload)
+        while (body := read_frame(orders, rank_protocol.ORDERS.limit)) is not None:
+            order = rank_protocol.ORDERS.decode(body)
             try:
                 turns.take(order)
                 result: Done | Failed = Done(follower.make(order.call))
             except Exception as error:
                 if not isinstance(error, TrinityError):
                     log.exception("%s cannot be made", type(order.call).__name__)
-                result = Failed(f"{type(error).__name__}: {error}")
-            answer = rank_protocol.encode(Answer(order.number, result))
+                result = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
             try:
-                channel.sendall(rank_protocol.framed(answer, rank_protocol.ANSWER_BYTES) + answer)
+                channel.sendall(rank_protocol.ANSWERS.frame(Answer(order.number, result)))
             except (BrokenPipeError, ConnectionResetError):
                 return 0  # rank 0 is gone
             if isinstance(result, Failed) or isinstance(order.call, Leave):

@@ -19,8 +19,7 @@ call is *settled* when every other rank has answered it, and none is sent before
                            '------------------'--Failed, or an end: LOST, for good; RankError with the rank and reason
     Turns (others):     Join first and once, then numbers that rise by one; else RankError, and the rank ends
 
-A frame is its length in four bytes, the highest first, and so many bytes of msgpack; a length above the limit of what
-is expected is refused before anything is allocated. A batch's groups are frames of their own, the bytes that are on the
+Both are frames (``trinity_bus.runtime.frames``). A batch's groups are frames of their own, the bytes that are on the
 log (``schemas.codec``). The channel ends inside one machine and one user, so nothing is encrypted.
 """
 
@@ -28,19 +27,17 @@ import signal
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from schemas.experience import ExperienceGroup
+from trinity_bus.runtime.frames import Dialect
 from trinity_bus.training.errors import RankError
 
 LIMIT_S: Final = 600.0
 """How long a rank may wait for the others, within a collective or for an answer, before it fails."""
-ORDER_BYTES: Final = 1 << 20
-ANSWER_BYTES: Final = 1 << 16
 GROUP_BYTES: Final = ExperienceGroup.MAX_BYTES
-LENGTH_BYTES: Final = 4
-_SHOWN: Final = 2000
+MAX_WHY: Final = 2000
+"""Characters of the reason of a failure."""
 
 
 class Join(Struct, frozen=True, tag=True):
@@ -117,63 +114,8 @@ class Answer(Struct, frozen=True, array_like=True):
     result: Done | Failed
 
 
-_ENCODE = msgspec.msgpack.Encoder().encode
-_ORDER = msgspec.msgpack.Decoder(Order)
-_ANSWER = msgspec.msgpack.Decoder(Answer)
-
-
-def framed(payload: bytes, limit: int) -> bytes:
-    """Return the head of a frame with this payload.
-
-    Raises:
-        RankError: The payload is over the limit.
-    """
-    if len(payload) > limit:
-        raise RankError(f"a frame of {len(payload)} bytes, the limit is {limit}")
-    return len(payload).to_bytes(LENGTH_BYTES, "big")
-
-
-def length_of(head: bytes, limit: int) -> int:
-    """How many bytes follow the head of a frame.
-
-    Raises:
-        RankError: More than the limit.
-    """
-    length = int.from_bytes(head, "big")
-    if length > limit:
-        raise RankError(f"a frame of {length} bytes was announced, the limit is {limit}")
-    return length
-
-
-def encode(message: Order | Answer) -> bytes:
-    """Return a message as msgpack; the reason of a failure is cut where it is long."""
-    if isinstance(message, Answer) and isinstance(message.result, Failed):
-        message = Answer(message.number, Failed(message.result.why[:_SHOWN]))
-    return _ENCODE(message)
-
-
-def decode_order(payload: bytes) -> Order:
-    """Return an order.
-
-    Raises:
-        RankError: It is none.
-    """
-    try:
-        return _ORDER.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise RankError(f"rank 0 sent what is no order: {error}") from error
-
-
-def decode_answer(payload: bytes) -> Answer:
-    """Return an answer.
-
-    Raises:
-        RankError: It is none.
-    """
-    try:
-        return _ANSWER.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise RankError(f"not an answer: {error}") from error
+ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)
+ANSWERS: Dialect[Answer] = Dialect(Answer, limit=1 << 16)
 
 
 @dataclass(slots=True)

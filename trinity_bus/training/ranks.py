@@ -31,6 +31,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import IO, Final, NoReturn
 
 from trinity_bus.runtime.background import in_daemon_thread
+from trinity_bus.runtime.frames import ProtocolError, head_of, read_frame
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
@@ -60,10 +61,9 @@ class _Follower:
         # Of sends only: the thread that reads waits as long as it takes.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LIMIT_S), 0))
 
-    def send(self, frames: Sequence[tuple[bytes, bytes]]) -> None:
-        for head, payload in frames:
-            self.socket.sendall(head)
-            self.socket.sendall(payload)
+    def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self.socket.sendall(frame)
 
 
 class Followers:
@@ -112,9 +112,9 @@ class Followers:
             RankError: One is lost, or has not answered the call before.
         """
         with self._changed:
-            order = protocol.encode(self._roll.call(call))
-        frames = [(protocol.framed(order, protocol.ORDER_BYTES), order)]
-        frames += [(protocol.framed(group, protocol.GROUP_BYTES), group) for group in groups]
+            frames = [protocol.ORDERS.frame(self._roll.call(call))]
+        for group in groups:
+            frames += [head_of(group, protocol.GROUP_BYTES), group]
         for follower in self._followers:
             try:
                 follower.send(frames)
@@ -225,9 +225,9 @@ class Followers:
     def _hear(self, rank: int, file: IO[bytes]) -> None:
         while True:
             try:
-                payload = read_frame(file, protocol.ANSWER_BYTES)
-                answer = None if payload is None else protocol.decode_answer(payload)
-            except RankError as error:
+                body = read_frame(file, protocol.ANSWERS.limit)
+                answer = None if body is None else protocol.ANSWERS.decode(body)
+            except ProtocolError as error:
                 with self._changed:
                     self._roll.spoke_nonsense(rank, str(error))
                     self._changed.notify_all()
@@ -258,24 +258,6 @@ async def followers_of(world_size: int) -> AsyncIterator[Followers | None]:
     finally:
         await asyncio.to_thread(followers.end)
         followers.disarm()
-
-
-def read_frame(file: IO[bytes], limit: int) -> bytes | None:
-    """Return the payload of the next frame; None where the other side has ended, also in the midst of one.
-
-    Raises:
-        RankError: It is longer than the limit.
-    """
-    try:
-        head = file.read(protocol.LENGTH_BYTES)
-        if len(head) < protocol.LENGTH_BYTES:
-            return None
-        length = protocol.length_of(head, limit)
-        payload = file.read(length)
-    except ConnectionResetError:
-        # It ended before it had read everything.
-        return None
-    return payload if len(payload) == length else None
 
 
 def _end_by_force(reason: str) -> None:

@@ -242,7 +242,7 @@ class FaultMesh:
     def _command(self, name: str) -> list[str]:
         role = name.partition("-")[0]
         if role == "coordinator":
-            return [sys.executable, "-m", "workers.coordinator"]
+            return [sys.executable, "-m", "workers.cli.app", "run", "coordinator"]
         if role == "explorer":
             return [sys.executable, "-m", "tests.support.fakes.zero_cost_explorer"]
         return [sys.executable, "-m", "tests.support.fakes.trainer", str(self.folder / "checkpoint.json")]

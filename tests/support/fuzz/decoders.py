@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 
 from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, StepTrained, Task
 from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
@@ -23,7 +24,7 @@ from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages
-from trinity_bus.runners.errors import ProtocolError
+from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
@@ -84,8 +85,12 @@ def targets(folder: Path) -> list[Target]:
         Target("answers of runners", _answer, (SchemaError, WorkflowError), _answers(), 2),
         Target("frames for runners", _to_runner, (ProtocolError,), _frames_for_runners(), 1),
         Target("pieces of frames", _pieces, (ProtocolError,), _frames_of_runners(), 0.5),
-        Target("datagrams of a fork server", control.from_fork_server, (ProtocolError,), _datagrams_of_nursery(), 1),
-        Target("datagrams for a fork server", control.to_fork_server, (ProtocolError,), _datagrams_for_nursery(), 1),
+        Target(
+            "datagrams of a fork server", control.FROM_FORK_SERVER.decode, (ProtocolError,), _datagrams_of_nursery(), 1
+        ),
+        Target(
+            "datagrams for a fork server", control.TO_FORK_SERVER.decode, (ProtocolError,), _datagrams_for_nursery(), 1
+        ),
         Target("tensor files", partial(_tensor_file, folder), (TensorFileError, OSError), [_safetensors()], 0.7),
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
         Target("requests for weights", WeightsRequest.unpack, (WireError,), [request], 0.7),
@@ -156,9 +161,7 @@ def _headers(value: bytes) -> None:
 
 
 def _body(message: Any) -> bytes:
-    buffer = bytearray()
-    messages.append_frame(buffer, message)
-    return bytes(buffer[4:])
+    return msgspec.msgpack.encode(message)
 
 
 def _frames_of_runners() -> list[bytes]:
@@ -208,13 +211,13 @@ def _answer(value: bytes) -> None:
 
 
 def _to_runner(body: bytes) -> None:
-    match messages.to_runner(body):
+    match messages.TO_RUNNER.decode(body):
         case messages.Completions() as drawn:
             messages.unpack_completions(drawn)
 
 
 def _pieces(value: bytes) -> None:
-    frames = messages.FrameReader()
+    frames = FrameReader(messages.TO_EXPLORER.limit)
     for at in range(0, len(value), 7):
         for body in frames.feed(value[at : at + 7]):
             messages.to_explorer(body)
@@ -222,7 +225,7 @@ def _pieces(value: bytes) -> None:
 
 def _datagrams_for_nursery() -> list[bytes]:
     load = control.LoadWorkflows("a:b", "/model", "policy", b"{}", ["math"], "e", "trinity", b"{}")
-    return [control.encode(message) for message in (load, control.ForkRunner(1), control.SignalRunner(1, 9))]
+    return [_body(message) for message in (load, control.ForkRunner(1), control.SignalRunner(1, 9))]
 
 
 def _datagrams_of_nursery() -> list[bytes]:
@@ -232,7 +235,7 @@ def _datagrams_of_nursery() -> list[bytes]:
         control.RunnerForked(1, 77),
         control.RunnerExited(1, "was killed"),
     )
-    return [control.encode(message) for message in said]
+    return [_body(message) for message in said]
 
 
 def _safetensors() -> bytes:

@@ -38,7 +38,7 @@ class Mesh:
             **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
             **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},
         }
-        command = [sys.executable, "-W", "error", "-m", "workers.coordinator"]
+        command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
         with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
             yield child
 

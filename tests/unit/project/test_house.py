@@ -28,6 +28,11 @@ def test_warnings_of_the_site_are_errors() -> None:
     assert "--quiet" not in line
 
 
+def test_services_are_run_by_one_command() -> None:
+    """Which has their health asked after, and finds their broker."""
+    assert not list((ROOT / "workers").rglob("__main__.py"))
+
+
 def test_git_runs_what_people_run() -> None:
     (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     (hook,) = repo["hooks"]

@@ -13,8 +13,8 @@ from trinity_bus.runners.conversation import (
     RunnerAnswered,
     ServeRequest,
 )
-from trinity_bus.runners.errors import ProtocolError
 from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
+from trinity_bus.runtime.frames import ProtocolError
 
 ENDS = {
     "done": lambda job: RunDone(job, b"", None),

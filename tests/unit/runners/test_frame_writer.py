@@ -4,7 +4,8 @@ import asyncio
 from typing import cast
 
 from trinity_bus.runners.frame_writer import FLUSH_BYTES, FrameWriter
-from trinity_bus.runners.messages import FrameReader, RunCancelled, RunFailed, to_explorer
+from trinity_bus.runners.messages import TO_EXPLORER, RunCancelled, RunFailed, to_explorer
+from trinity_bus.runtime.frames import FrameReader
 
 
 class Written:
@@ -22,7 +23,7 @@ class Written:
 
     @property
     def messages(self) -> list[object]:
-        return [to_explorer(body) for body in FrameReader().feed(b"".join(self.pieces))]
+        return [to_explorer(body) for body in FrameReader(TO_EXPLORER.limit).feed(b"".join(self.pieces))]
 
 
 async def turn() -> None:
@@ -31,7 +32,7 @@ async def turn() -> None:
 
 
 async def test_the_messages_of_one_turn_are_one_write_and_keep_their_order() -> None:
-    outbox, written = FrameWriter(), Written()
+    outbox, written = FrameWriter(TO_EXPLORER), Written()
     outbox.connected(written.transport)
     for job in range(5):
         outbox.send(RunCancelled(job))
@@ -44,7 +45,7 @@ async def test_the_messages_of_one_turn_are_one_write_and_keep_their_order() -> 
 
 
 async def test_what_is_said_before_there_is_a_socket_is_kept() -> None:
-    outbox, written = FrameWriter(), Written()
+    outbox, written = FrameWriter(TO_EXPLORER), Written()
     outbox.send(RunCancelled(1))
     await turn()
     outbox.connected(written.transport)
@@ -52,7 +53,7 @@ async def test_what_is_said_before_there_is_a_socket_is_kept() -> None:
 
 
 async def test_much_is_written_at_once() -> None:
-    outbox, written = FrameWriter(), Written()
+    outbox, written = FrameWriter(TO_EXPLORER), Written()
     outbox.connected(written.transport)
     long = RunFailed(1, "Error", "x" * FLUSH_BYTES)
     outbox.send(long)
@@ -60,7 +61,7 @@ async def test_much_is_written_at_once() -> None:
 
 
 async def test_after_the_end_nothing_is_written() -> None:
-    outbox, written = FrameWriter(), Written()
+    outbox, written = FrameWriter(TO_EXPLORER), Written()
     outbox.connected(written.transport)
     outbox.send(RunCancelled(1))
     outbox.close()

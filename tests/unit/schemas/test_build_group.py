@@ -85,7 +85,7 @@ def test_a_sample_without_a_response_is_one() -> None:
         ([], "at least one sample"),
         ([sample(logprobs=[-1.0])], "3 response tokens, 1 logprobs and 3 mask entries"),
         ([sample(mask=[True])], "3 response tokens, 3 logprobs and 1 mask entries"),
-        ([sample(prompt_token_ids=[[1]])], "'list' object cannot be interpreted"),
+        ([sample(prompt_token_ids=[[1]])], "required argument is not an integer"),
     ],
 )
 def test_samples_that_do_not_add_up_are_refused(samples: list[Rollout], message: str) -> None:

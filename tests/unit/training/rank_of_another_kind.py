@@ -6,15 +6,15 @@ import socket
 import sys
 import time
 
+from trinity_bus.runtime.frames import read_frame
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.rank_protocol import Answer, Done, Export, Failed, Leave, Train
-from trinity_bus.training.ranks import read_frame
 
 channel, rank = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
 file = channel.makefile("rb")
 steps = 0
-while (payload := read_frame(file, protocol.ORDER_BYTES)) is not None:
-    order = protocol.decode_order(payload)
+while (payload := read_frame(file, protocol.ORDERS.limit)) is not None:
+    order = protocol.ORDERS.decode(payload)
     result: Done | Failed = Done(steps)
     match order.call:
         case Train(groups):
@@ -29,7 +29,6 @@ while (payload := read_frame(file, protocol.ORDER_BYTES)) is not None:
             time.sleep(3600)
         case Export("drift"):
             result = Done(steps + rank)
-    answer = protocol.encode(Answer(order.number, result))
-    channel.sendall(protocol.framed(answer, protocol.ANSWER_BYTES) + answer)
+    channel.sendall(protocol.ANSWERS.frame(Answer(order.number, result)))
     if isinstance(order.call, Leave):
         break

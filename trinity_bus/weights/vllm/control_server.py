@@ -7,32 +7,28 @@ wait. A thread of the worker's process therefore listens on a Unix socket to its
     front end                                      worker
       |-- (through vLLM) open_control(folder) -------->|  listens on folder/<rank>.sock
       |-- connects, removes the folder --------------->|  stops listening
-      |-- {"op": "begin", "token": 7, "source": ...} ->|  a thread receives
-      |<- {"token": 7, "state": "ready", ...} ---------|  when it has ended, in whichever way
-      |-- {"op": "progress", "token": 7} ------------->|  for transfers that may hang
-      |<- {"token": 7, "state": "receiving", ...} -----|
+      |<- messages, both ways: see ``control`` ------->|
 
-Messages are lines of JSON. The socket lies in a folder that only this user may enter, for as long as it takes to
-connect. Failures: a line that is none ends the connection, which ends transfers for this engine's lifetime; the front
-end finds the connection closed and counts the engine as dead, as it does when the worker is gone.
+The socket lies in a folder that only this user may enter, for as long as it takes to connect. Failures: what is no
+message ends the connection, which ends transfers for this engine's lifetime; the front end finds the connection closed
+and counts the engine as dead, as it does when the worker is gone.
 """
 
-import json
 import logging
 import os
 import socket
 import threading
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from trinity_bus.runtime.frames import ProtocolError, read_frame
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.vllm.control import TO_FRONT_END, TO_WORKER, AskProgress, BeginTransfer, TransferTold
 
 _log = logging.getLogger(__name__)
 
-MAX_LINE = 1 << 16
+_MAX_ERROR_CHARS = 4000
 
 
 class ControlServer:
@@ -55,32 +51,30 @@ class ControlServer:
     def _run(self) -> None:
         self._connection, _ = self._listener.accept()
         self._listener.close()
-        with self._connection, self._connection.makefile("rb") as lines:
+        with self._connection, self._connection.makefile("rb") as frames:
             try:
-                while line := lines.readline(MAX_LINE):
-                    self._handle(json.loads(line))
-            except (ValueError, TypeError, KeyError) as error:
-                _log.error("what came over the control socket is no command: %r", error)
-            except ConnectionError as error:
-                # It left without reading what was said last.
-                _log.debug("the front end is gone: %s", error)
+                while (body := read_frame(frames, TO_WORKER.limit)) is not None:
+                    self._handle(TO_WORKER.decode(body))
+            except ProtocolError as error:
+                _log.error("what came over the control socket is no command: %s", error)
 
-    def _handle(self, command: dict[str, Any]) -> None:
-        token = int(command["token"])
-        if command["op"] != "begin":
+    def _handle(self, command: BeginTransfer | AskProgress) -> None:
+        token = command.token
+        if isinstance(command, AskProgress):
             self._say(token, self._receiver.progress)
             return
         try:
-            self._receiver.start(Source(**command["source"]), lambda progress: self._say(token, progress))
+            self._receiver.start(command.source, lambda progress: self._say(token, progress))
         except WeightTransferError as error:
             self._say(token, TransferProgress(state="failed", error=str(error)))
 
     def _say(self, token: int, progress: TransferProgress) -> None:
-        line = json.dumps({"token": token, **asdict(progress)}).encode() + b"\n"
+        shown = replace(progress, error=progress.error and progress.error[:_MAX_ERROR_CHARS])
+        frame = TO_FRONT_END.frame(TransferTold(token, shown))
         with self._sending:
             if self._connection is not None:
                 try:
-                    self._connection.sendall(line)
+                    self._connection.sendall(frame)
                 except OSError as error:
                     # The front end is gone, and this process is about to follow it.
                     _log.debug("nobody reads the control socket: %s", error)

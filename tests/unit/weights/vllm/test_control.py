@@ -5,7 +5,6 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.control_server import ControlServer
 
 
@@ -57,8 +57,8 @@ async def opened(engine: FakeEngine) -> AsyncIterator[ControlClient]:
             receiver.close()
 
 
-def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float = 5) -> dict[str, Any]:
-    return asdict(source(announcement(server, version, checksum, "a"), "a", timeout_s))
+def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float = 5) -> Source:
+    return source(announcement(server, version, checksum, "a"), "a", timeout_s)
 
 
 async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
@@ -67,7 +67,7 @@ async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server
         for version in range(2):
             checksum = server.stage(version, [("w", torch.full((1000,), float(version)))])
             progress = await control.receive(wanted(server, version, checksum))
-            assert (progress["state"], progress["checksum"]) == ("ready", checksum)
+            assert (progress.state, progress.checksum) == ("ready", checksum)
             for receiver in engine.receivers:
                 assert dict(receiver.take())["w"][0] == version
 
@@ -81,7 +81,7 @@ async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(ser
             await control.receive(wanted(server, 7, "0" * 64))
         engine.receivers[0].cancel()
         checksum = server.stage(8, [("w", torch.ones(10))])
-        assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
+        assert (await control.receive(wanted(server, 8, checksum))).state == "ready"
 
 
 async def test_one_that_hangs_is_asked_until_it_counts_as_failed(
@@ -129,7 +129,7 @@ async def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
         await control.drained(20)
         engine.receivers[0].cancel()
         checksum = server.stage(8, [("w", torch.ones(10))])
-        assert (await control.receive(wanted(server, 8, checksum)))["state"] == "ready"
+        assert (await control.receive(wanted(server, 8, checksum))).state == "ready"
 
 
 async def test_a_worker_that_does_not_answer_is_a_dead_engine(
@@ -151,6 +151,6 @@ async def test_a_worker_that_does_not_answer_is_a_dead_engine(
 async def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
     engine = FakeEngine(1)
     async with opened(engine) as control:
-        control._connections[0][1].write(b"no command\n")
+        control._workers[0].writer.write(b"\0\0\0\5no co")
         with pytest.raises(EngineDeadError):
             await control.receive(wanted(server, 0, "0" * 64))

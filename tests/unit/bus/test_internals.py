@@ -1,0 +1,129 @@
+"""What the bus uses of aiokafka beyond what it documents: each part is there, and nothing but ``internals`` uses any.
+
+A line that fails here after an upgrade of aiokafka names what ``trinity_bus/bus/internals.py`` has to do otherwise.
+"""
+
+import asyncio
+import inspect
+import re
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiokafka
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.consumer import fetcher
+from aiokafka.producer import sender
+from aiokafka.producer.message_accumulator import MessageAccumulator, MessageBatch
+from aiokafka.producer.transaction_manager import TransactionManager
+
+from trinity_bus.bus import internals
+
+ATTRIBUTES = [
+    "admin._client",
+    "admin._send_request",
+    "batch._ctime",
+    "batch._drain_waiter",
+    "client._conns",
+    "client._get_conn",
+    "client._sync_task",
+    "client.bootstrap",
+    "connection._protocol",
+    "connection.close",
+    "connection.connect",
+    "connection.connected",
+    "consumer._client",
+    "producer._message_accumulator._batches",
+    "producer._message_accumulator._pending_batches",
+    "producer._message_accumulator.fail_all",
+    "producer._sender.close",
+    "producer._txn_manager._pending_txn_offsets",
+    "producer._txn_manager._sequence_numbers",
+    "producer._txn_manager.fatal_error",
+    "producer._txn_manager.increment_sequence_number",
+    "producer._txn_manager.is_fatal_error",
+    "producer._txn_manager.needs_transaction_commit",
+    "producer._txn_manager.partitions_to_add",
+    "producer._txn_manager.wait_for_transaction_end",
+    "producer.client",
+]
+ARGUMENTS = [
+    (AIOKafkaAdminClient._send_request, ["self", "request", "node_id"]),
+    (AIOKafkaAdminClient._send_request_to_node, ["self", "node_id", "request"]),
+    (MessageAccumulator.fail_all, ["self", "exception"]),
+    (TransactionManager.fatal_error, ["self", "exc"]),
+    (AIOKafkaConnection.connected, ["self"]),
+]
+BY_NAME = [
+    (fetcher, "MemoryRecords(part_data[-1])"),
+    (fetcher, "PartitionRecords("),
+    (sender, "return BACKOFF_OVERRIDE"),
+    (TransactionManager, "def increment_sequence_number(self, tp: TopicPartition, increment: int)"),
+    (inspect.getmodule(AIOKafkaClient), "await create_conn("),
+    (inspect.getmodule(AIOKafkaConsumer), "self._client = AIOKafkaClient("),
+    (inspect.getmodule(AIOKafkaProducer), "self.client = AIOKafkaClient("),
+    (inspect.getmodule(AIOKafkaAdminClient), "self._client = AIOKafkaClient("),
+]
+"""What is replaced by its name: where the library uses it, and how."""
+ADVICE = f"aiokafka {aiokafka.__version__} is not what trinity_bus/bus/internals.py was written for"
+
+
+def objects() -> SimpleNamespace:
+    """One of each, connected to nothing."""
+    producer = AIOKafkaProducer(bootstrap_servers="127.0.0.1:1", transactional_id="test")
+    consumer = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1")
+    # Nothing was opened, and they warn when they are collected.
+    producer._closed = consumer._closed = True
+    return SimpleNamespace(
+        admin=AIOKafkaAdminClient(bootstrap_servers="127.0.0.1:1"),
+        batch=MessageBatch(TopicPartition("topic", 0), producer.create_batch(), 1.0, 0.0),
+        client=AIOKafkaClient(bootstrap_servers="127.0.0.1:1"),
+        connection=AIOKafkaConnection("127.0.0.1", 1),
+        consumer=consumer,
+        producer=producer,
+    )
+
+
+@pytest.mark.parametrize("path", ATTRIBUTES)
+def test_a_part_is_there(path: str) -> None:
+    async def look() -> None:
+        try:
+            attrgetter(path)(objects())
+        except AttributeError as error:
+            pytest.fail(f"{ADVICE}: {path}: {error}")
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(("function", "arguments"), ARGUMENTS, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_a_part_takes_what_it_is_given(function, arguments: list[str]) -> None:
+    assert list(inspect.signature(function).parameters) == arguments, f"{ADVICE}: {function.__qualname__}"
+
+
+@pytest.mark.parametrize(("place", "use"), BY_NAME, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_replaced_is_used_by_its_name(place, use: str) -> None:
+    assert use in inspect.getsource(place), f"{ADVICE}: {place.__name__} has no {use!r}"
+
+
+def test_every_name_that_is_handed_on_is_there() -> None:
+    assert [name for name in internals.__all__ if not hasattr(internals, name)] == []
+
+
+def test_nobody_else_reaches_into_the_library() -> None:
+    private = re.compile(
+        r"aiokafka\.(client|conn|consumer|partitioner|producer|protocol|record|util)\b(?!\.sender\"|\.fetcher\"|\")"
+        r"|\b(client|admin|connection|producer|consumer|batch|manager|accumulator)\._[a-z]"
+    )
+    folder = Path(internals.__file__).parent
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(folder.glob("*.py"))
+        if path.name != "internals.py"
+        for line in path.read_text().splitlines()
+        if private.search(line)
+    ]
+    assert found == []

@@ -1,0 +1,96 @@
+"""One framing for all local messages: whatever pieces it comes in, and whatever is in it."""
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from trinity_bus.runtime.frames import Dialect, FrameReader, FrameStream, ProtocolError, head_of, read_frame
+
+
+class Say(Struct, tag=True):
+    text: str
+
+
+class Count(Struct, tag=True):
+    number: int
+
+
+SPOKEN: Dialect[Say | Count] = Dialect(Say | Count, limit=64)
+TOO_LONG = Say("x" * 64)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 200), min_size=1))
+def test_frames_are_the_same_however_a_socket_cuts_them(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(head_of(one, 300) + one for one in bodies)
+    frames, found, start = FrameReader(300), [], 0
+    for i in range(len(stream)):
+        size = cuts[i % len(cuts)]
+        found += list(frames.feed(stream[start : start + size]))
+        start += size
+        if start >= len(stream):
+            break
+    assert found == bodies
+    file = io.BytesIO(stream)
+    assert [read_frame(file, 300) for _ in bodies] == bodies
+    assert read_frame(file, 300) is None
+
+
+@pytest.mark.parametrize("message", [Say("é"), Count(7)])
+def test_messages_arrive_as_they_were(message: Any) -> None:
+    assert SPOKEN.decode(SPOKEN.encode(message)) == message
+    assert read_frame(io.BytesIO(SPOKEN.frame(message)), SPOKEN.limit) == SPOKEN.encode(message)
+
+
+def test_what_is_too_long_is_refused_before_it_is_sent_and_by_its_length_alone() -> None:
+    buffer = bytearray(b"before")
+    for send in (SPOKEN.encode, SPOKEN.frame, lambda message: SPOKEN.append(buffer, message)):
+        with pytest.raises(ProtocolError, match=r"a message of \d+ bytes, at most 64 are allowed"):
+            send(TOO_LONG)
+    assert buffer == b"before"
+    head = (65).to_bytes(4, "big")
+    for read in (lambda: list(FrameReader(64).feed(head)), lambda: read_frame(io.BytesIO(head), 64)):
+        with pytest.raises(ProtocolError, match="a frame of 65 bytes, at most 64 are allowed"):
+            read()
+    with pytest.raises(ProtocolError, match="a message of 65 bytes"):
+        SPOKEN.decode(bytes(65))
+    with pytest.raises(ProtocolError, match="a message of 65 bytes"):
+        head_of(bytes(65), 64)
+
+
+def test_what_cannot_be_encoded_leaves_nothing_behind() -> None:
+    buffer = bytearray(b"before")
+    with pytest.raises(UnicodeEncodeError):
+        SPOKEN.append(buffer, Say("\ud83d"))
+    assert buffer == b"before"
+
+
+@given(st.binary(max_size=80))
+def test_bytes_that_are_no_message_are_an_error_of_the_protocol(garbage: bytes) -> None:
+    try:
+        SPOKEN.decode(garbage)
+    except ProtocolError:
+        return
+
+
+def test_a_file_that_ends_within_a_frame_has_ended() -> None:
+    for cut in (2, 4, 6):
+        assert read_frame(io.BytesIO(SPOKEN.frame(Count(300))[:cut]), SPOKEN.limit) is None
+
+
+async def test_a_wait_for_a_frame_that_is_cancelled_loses_nothing() -> None:
+    stream = asyncio.StreamReader()
+    frames = FrameStream(stream, SPOKEN.limit)
+    whole = SPOKEN.frame(Say("whole"))
+    stream.feed_data(whole[:6])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await frames.next()
+    stream.feed_data(whole[6:] + SPOKEN.frame(Count(1)))
+    stream.feed_eof()
+    said = [await frames.next() for _ in range(3)]
+    assert [None if body is None else SPOKEN.decode(body) for body in said] == [Say("whole"), Count(1), None]

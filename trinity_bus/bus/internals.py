@@ -1,0 +1,268 @@
+"""All that the bus uses of aiokafka beyond what it documents; nobody else reaches into it.
+
+The library documents its producer, its consumer, its administrator's methods, structs and errors. What is here may
+change with any of its versions, and is why ``pyproject.toml`` allows one minor version alone: ``test_internals.py`` has
+a line for each part, and says which is gone or takes other arguments.
+
+* Protocol classes, of which requests are made that the library lacks; and the way to send them.
+* A client that knows its connections, to break off those that do not close: see :mod:`trinity_bus.bus.shutdown`.
+* The producer's batches and the state of its transaction, to tell what is not durable yet and to give it up.
+* The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces.
+* Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import client as client_module
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import client as admin_module
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.consumer import consumer as consumer_module
+from aiokafka.consumer import fetcher
+from aiokafka.consumer.fetcher import READ_COMMITTED
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.partitioner import murmur2
+from aiokafka.producer import producer as producer_module
+from aiokafka.producer import sender
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageBatch
+from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    AbstractType,
+    Array,
+    Boolean,
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Float64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    String,
+    TaggedFields,
+)
+from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.util import calc_crc32c
+
+__all__ = [
+    "MAX_SEQUENCE",
+    "READ_COMMITTED",
+    "AIOKafkaConnection",
+    "AbstractType",
+    "Array",
+    "BatchBuilder",
+    "Boolean",
+    "Client",
+    "CompactArray",
+    "CompactBytes",
+    "CompactString",
+    "CreateAclsRequest",
+    "DefaultRecordBatch",
+    "DeleteAclsRequest",
+    "DescribeAclsRequest",
+    "Float64",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "MessageBatch",
+    "Request",
+    "RequestStruct",
+    "Response",
+    "Schema",
+    "String",
+    "TaggedFields",
+    "TransactionManager",
+    "abort_transport",
+    "ask",
+    "calc_crc32c",
+    "client_of",
+    "close_sender",
+    "fail_all",
+    "look_at_errors",
+    "murmur2",
+    "oldest_of",
+    "pending_offsets",
+    "queued_batches",
+    "transaction_of",
+    "unpack_with",
+    "unsent_batches",
+    "was_connected",
+]
+
+# When a transaction begins, the broker may still write the markers of the one before it, and refuses the new one for
+# these few milliseconds. The client would look again after 20 ms, most of what a transaction takes.
+sender.BACKOFF_OVERRIDE = 0.003
+
+MAX_SEQUENCE = 2**31 - 1
+"""Of the numbers that an idempotent producer gives its records; 0 follows, as in Kafka's own clients."""
+
+
+def _count_on(self: TransactionManager, partition: TopicPartition, increment: int) -> None:
+    self._sequence_numbers[partition] = (self._sequence_numbers[partition] + increment) & MAX_SEQUENCE
+
+
+# The client would go on with -2^31, which brokers refuse: after 2^31 records a partition could not be written any more.
+TransactionManager.increment_sequence_number = _count_on
+
+
+_opener: ContextVar["Client"] = ContextVar("opener")
+"""Whose connection is being opened: the library does not tell the function that opens it."""
+
+
+class Client(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
+    """What producers, consumers and administrators are built on."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._opened: weakref.WeakSet[AIOKafkaConnection] = weakref.WeakSet()
+        self._is_stopped = False
+
+    async def bootstrap(self) -> None:
+        """Connect for the first time."""
+        with self._opening():
+            await super().bootstrap()
+
+    async def _get_conn(self, *args: Any, **options: Any) -> AIOKafkaConnection | None:
+        with self._opening():
+            return await super()._get_conn(*args, **options)
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        token = _opener.set(self)
+        try:
+            yield
+        finally:
+            _opener.reset(token)
+
+    async def connect(self, connection: AIOKafkaConnection) -> None:
+        """Open a connection, to be closed with this client.
+
+        Raises:
+            KafkaConnectionError: This client has been stopped.
+        """
+        self._opened.add(connection)
+        if not self._is_stopped:
+            await connection.connect()
+        if self._is_stopped:
+            connection.close()
+            raise KafkaConnectionError("the client has been stopped")
+
+    def abort_closing(self) -> None:
+        """Close at once what is being closed."""
+        for connection in self._opened:
+            if was_connected(connection) and not connection.connected():
+                abort_transport(connection)
+
+    def end(self) -> None:
+        """Close at once whatever is open, and open nothing any more."""
+        self._is_stopped = True
+        if self._sync_task is not None:
+            self._sync_task.cancel()
+        for connection in self._opened:
+            connection.close()
+        self.abort_closing()
+
+
+async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnection:
+    connection = AIOKafkaConnection(host, port, **options)
+    await _opener.get().connect(connection)
+    return connection
+
+
+client_module.create_conn = _create_conn
+admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = Client
+
+
+async def ask(admin: AIOKafkaAdminClient, request: Request[Any], node: int | None = None) -> Any:
+    """Send a request that the library has no method for, and return its response.
+
+    Args:
+        admin: Started.
+        request: Made of the protocol classes.
+        node: The broker to ask; any where absent.
+    """
+    if node is None:
+        return await admin._send_request(request)
+    return await admin._send_request_to_node(node, request)
+
+
+def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> Client:
+    """Return what a consumer or an administrator speaks through."""
+    client: Client = owner._client
+    return client
+
+
+def was_connected(connection: AIOKafkaConnection) -> bool:
+    """Whether a connection has ever come about."""
+    return connection._protocol is not None
+
+
+def abort_transport(connection: AIOKafkaConnection) -> bool:
+    """Break a connection off that was connected; whether there was anything left to break off."""
+    transport = connection._protocol._transport
+    if transport is not None:
+        transport.abort()
+    return transport is not None
+
+
+def transaction_of(producer: AIOKafkaProducer) -> TransactionManager:
+    """Return the state of a producer's transaction."""
+    return producer._txn_manager
+
+
+def pending_offsets(manager: TransactionManager) -> int:
+    """Return for how many groups offsets are to be committed with the transaction."""
+    return len(manager._pending_txn_offsets)
+
+
+def queued_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
+    """Return the batches that were not sent yet."""
+    return [batch for batches in producer._message_accumulator._batches.values() for batch in batches]
+
+
+def unsent_batches(producer: AIOKafkaProducer) -> list[MessageBatch]:
+    """Return the batches that are not durable yet, under way or queued."""
+    return [*producer._message_accumulator._pending_batches, *queued_batches(producer)]
+
+
+def oldest_of(batches: Iterable[MessageBatch]) -> MessageBatch | None:
+    """Return the batch that was begun first."""
+    return min(batches, key=lambda batch: batch._ctime, default=None)
+
+
+def look_at_errors(batches: Iterable[MessageBatch]) -> None:
+    """Else asyncio reports each batch that a client still had at its end, traceback and all, as never looked at."""
+    for batch in batches:
+        waiter = batch._drain_waiter
+        if waiter.done() and not waiter.cancelled():
+            waiter.exception()
+
+
+async def close_sender(producer: AIOKafkaProducer) -> None:
+    """End the task that sends; stopping the producer would wait for what cannot be sent."""
+    await producer._sender.close()
+
+
+def fail_all(producer: AIOKafkaProducer, error: Exception) -> None:
+    """Fail every batch that is not durable yet."""
+    batches, accumulator = unsent_batches(producer), producer._message_accumulator
+    # Batches that wait for a retry count as not pending, and would be missed at their end.
+    accumulator._pending_batches.update(batches)
+    accumulator.fail_all(error)
+    look_at_errors(batches)
+
+
+def unpack_with(frames: type, records: type) -> None:
+    """Have every consumer of this process unpack what it fetches with these two classes."""
+    fetcher.MemoryRecords = frames
+    fetcher.PartitionRecords = records

@@ -1,0 +1,189 @@
+"""What processes of one machine say to each other: msgspec structs, in frames, between an encoder and a decoder.
+
+The types of the messages are beside who uses them; a :class:`Dialect` is what one side of a connection may say::
+
+    on a stream:             length of the body, 4 bytes, the highest first; the body
+    on a socket of datagrams: the body alone
+    body:                    one message as msgpack; or, where both sides know, a record as it is on the log
+
+The two sides are of one program: there are no versions. A body over its limit is refused before it is sent, and by its
+length before any of it is kept. Whatever else is no message is a :class:`ProtocolError` too, and nothing else is
+raised: the other side may be user code.
+"""
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import IO, Any
+
+import msgspec
+
+from trinity_bus.errors import TrinityError
+
+HEAD = struct.Struct(">I")
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What the parser raises for bytes that are no message."""
+
+_PIECE = 1 << 16
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class ProtocolError(TrinityError):
+    """The other side said what cannot be understood or what it must not say; or this one was about to."""
+
+
+class Dialect[M]:
+    """What one side may say.
+
+    Args:
+        kinds: The type of the messages, a struct or a union of them.
+        limit: Most bytes of a body.
+    """
+
+    def __init__(self, kinds: Any, *, limit: int) -> None:
+        self.limit = limit
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
+
+    def encode(self, message: M) -> bytes:
+        """Return a message as a body.
+
+        Raises:
+            ProtocolError: It is over the limit.
+        """
+        body = _ENCODER.encode(message)
+        _check(len(body), self.limit, "message")
+        return body
+
+    def frame(self, message: M) -> bytes:
+        """Return a message as a frame; raises as ``append`` does."""
+        buffer = bytearray()
+        self.append(buffer, message)
+        return bytes(buffer)
+
+    def append(self, buffer: bytearray, message: M) -> None:
+        """Write a message as a frame behind what is in ``buffer``.
+
+        Raises:
+            ProtocolError: It is over the limit. The buffer is as it was.
+        """
+        start = len(buffer)
+        buffer.extend(bytes(HEAD.size))
+        try:
+            _ENCODER.encode_into(message, buffer, start + HEAD.size)
+            size = len(buffer) - start - HEAD.size
+            _check(size, self.limit, "message")
+        except BaseException:
+            del buffer[start:]
+            raise
+        HEAD.pack_into(buffer, start, size)
+
+    def decode(self, body: bytes) -> M:
+        """Return the message in a body.
+
+        Raises:
+            ProtocolError: There is none, or it is over the limit.
+        """
+        _check(len(body), self.limit, "message")
+        try:
+            return self._decoder.decode(body)
+        except UNREADABLE as error:
+            raise ProtocolError(f"a message that cannot be read: {error}") from error
+
+
+class FrameReader:
+    """Puts frames together from whatever pieces a socket gives.
+
+    Args:
+        limit: Most bytes of a body.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Return the bodies that are complete with ``data``.
+
+        Raises:
+            ProtocolError: A frame is longer than any may be.
+        """
+        # Nearly always, a piece is whole frames.
+        source = data
+        if self._pending:
+            self._pending += data
+            source = bytes(self._pending)
+            self._pending.clear()
+        start = 0
+        while (body := start + HEAD.size) <= len(source):
+            size = _size(source[start:body], self._limit)
+            if body + size > len(source):
+                break
+            yield source[body : body + size]
+            start = body + size
+        self._pending += source[start:]
+
+
+def head_of(body: bytes, limit: int) -> bytes:
+    """Return what comes before a body that is a record already.
+
+    Raises:
+        ProtocolError: It is over the limit.
+    """
+    _check(len(body), limit, "message")
+    return HEAD.pack(len(body))
+
+
+def read_frame(file: IO[bytes], limit: int) -> bytes | None:
+    """Return the next body; None where the other side has ended, also in the midst of one.
+
+    Raises:
+        ProtocolError: It is over the limit.
+    """
+    try:
+        head = file.read(HEAD.size)
+        if len(head) < HEAD.size:
+            return None
+        size = _size(head, limit)
+        body = file.read(size)
+    except ConnectionResetError:
+        # It ended before it had read everything.
+        return None
+    return body if len(body) == size else None
+
+
+class FrameStream:
+    """Frames from a stream. A wait for one may be cancelled: nothing is lost.
+
+    Args:
+        stream: Where they come from.
+        limit: Most bytes of a body.
+    """
+
+    def __init__(self, stream: asyncio.StreamReader, limit: int) -> None:
+        self._stream = stream
+        self._frames = FrameReader(limit)
+        self._bodies: deque[bytes] = deque()
+
+    async def next(self) -> bytes | None:
+        """Return the next body, as ``read_frame`` does."""
+        while not self._bodies:
+            try:
+                data = await self._stream.read(_PIECE)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._bodies.extend(self._frames.feed(data))
+        return self._bodies.popleft()
+
+
+def _size(head: bytes, limit: int) -> int:
+    size: int = HEAD.unpack(head)[0]
+    _check(size, limit, "frame")
+    return size
+
+
+def _check(size: int, limit: int, what: str) -> None:
+    if size > limit:
+        raise ProtocolError(f"a {what} of {size} bytes, at most {limit} are allowed")

@@ -1,0 +1,42 @@
+"""What an engine's front end and its workers' control servers say to each other, in frames on a Unix socket.
+
+::
+
+    front end                                      worker
+      |-- BeginTransfer(token, source) -------------->|  a thread receives
+      |<- TransferTold(token, progress: ready, ...) --|  when it has ended, in whichever way
+      |-- AskProgress(token) ------------------------>|  for transfers that may hang
+      |<- TransferTold(token, progress: receiving) ---|
+
+The front end numbers what it says with *tokens*, and each is answered under its own.
+"""
+
+from msgspec import Struct
+
+from trinity_bus.runtime.frames import Dialect
+from trinity_bus.weights.receiver import TransferProgress
+from trinity_bus.weights.transport import Source
+
+
+class BeginTransfer(Struct, tag="begin", frozen=True):
+    """Receive a version."""
+
+    token: int
+    source: Source
+
+
+class AskProgress(Struct, tag="progress", frozen=True):
+    """Say how far it is."""
+
+    token: int
+
+
+class TransferTold(Struct, frozen=True):
+    """How far it is."""
+
+    token: int
+    progress: TransferProgress
+
+
+TO_WORKER: Dialect[BeginTransfer | AskProgress] = Dialect(BeginTransfer | AskProgress, limit=1 << 16)
+TO_FRONT_END: Dialect[TransferTold] = Dialect(TransferTold, limit=1 << 16)
