@@ -27,8 +27,16 @@ def one_line(text: str) -> str:
     return printable(text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 3] + "...")
 
 
-class SchemaError(Exception):
+class TrinityError(Exception):
+    """Base of all errors of the project. The tree is drawn in ``trinity_bus.errors``."""
+
+
+class SchemaError(TrinityError, ValueError):
     """Base of everything that this package raises on purpose."""
+
+
+class RecordError(SchemaError):
+    """A program makes a record that there cannot be: a field does not exist, is missing, or has a wrong value."""
 
 
 class EncodeError(SchemaError):

@@ -112,6 +112,8 @@ class CoordinatorHeartbeat(Record):
     """Attempts at a task, or part of one, before it fails; times ``max_timeout_s`` it is the longest it may take."""
     dynamic_timeout_s: Seconds
     """Limit of an attempt that starts now, see ``trinity_bus.coordination``."""
+    wait_after_min_s: Seconds = 30.0
+    """How long a wait for some of many tasks goes on when there are enough."""
     sent_at: Time = 0.0
 
 

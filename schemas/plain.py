@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
+from schemas.faults import fault
 from schemas.free_form import MAX_ITEMS
 from schemas.record import Metrics, Record
 from schemas.weight import SMALL, Scales, weigh_json, weigh_msgpack
@@ -146,6 +147,8 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
         raise DecodeError("not_msgpack_or_json", f"no msgpack map and no JSON object, starts with {shown(value[:16])}")
     try:
         return _decoded(value, form, types, known)
+    except DecodeError:
+        raise
     except _UNREADABLE as error:
         raise _unreadable(error, value, form) from error
 
@@ -273,15 +276,10 @@ def _validated(cls: type[Record], data: dict[str, Any], *, size: int) -> Record:
     try:
         record = cls.model_validate(data, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    else:
-        _refuse_if_grown(record, size)
-        return record
-    field = ".".join(map(str, first["loc"])) or "record"
-    if first["type"] == "missing":
-        raise DecodeError("missing_field", f"{cls.SCHEMA}: {field} is missing")
-    reason = "wrong_type" if first["type"].endswith("_type") else "bad_value"
-    raise DecodeError(reason, f"{cls.SCHEMA}: {field} = {shown(first['input'])}: {first['msg']}")
+        reason, detail = fault(cls, error, data)
+        raise DecodeError(reason, f"{cls.SCHEMA}: {detail}") from error
+    _refuse_if_grown(record, size)
+    return record
 
 
 def _refuse_if_grown(record: Record, size: int) -> None:

@@ -4,16 +4,20 @@ A record's *schema* is its stable name on the wire (``"task"``); its *version* i
 
 * a new field is optional and has a default; an unknown field is ignored: any reader reads any writer of the same
   major version;
+* a program that makes a record may name only fields that there are: one that is misspelt is an error, not a default;
 * a change that breaks a reader gets a new major version, and readers refuse versions that they do not know.
 
 Nothing here knows how a record becomes bytes; that is ``schemas.codec``.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.errors import RecordError
+from schemas.faults import fault
 from schemas.free_form import check_plain
 
 MAX_ID_LENGTH = 200
@@ -54,7 +58,27 @@ class Record(BaseModel):
     JSON: ClassVar[bool] = False
     """Whether it is accepted as a JSON object too, because people and simple programs write it."""
 
+    KNOWN_AS: ClassVar[Mapping[str, str]] = {}
+    """What some of its fields are called elsewhere, for who uses these names here."""
+    FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {}
+    """Fields that a program may leave out when it makes one, and what stands there then. On the wire they must be."""
+
     _lists_of_items: ClassVar[set[str] | None] = None
+
+    if not TYPE_CHECKING:  # type checkers make the signature from the fields
+
+        def __init__(self, /, **fields: Any) -> None:
+            """Make a record of what a program gives; raises RecordError."""
+            for name, fill in self.FILLED.items():
+                if name not in fields:
+                    fields[name] = fill()
+            try:
+                self.__pydantic_validator__.validate_python(fields, self_instance=self, extra="forbid")
+            except ValidationError as error:
+                raise RecordError(f"{self.SCHEMA}: {fault(type(self), error, fields)[1]}") from None
+
+        # Records that are read do not come through here: readers pass over what they do not know.
+        __init__.__pydantic_base_init__ = True
 
     def to_wire(self) -> dict[str, Any]:
         """Return the record as a plain map, schema and version first, absent (``None``) fields left out."""

@@ -4,9 +4,11 @@ A task is one prompt (or anything its workflow understands) that explorers run `
 one task form a group. A task may name its batch; a task that names none joins the next batch of the configured size.
 """
 
-from typing import Annotated, ClassVar
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from schemas.free_form import MAX_ITEMS
 from schemas.record import BatchType, Identifier, PlainMap, Record
@@ -40,15 +42,38 @@ class Message(Record):
     content: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 
 
+def _some_id() -> str:
+    return f"task-{uuid.uuid4().hex[:16]}"
+
+
+def _id_is_required(schema: dict[str, Any]) -> None:
+    """Describe what is on the wire, where every task has an id."""
+    del schema["properties"]["task_id"]["default"]
+    schema["required"].insert(0, "task_id")
+
+
 class Task(Record):
     """One task. Produced by anyone to ``tasks``, keyed by ``task_id``, as msgpack or JSON."""
+
+    model_config = ConfigDict(json_schema_extra=_id_is_required)
 
     SCHEMA: ClassVar[str] = "task"
     JSON: ClassVar[bool] = True
     SENT_ON: ClassVar[bool] = True
     MAX_BYTES: ClassVar[int] = 4 << 20
 
-    task_id: Identifier
+    KNOWN_AS: ClassVar[Mapping[str, str]] = {
+        "is_eval": "batch_type",
+        "raw_task": "data",
+        "rollout_args": "sampling",
+        "workflow_args": "data",
+        "format_args": "data",
+        "truth": "answer",
+    }
+    FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {"task_id": _some_id}
+
+    task_id: Annotated[Identifier, Field(validate_default=True)] = ""
+    """Unlike that of every other task. A program that makes one may leave it to chance."""
     workflow: Identifier
     """The name of a workflow in the explorers' registry, such as ``math``."""
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None

@@ -1,1 +1,155 @@
-"""The library: pure decisions, the bus that feeds them, and the engines that do the work."""
+"""Trinity Bus: everything that users import is here.
+
+``from trinity_bus import Client, Task`` and so on. Each name is imported from where it lives when it is first asked
+for, so that ``import trinity_bus`` costs nothing; none of them imports torch, vLLM or Megatron-core. An engine for the
+tests of one's own workflows is in :mod:`trinity_bus.testing`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemas import (
+        BatchLifecycleState,
+        BatchResult,
+        ExperienceGroup,
+        Message,
+        Sample,
+        Sampling,
+        Task,
+        TaskResult,
+    )
+    from schemas.codec import decode, encode
+    from trinity_bus.broker.errors import BrokerError
+    from trinity_bus.client import (
+        BatchHandle,
+        Client,
+        CompletedTaskResult,
+        RolloutCoordinator,
+        Scheduler,
+        Status,
+        Synchronizer,
+        deserialize_many,
+    )
+    from trinity_bus.config import Settings
+    from trinity_bus.errors import (
+        AccessDeniedError,
+        BrokerUnreachableError,
+        BusError,
+        ConfigError,
+        DecodeError,
+        EncodeError,
+        NoCoordinatorError,
+        NotOwnerError,
+        NotStartedError,
+        RecordError,
+        RecordGoneError,
+        RecordTooLargeError,
+        RefusedError,
+        SchemaError,
+        SendError,
+        TimedOutError,
+        TopicMismatchError,
+        TrinityError,
+        UnknownBatchError,
+    )
+    from trinity_bus.rollout import (
+        Completion,
+        Engine,
+        PartialRunsError,
+        Rollout,
+        RolloutContext,
+        SingleRunWorkflow,
+        Tokenizer,
+        UnknownWorkflow,
+        Workflow,
+        WorkflowError,
+        prompt_tokens,
+        register,
+    )
+    from trinity_bus.rollout.rewards import math_reward, sequence_reward
+
+__all__ = [
+    "AccessDeniedError",
+    "BatchHandle",
+    "BatchLifecycleState",
+    "BatchResult",
+    "BrokerError",
+    "BrokerUnreachableError",
+    "BusError",
+    "Client",
+    "CompletedTaskResult",
+    "Completion",
+    "ConfigError",
+    "DecodeError",
+    "EncodeError",
+    "Engine",
+    "ExperienceGroup",
+    "Message",
+    "NoCoordinatorError",
+    "NotOwnerError",
+    "NotStartedError",
+    "PartialRunsError",
+    "RecordError",
+    "RecordGoneError",
+    "RecordTooLargeError",
+    "RefusedError",
+    "Rollout",
+    "RolloutContext",
+    "RolloutCoordinator",
+    "Sample",
+    "Sampling",
+    "Scheduler",
+    "SchemaError",
+    "SendError",
+    "Settings",
+    "SingleRunWorkflow",
+    "Status",
+    "Synchronizer",
+    "Task",
+    "TaskResult",
+    "TimedOutError",
+    "Tokenizer",
+    "TopicMismatchError",
+    "TrinityError",
+    "UnknownBatchError",
+    "UnknownWorkflow",
+    "Workflow",
+    "WorkflowError",
+    "decode",
+    "deserialize_many",
+    "encode",
+    "math_reward",
+    "prompt_tokens",
+    "register",
+    "sequence_reward",
+]
+
+_NAMES = {
+    "schemas": "BatchLifecycleState BatchResult ExperienceGroup Message Sample Sampling Task TaskResult",
+    "schemas.codec": "decode encode",
+    "trinity_bus.broker.errors": "BrokerError",
+    "trinity_bus.client": "BatchHandle Client CompletedTaskResult RolloutCoordinator Scheduler Status Synchronizer "
+    "deserialize_many",
+    "trinity_bus.config": "Settings",
+    "trinity_bus.errors": "AccessDeniedError BrokerUnreachableError BusError ConfigError DecodeError EncodeError "
+    "NoCoordinatorError NotOwnerError NotStartedError RecordError RecordGoneError RecordTooLargeError RefusedError "
+    "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
+    "trinity_bus.rollout": "Completion Engine PartialRunsError Rollout RolloutContext SingleRunWorkflow Tokenizer "
+    "UnknownWorkflow Workflow WorkflowError prompt_tokens register",
+    "trinity_bus.rollout.rewards": "math_reward sequence_reward",
+}
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,31 +4,94 @@
 
     TrinityError
     +-- ConfigError (ValueError)                    a setting is wrong; one line: which, and what would be right
-    +-- SupersededError                             another process has this service's name, and took its place
+    +-- SupersededError (RuntimeError)              another process has this service's name, and took its place
+    +-- SchemaError (ValueError)                    of ``schemas``
+    |   +-- RecordError                             a program makes a record that there cannot be
+    |   +-- EncodeError                             a record cannot be written: its readers would refuse it
+    |   +-- DecodeError                             bytes that are no record; readers of topics give it, none raises it
+    +-- NotStartedError (RuntimeError)              a client is used before it is started, or after it has been stopped
+    +-- NoCoordinatorError (ConnectionError)        no coordinator answers
+    +-- RefusedError (ValueError)                   the coordinator will not do it, or it cannot be asked for
+    +-- UnknownBatchError (KeyError)                there is no batch of this id, or not any more
+    +-- NotOwnerError (PermissionError)             it is another producer's, or an operator's to do
+    +-- TimedOutError (TimeoutError)                the time that a caller has given is up
+    +-- WorkflowError (ValueError)                  a workflow cannot run a task; of ``trinity_bus.rollout``
+    +-- UnknownWorkflow (LookupError)               likewise: no workflow has this name
+    +-- BrokerError (RuntimeError)                  the embedded broker; of ``trinity_bus.broker``
     +-- BusError
         +-- BrokerUnreachableError (ConnectionError)    nothing answers at the configured address
         +-- AccessDeniedError (PermissionError)         the user may not do this on the cluster
-        +-- TopicMismatchError                          a topic exists, but is not what its records need
+        +-- TopicMismatchError (ValueError)             a topic exists, but is not what its records need
         +-- RecordTooLargeError (ValueError)            a record is over its topic's limit; it was not sent
-        +-- SendError                                   a record is not known to be durable
-        +-- ProducerFencedError                         another process has taken over this transactional id
+        +-- SendError (ConnectionError)                 a record is not known to be durable
+        +-- ProducerFencedError (RuntimeError)          another process has taken over this transactional id
         +-- RecordGoneError (LookupError)               a position in the log holds no record that can be read
 
 Parts add their own below :class:`TrinityError`. A message names the value that is at fault and what to do about it.
-Errors of a record's *content* are ``schemas.errors.SchemaError``; they become dead letters, and no reader raises them.
+Each error is also one of Python's own, so that ``except TimeoutError`` finds it.
 """
 
+from schemas.errors import DecodeError, EncodeError, RecordError, SchemaError, TrinityError
 
-class TrinityError(Exception):
-    """Base of all errors of the library."""
+__all__ = [
+    "AccessDeniedError",
+    "BrokerUnreachableError",
+    "BusError",
+    "ConfigError",
+    "DecodeError",
+    "EncodeError",
+    "NoCoordinatorError",
+    "NotOwnerError",
+    "NotStartedError",
+    "ProducerFencedError",
+    "RecordError",
+    "RecordGoneError",
+    "RecordTooLargeError",
+    "RefusedError",
+    "SchemaError",
+    "SendError",
+    "SupersededError",
+    "TimedOutError",
+    "TopicMismatchError",
+    "TrinityError",
+    "UnknownBatchError",
+]
 
 
 class ConfigError(TrinityError, ValueError):
     """A setting is wrong. The message is one line: the environment variable, its value, what would be right."""
 
 
-class SupersededError(TrinityError):
+class SupersededError(TrinityError, RuntimeError):
     """Another incarnation of this service has begun: this one counts no more, and ends."""
+
+
+class NotStartedError(TrinityError, RuntimeError):
+    """A client is used before it is started, or after it has been stopped."""
+
+
+class NoCoordinatorError(TrinityError, ConnectionError):
+    """No coordinator answers."""
+
+
+class RefusedError(TrinityError, ValueError):
+    """The coordinator will not do it, or it is nothing that it could be asked for. Nothing has changed."""
+
+
+class UnknownBatchError(TrinityError, KeyError):
+    """There is no batch of this id, or it has ended so long ago that it is not remembered."""
+
+    def __str__(self) -> str:
+        """Return the message, of which ``KeyError`` would return the source."""
+        return str(self.args[0])
+
+
+class NotOwnerError(TrinityError, PermissionError):
+    """It is another producer's, or only an operator may do it."""
+
+
+class TimedOutError(TrinityError, TimeoutError):
+    """The time that a caller has given is up. Nothing is lost: what was waited for goes on."""
 
 
 class BusError(TrinityError):
@@ -43,7 +106,7 @@ class AccessDeniedError(BusError, PermissionError):
     """The user that this process logs in as may not do this."""
 
 
-class TopicMismatchError(BusError):
+class TopicMismatchError(BusError, ValueError):
     """A topic exists with other partitions or another cleanup policy than its records need."""
 
 
@@ -51,11 +114,11 @@ class RecordTooLargeError(BusError, ValueError):
     """A record is larger than its topic allows. Nothing was sent."""
 
 
-class SendError(BusError):
+class SendError(BusError, ConnectionError):
     """A record was handed to the producer but is not known to be durable."""
 
 
-class ProducerFencedError(BusError):
+class ProducerFencedError(BusError, RuntimeError):
     """Another producer with the same transactional id has started; this one must stop and write nothing more."""
 
 

@@ -3,7 +3,7 @@
 from trinity_bus.errors import TrinityError
 
 
-class BrokerError(TrinityError):
+class BrokerError(TrinityError, RuntimeError):
     """The embedded broker cannot do what was asked."""
 
 

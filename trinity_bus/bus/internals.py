@@ -61,7 +61,6 @@ __all__ = [
     "Array",
     "BatchBuilder",
     "Boolean",
-    "Client",
     "CompactArray",
     "CompactBytes",
     "CompactString",
@@ -74,6 +73,7 @@ __all__ = [
     "Int16",
     "Int32",
     "Int64",
+    "LogClient",
     "MessageBatch",
     "Request",
     "RequestStruct",
@@ -115,11 +115,11 @@ def _count_on(self: TransactionManager, partition: TopicPartition, increment: in
 TransactionManager.increment_sequence_number = _count_on
 
 
-_opener: ContextVar["Client"] = ContextVar("opener")
+_opener: ContextVar["LogClient"] = ContextVar("opener")
 """Whose connection is being opened: the library does not tell the function that opens it."""
 
 
-class Client(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
+class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no types
     """What producers, consumers and administrators are built on."""
 
     def __init__(self, **options: Any) -> None:
@@ -180,7 +180,7 @@ async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnecti
 
 
 client_module.create_conn = _create_conn
-admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = Client
+admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = LogClient
 
 
 async def ask(admin: AIOKafkaAdminClient, request: Request[Any], node: int | None = None) -> Any:
@@ -196,9 +196,9 @@ async def ask(admin: AIOKafkaAdminClient, request: Request[Any], node: int | Non
     return await admin._send_request_to_node(node, request)
 
 
-def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> Client:
+def client_of(owner: AIOKafkaConsumer | AIOKafkaAdminClient) -> LogClient:
     """Return what a consumer or an administrator speaks through."""
-    client: Client = owner._client
+    client: LogClient = owner._client
     return client
 
 

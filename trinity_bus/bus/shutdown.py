@@ -19,13 +19,13 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
-from trinity_bus.bus.internals import AIOKafkaConnection, Client, abort_transport, was_connected
+from trinity_bus.bus.internals import AIOKafkaConnection, LogClient, abort_transport, was_connected
 
 _LIMIT_S: Final = 0.2
 
 
 @contextlib.asynccontextmanager
-async def bounded_shutdown(client: Client) -> AsyncIterator[None]:
+async def bounded_shutdown(client: LogClient) -> AsyncIterator[None]:
     """Within the block, in which a client is stopped, no connection takes much longer than ``_LIMIT_S`` to close.
 
     However it ends, none is open after it.
@@ -65,7 +65,7 @@ async def close_connection(connection: AIOKafkaConnection) -> None:
         await asyncio.wait([closed])
 
 
-async def _abort_closing(client: Client) -> None:
+async def _abort_closing(client: LogClient) -> None:
     while True:
         await asyncio.sleep(_LIMIT_S)
         client.abort_closing()

@@ -48,10 +48,9 @@ from schemas import (
 )
 from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
-from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.ids import producer_name
 from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
-from trinity_bus.errors import BusError
+from trinity_bus.errors import BusError, NoCoordinatorError
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +149,14 @@ class CommandChannel:
         """Ask, as an operator, that the coordinator's state be written at this level from now on."""
         command = FinalizeUpgrade(client=self.client, command_id=self.command_id(), level=level)
         return await self._ask(command, OPERATOR_COMMANDS)
+
+    async def ask_whether_present(self) -> None:
+        """Return when a coordinator answers.
+
+        Raises:
+            NoCoordinatorError: None does.
+        """
+        await self._ask(self._question())
 
     def _names(self, batch_id: str | None) -> dict[str, str]:
         """Who asks, under a new id, about a batch; about none where there is none."""

@@ -40,6 +40,7 @@ from trinity_bus.client.experiences import publish
 from trinity_bus.client.ids import BatchId, batch_name, tasks_of
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.config import Settings
+from trinity_bus.errors import NotOwnerError, NotStartedError, RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +123,8 @@ class RolloutCoordinator:
                 ``over_rollout_ratio`` decides for train batches; eval batches wait for all.
 
         Raises:
-            ValueError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be a
-                batch id, or two tasks have one id. Nothing was sent.
+            RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be
+                a batch id, or two tasks have one id. Nothing was sent.
             SendError: The batch is registered, but not all tasks are known to be durable: abort it.
             NoCoordinatorError: None answers.
         """
@@ -155,9 +156,9 @@ class RolloutCoordinator:
             an aborted batch, what it came to.
 
         Raises:
-            KeyError: ``Batch X is not registered.``; or it ended so long ago that its result is not remembered.
-            ValueError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
-            TimeoutError: ``Timeout waiting for batch X.``
+            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
+            RefusedError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
+            TimedOutError: ``Timeout waiting for batch X.``
             NoCoordinatorError: None answers.
         """
         return await self._finalize(batch_id, "train", timeout)
@@ -173,8 +174,8 @@ class RolloutCoordinator:
             As of ``finalize_train_batch``; ``metrics`` are ``eval/<batch id after the first slash>/...``.
 
         Raises:
-            KeyError: ``Batch X is not registered.``; or it ended so long ago that its result is not remembered.
-            ValueError: ``Batch X is train, expected eval.``, at once; or it is open.
+            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
+            RefusedError: ``Batch X is train, expected eval.``, at once; or it is open.
             NoCoordinatorError: None answers.
         """
         return await self._finalize(batch_id, "eval", timeout)
@@ -189,7 +190,7 @@ class RolloutCoordinator:
                 too. They are never trained on.
 
         Raises:
-            PermissionError: It is another producer's.
+            NotOwnerError: It is another producer's.
             NoCoordinatorError: None answers.
         """
         reply = await self._connected().channel.abort(
@@ -206,15 +207,15 @@ class RolloutCoordinator:
             reason: Stands in the lineage of every version that follows.
 
         Raises:
-            PermissionError: This object was not made with ``operator``.
-            ValueError: It cannot be passed over; the message says why.
+            NotOwnerError: This object was not made with ``operator``.
+            RefusedError: It cannot be passed over; the message says why.
             NoCoordinatorError: None answers.
         """
         if not self._operator:
-            raise PermissionError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
+            raise NotOwnerError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
         reply = await self._connected().channel.skip(batch_name(batch_id), reason=reason)
         if reply.error is not None:
-            raise ValueError(reply.detail)
+            raise RefusedError(reply.detail)
 
     async def process_experiences(self, payloads: list[bytes]) -> Metrics:
         """Check experiences and publish them.
@@ -226,12 +227,12 @@ class RolloutCoordinator:
             ``experience_pipeline/experience_count`` and its times; empty for no payloads.
 
         Raises:
-            RuntimeError: ``prepare`` has not been called.
+            NotStartedError: ``prepare`` has not been called.
             SchemaError: A payload is no experience group; nothing was published.
             SendError: Not all are known to be durable.
         """
         if self._connection is None:
-            raise RuntimeError("Experience pipeline is not initialized.")
+            raise NotStartedError("Experience pipeline is not initialized.")
         return await publish(self._connection.producer, payloads)
 
     async def _finalize(self, batch_id: BatchId, batch_type: BatchType, timeout_s: float | None) -> dict[str, Any]:
@@ -241,7 +242,7 @@ class RolloutCoordinator:
         if reply.error is not None:
             raise_refusal(reply, batch_id, batch_type)
         if reply.result is None:
-            raise ValueError(f"Batch {batch_id}: the coordinator's reply has no result; are both of one version?")
+            raise RefusedError(f"Batch {batch_id}: the coordinator's reply has no result; are both of one version?")
         if reply.result.state == "aborted":
             log.warning("batch %s was aborted: nothing of it is trained on", batch_id)
         return {
@@ -253,5 +254,5 @@ class RolloutCoordinator:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            raise RuntimeError("RolloutCoordinator is not prepared: await prepare() first.")
+            raise NotStartedError("RolloutCoordinator is not prepared: await prepare() first.")
         return self._connection

@@ -1,15 +1,14 @@
-"""What a coordinator's refusal is to a caller: the exceptions, with their texts, that callers of the reference know."""
+"""What a coordinator's refusal is to a caller: the errors, with the texts that callers of the reference know."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NoReturn
 
 from schemas import CommandReply
 from schemas.record import BatchType
 from trinity_bus.client.ids import BatchId
-from trinity_bus.errors import TrinityError
-
-
-class NoCoordinatorError(TrinityError):
-    """No coordinator answers."""
+from trinity_bus.errors import NotOwnerError, RefusedError, TimedOutError, UnknownBatchError
 
 
 def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | None = None) -> NoReturn:
@@ -21,22 +20,39 @@ def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | 
         expected: The type that the command took the batch to have, where it was to finalize it.
 
     Raises:
-        KeyError: A batch that is to be finalized is not known, or not any more.
-        TimeoutError: Time was up.
-        PermissionError: The batch is another producer's.
-        ValueError: Anything else.
+        UnknownBatchError: A batch that is to be finalized is not known, or not any more.
+        TimedOutError: Time was up.
+        NotOwnerError: The batch is another producer's.
+        RefusedError: Anything else.
     """
     if reply.error == "unknown_batch":
-        raise KeyError(f"Batch {batch_id} is not registered.")
+        raise UnknownBatchError(f"Batch {batch_id} is not registered.")
     if reply.error == "batch_closed" and expected is not None:
-        raise KeyError(reply.detail)
+        raise UnknownBatchError(reply.detail)
     if reply.error == "timeout":
-        raise TimeoutError(f"Timeout waiting for batch {batch_id}.")
+        raise TimedOutError(f"Timeout waiting for batch {batch_id}.")
     if reply.error == "not_yours":
-        raise PermissionError(reply.detail)
+        raise NotOwnerError(reply.detail)
     if reply.error == "already_active":
-        raise ValueError(f"Batch {batch_id} is already active.")
+        raise RefusedError(f"Batch {batch_id} is already active.")
     if reply.error == "wrong_type" and expected is not None:
         actual = "eval" if expected == "train" else "train"
-        raise ValueError(f"Batch {batch_id} is {actual}, expected {expected}.")
-    raise ValueError(reply.detail or f"Batch {batch_id}: {reply.error}.")
+        raise RefusedError(f"Batch {batch_id} is {actual}, expected {expected}.")
+    raise RefusedError(reply.detail or f"Batch {batch_id}: {reply.error}.")
+
+
+@asynccontextmanager
+async def within(seconds: float, why: str) -> AsyncIterator[None]:
+    """Give what is done inside so many seconds.
+
+    Raises:
+        TimedOutError: They are over; the message says why that matters.
+    """
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOutError(f"{why} within {seconds:g} s") from None

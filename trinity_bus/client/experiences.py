@@ -1,4 +1,4 @@
-"""The experience pipeline: check every payload, then publish all of them.
+"""Payloads: samples of encoded ones; and the experience pipeline, which checks every payload, then publishes all.
 
 ::
 
@@ -12,11 +12,23 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from schemas import ExperienceGroup
+from schemas import ExperienceGroup, Sample
 from schemas.codec import DecodeError, SchemaError, decode
 from schemas.record import Metrics
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Producer
+
+
+def deserialize_many(payload: bytes) -> list[Sample]:
+    """Return the samples in a payload, as ``Scheduler.get_payload_results`` gives it, in order; of none, none.
+
+    Their arrays are views into it. What is of all of them, such as the task, is in the ``ExperienceGroup`` that
+    ``decode`` returns.
+
+    Raises:
+        DecodeError: It is no experience group.
+    """
+    return list(decode(payload, ExperienceGroup).samples()) if payload else []
 
 
 async def publish(producer: Producer, payloads: Sequence[bytes]) -> Metrics:

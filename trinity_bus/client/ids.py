@@ -25,6 +25,7 @@ from schemas import Task
 from schemas.errors import shown
 from schemas.record import BatchType, Identifier
 from trinity_bus.config import KafkaSettings
+from trinity_bus.errors import RefusedError
 
 type BatchId = int | str
 
@@ -39,14 +40,13 @@ def batch_name(batch_id: BatchId) -> str:
     """Return a batch's name on the log.
 
     Raises:
-        TypeError: It is neither a number nor text.
-        ValueError: It cannot stand on the log.
+        RefusedError: It is neither a number nor text, or cannot stand on the log.
     """
     if isinstance(batch_id, bool) or not isinstance(batch_id, int | str):
-        raise TypeError(f"a batch id is an int or a str, not {shown(batch_id)}")
+        raise RefusedError(f"a batch id is an int or a str, not {shown(batch_id)}")
     name = str(batch_id)
     if _MARK in name or not _is_identifier(name):
-        raise ValueError(
+        raise RefusedError(
             f"{shown(batch_id)} cannot be a batch id: at most 200 letters, digits and . _ : / @ -, "
             "the first a letter or digit; numbers from 0"
         )
@@ -57,11 +57,11 @@ def task_name(batch: str, task_id: str) -> str:
     """Return a task's id on the log, of the name of its batch and the id that it was given.
 
     Raises:
-        ValueError: Together they are too long.
+        RefusedError: Together they are too long.
     """
     name = f"{batch}{_MARK}{task_id}"
     if not _is_identifier(name):
-        raise ValueError(f"task id {name!r} is too long: batch id and task id may have 199 characters together")
+        raise RefusedError(f"task id {name!r} is too long: batch id and task id may have 199 characters together")
     return name
 
 
@@ -95,7 +95,7 @@ def tasks_of(
         producer: Who sends those that do not say.
 
     Raises:
-        ValueError: Two have the same id, or an id is too long.
+        RefusedError: Two have the same id, or an id is too long.
     """
     named = [
         task.model_copy(
@@ -112,7 +112,7 @@ def tasks_of(
     counts = Counter(task.task_id for task in named)
     for name, count in counts.items():
         if count > 1 or name in taken:
-            raise ValueError(f"task id {given_task_id(name)!r} is twice in batch {batch!r}: give each task its own")
+            raise RefusedError(f"task id {given_task_id(name)!r} is twice in batch {batch!r}: give each task its own")
     return named
 
 

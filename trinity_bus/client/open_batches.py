@@ -31,7 +31,7 @@ from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
 from trinity_bus.client.rejections import rejection_of
 from trinity_bus.client.results import CompletedTaskResult
 from trinity_bus.client.tasks import send_tasks
-from trinity_bus.errors import RecordGoneError
+from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +110,10 @@ class OpenBatches:
         """What it works over.
 
         Raises:
-            RuntimeError: There is none.
+            NotStartedError: There is none.
         """
         if self._connection is None:
-            raise RuntimeError("Scheduler is not started: await start() first.")
+            raise NotStartedError("Scheduler is not started: await start() first.")
         return self._connection
 
     @property
@@ -129,13 +129,13 @@ class OpenBatches:
         """See ``Scheduler.schedule``; at least one task."""
         connection, batch_type = self.connection, tasks[0].batch_type
         if any(task.batch_type != batch_type for task in tasks):
-            raise ValueError(f"Batch {batch_id}: its tasks are of both types, train and eval.")
+            raise RefusedError(f"Batch {batch_id}: its tasks are of both types, train and eval.")
         batch = self._batches.get(batch_id)
         target = None if batch is None else batch.open
         if target is None:
             target = OpenBatch(self._next_name(batch_id), batch_type)
         elif target.batch_type != batch_type:
-            raise ValueError(f"Batch {batch_id} is {target.batch_type}, its tasks cannot be {batch_type}.")
+            raise RefusedError(f"Batch {batch_id} is {target.batch_type}, its tasks cannot be {batch_type}.")
         named = tasks_of(tasks, target.name, batch_type, None, target.task_names, producer=connection.channel.producer)
         # Nothing is changed before this line, and nothing can fail after it.
         if batch is None:

@@ -47,12 +47,12 @@ from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLOR
 from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connection
-from trinity_bus.client.errors import NoCoordinatorError
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.config import Settings
+from trinity_bus.errors import NoCoordinatorError, NotStartedError, TimedOutError
 from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Scheduler:
     """Runs tasks on the fleet. Also an async context manager: ``start`` and ``stop``.
 
     Args:
-        settings: Where the log is, and ``coordinator.wait_after_min_s``. Read from the environment where absent.
+        settings: Where the log is. Read from the environment where absent.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
     """
@@ -139,8 +139,8 @@ class Scheduler:
             does every later wait for the batch.
 
         Raises:
-            ValueError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
-            RuntimeError: The scheduler is not started.
+            RefusedError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
+            NotStartedError: The scheduler is not started.
         """
         if tasks:
             return self._batches.schedule(tasks, batch_id)
@@ -235,7 +235,7 @@ class Scheduler:
             clear_timeout_tasks: Whether all unfinished tasks are then cut off, and their runners stopped.
 
         Raises:
-            TimeoutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
+            TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
         """
         limit = timeout or self._default_timeout()
         wait = WaitAll([batch.tracker for batch in self._batches.all], _now(), limit)
@@ -250,7 +250,7 @@ class Scheduler:
             await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
             for batch in batches:
                 self._batches.forget_if_empty(batch)
-        raise TimeoutError(
+        raise TimedOutError(
             f"Timeout after {limit} seconds. Still have {len(outstanding) - running} pending tasks and "
             f"{running} running tasks."
         )
@@ -324,7 +324,7 @@ class Scheduler:
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
         limit = timeout_s or self._default_timeout()
-        wait = Wait(tracker, _now(), limit, self._settings.coordinator.wait_after_min_s, min_num)
+        wait = Wait(tracker, _now(), limit, self._coordinator().wait_after_min_s, min_num)
         while (over := wait.over(_now())) is None:
             await self._batches.change(wait.pause(_now()), [batch])
         if over is WaitOutcome.TIMEOUT:
@@ -340,7 +340,7 @@ class Scheduler:
 
     def _coordinator(self) -> CoordinatorHeartbeat:
         if self._mesh.coordinator is None:
-            raise RuntimeError("Scheduler is not started: await start() first.")
+            raise NotStartedError("Scheduler is not started: await start() first.")
         return self._mesh.coordinator
 
 

@@ -13,9 +13,9 @@ modules is told by the services here, as events; docs/counterparts.md has the wh
 ==================================  ===================================================================================
 what fails                          what happens
 ==================================  ===================================================================================
-a version does not come             ``TimeoutError``; nothing is left behind by having waited
+a version does not come             ``TimedOutError``; nothing is left behind by having waited
 the trainer has stopped             a wait for a new version returns the present one
-the version is gone                 ``publish_version`` raises ``ValueError``, with the versions that can be had
+the version is gone                 ``publish_version`` raises ``RefusedError``, with the versions that can be had
 no coordinator answers              ``NoCoordinatorError``
 ==================================  ===================================================================================
 """
@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Literal, Self
 from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connection
+from trinity_bus.client.errors import within
 from trinity_bus.config import Settings
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError
 from trinity_bus.view import MeshFollower, MeshState, VersionRow, follow
 
 if TYPE_CHECKING:
@@ -180,12 +181,12 @@ class Synchronizer:
             be an older one, which somebody has chosen.
 
         Raises:
-            TimeoutError: None came in time.
+            TimedOutError: None came in time.
         """
         if no_wait:
             return self.model_version
         limit = self._settings.synchronizer.sync_timeout_s if timeout_s is None else timeout_s
-        async with asyncio.timeout(limit):
+        async with within(limit, f"no version but {current_version} came"):
             while self.model_version == current_version and self.get_trainer_status() == "running":
                 await self._follower().changed(_LOOK_S)
         return self.model_version
@@ -198,9 +199,9 @@ class Synchronizer:
         """Wait until all explorers that live serve a version, and at least these; their names.
 
         Raises:
-            TimeoutError: They did not, in time.
+            TimedOutError: They did not, in time.
         """
-        async with asyncio.timeout(timeout_s):
+        async with within(timeout_s, f"not all explorers serve version {version}"):
             while True:
                 living = {explorer.name for explorer in self._now().alive()}
                 serving = self.serving(version)
@@ -245,18 +246,18 @@ class Synchronizer:
             What it costs: the batches that wait meanwhile; empty where none do.
 
         Raises:
-            ValueError: It cannot be had; the message lists those that can.
-            TimeoutError: The trainer did not answer.
+            RefusedError: It cannot be had; the message lists those that can.
+            TimedOutError: The trainer did not answer.
             NoCoordinatorError: No coordinator answers.
         """
         self._now()
         if self._connection is None:
-            raise NotPreparedError("prepare() comes first")
+            raise NotStartedError("prepare() comes first")
         reply = await self._connection.channel.publish_version(self._settings.mesh.model, version)
         if reply.error == "timeout":
-            raise TimeoutError(reply.detail)
+            raise TimedOutError(reply.detail)
         if reply.error is not None:
-            raise ValueError(reply.detail)
+            raise RefusedError(reply.detail)
         return reply.detail
 
     async def roll_back(self, version: int, *, reason: str) -> str:
@@ -270,18 +271,18 @@ class Synchronizer:
             What it costs: the batches that are passed over.
 
         Raises:
-            ValueError: It cannot be had; the message lists those that can.
-            TimeoutError: The trainer did not answer; it is done when it does.
+            RefusedError: It cannot be had; the message lists those that can.
+            TimedOutError: The trainer did not answer; it is done when it does.
             NoCoordinatorError: No coordinator answers.
         """
         self._now()
         if self._connection is None:
-            raise NotPreparedError("prepare() comes first")
+            raise NotStartedError("prepare() comes first")
         reply = await self._connection.channel.roll_back(self._settings.mesh.model, version, reason)
         if reply.error == "timeout":
-            raise TimeoutError(reply.detail)
+            raise TimedOutError(reply.detail)
         if reply.error is not None:
-            raise ValueError(reply.detail)
+            raise RefusedError(reply.detail)
         return reply.detail
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -293,14 +294,10 @@ class Synchronizer:
 
     def _follower(self) -> MeshFollower:
         if self._stack is None or self._mesh is None:
-            raise NotPreparedError("prepare() comes first")
+            raise NotStartedError("prepare() comes first")
         return self._mesh
 
     def _weights(self) -> Path | None:
         folder = self.get_latest_model_path()
         path = None if folder is None else folder / WEIGHTS
         return path if path is not None and path.is_file() else None
-
-
-class NotPreparedError(TrinityError):
-    """A method was called before ``prepare``."""

@@ -88,6 +88,7 @@ class Figures:
     max_timeout_s: float
     attempts_per_task: int
     dynamic_timeout_s: float
+    wait_after_min_s: float
 
 
 class CoordinatorMachine:
@@ -196,6 +197,7 @@ class CoordinatorMachine:
             max_timeout_s=self._settings.task_timeout_s,
             attempts_per_task=self._settings.max_attempts,
             dynamic_timeout_s=self._timeouts.limit(),
+            wait_after_min_s=self._settings.wait_after_min_s,
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from trinity_bus.rollout.workflow import (
     Tokenizer,
     Workflow,
     WorkflowError,
+    prompt_tokens,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Workflow",
     "WorkflowError",
     "get_workflow",
+    "prompt_tokens",
     "register",
     "workflows",
 ]

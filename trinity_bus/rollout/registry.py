@@ -13,7 +13,7 @@ REGISTRY: dict[str, Workflow] = {}
 """Name to workflow, filled by ``register``."""
 
 
-class UnknownWorkflow(TrinityError):  # noqa: N818 - reads as what it is where it is raised and caught
+class UnknownWorkflow(TrinityError, LookupError):  # noqa: N818 - reads as what it is where it is raised and caught
     """No workflow of this name is registered; the message names those that are."""
 
 

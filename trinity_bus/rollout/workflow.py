@@ -23,7 +23,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.state import RunState
 
 
-class WorkflowError(TrinityError):
+class WorkflowError(TrinityError, ValueError):
     """A workflow cannot run this task; the message names the task and what it lacks."""
 
 

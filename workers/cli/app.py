@@ -133,7 +133,6 @@ def main() -> None:
 
 def _explained(error: Exception) -> str | None:
     """Return the message of an error that is meant for the user; None for one that is a defect."""
-    from schemas.errors import SchemaError
     from trinity_bus.errors import TrinityError
 
     if isinstance(error, ModuleNotFoundError):
@@ -142,7 +141,7 @@ def _explained(error: Exception) -> str | None:
         return (
             extras and f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{extras}]'"
         )
-    return str(error) if isinstance(error, TrinityError | SchemaError) else None
+    return str(error) if isinstance(error, TrinityError) else None
 
 
 if __name__ == "__main__":

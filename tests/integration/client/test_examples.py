@@ -20,14 +20,15 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(300)  # It starts six processes, one after the other where cores are few.
 async def test_programs_of_the_documents_and_of_other_clients_run_as_they_stand(mesh: Mesh) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     async with fleet(mesh) as mesh_of:
         kafka = mesh_of.mesh.kafka
         script = str(ROOT / "examples/commands/batch.py")
-        coordinator, scheduler, plain = await asyncio.gather(
+        client, coordinator, scheduler, plain = await asyncio.gather(
             *(program(mesh_of, sys.executable, "-c", block) for block in blocks),
             program(mesh_of, sys.executable, script, str(kafka.bootstrap_servers), kafka.namespace, "plain"),
         )
+        assert client == "completed 1.0 1\n" * 4 + "finalized 4\n"
         assert coordinator == "4 tasks, reward 1.0\n{'eval/sums/reward/mean@1': 1.0}\n"
         assert scheduler == "1/1  1.0\n" * 4 + "4 samples\n"
         result = json.loads(plain)

@@ -149,6 +149,7 @@ class FakeCoordinator:
                 max_timeout_s=30.0,
                 attempts_per_task=2,
                 dynamic_timeout_s=12.0,
+                wait_after_min_s=0.05,
             )
             await self.say(beat, "fake")
             await asyncio.sleep(0.05)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from trinity_bus.bus.shutdown import Client
+from trinity_bus.bus.internals import LogClient
 
 
 class SilentBroker:
@@ -27,7 +27,7 @@ class SilentBroker:
 async def test_what_is_being_opened_when_it_ends_is_closed_and_nothing_is_opened_after() -> None:
     broker = SilentBroker()
     async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
-        client = Client(bootstrap_servers=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        client = LogClient(bootstrap_servers=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         starting = asyncio.create_task(client.bootstrap())
         await broker.asked.wait()
         client.end()

@@ -9,8 +9,8 @@ from schemas import CommandReply, FinalizeBatch, SubmitBatch
 from schemas.topics import REPLIES
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
-from trinity_bus.client import CommandChannel, NoCoordinatorError
-from trinity_bus.errors import BusError
+from trinity_bus.client import CommandChannel
+from trinity_bus.errors import BusError, NoCoordinatorError
 
 
 def channel(bus: Any, **options: Any) -> CommandChannel:

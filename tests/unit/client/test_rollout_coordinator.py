@@ -142,7 +142,7 @@ async def test_tasks_with_one_id_or_too_long_a_one_are_refused_before_anything_i
         long = Task(task_id="x" * 200, workflow="math", prompt="1")
         with pytest.raises(ValueError, match="too long"):
             await client.submit_batch(batch_id=1, tasks=[long], batch_type="train")
-        with pytest.raises(TypeError, match="True"):
+        with pytest.raises(ValueError, match="True"):
             await client.submit_batch(batch_id=True, tasks=tasks(1), batch_type="train")
         assert coordinator.commands == []
 

@@ -23,10 +23,10 @@ from schemas.codec import decode
 from schemas.topics import TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
-from trinity_bus.client import NoCoordinatorError, Scheduler
+from trinity_bus.client import Scheduler
 from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
-from trinity_bus.errors import BusError, SendError
+from trinity_bus.errors import BusError, NoCoordinatorError, SendError
 
 pytestmark = pytest.mark.timeout(20)
 NEVER = 60.0
@@ -43,9 +43,7 @@ class Mesh:
         self.log = FakeLog()
         self.bus: Any = FakeBus(self.log)
         self.coordinator = FakeCoordinator(self.bus)
-        base = Settings()
-        values = base.coordinator.model_copy(update={"wait_after_min_s": 0.05})
-        self.settings = base.model_copy(update={"coordinator": values})
+        self.settings = Settings()
         self.scheduler = Scheduler(self.settings, bus=self.bus)
 
     @contextlib.asynccontextmanager

@@ -15,8 +15,8 @@ from schemas.topics import EVENTS, MODEL_VERSIONS
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import Synchronizer
-from trinity_bus.client.synchronizer import NotPreparedError
 from trinity_bus.config import Settings
+from trinity_bus.errors import NotStartedError
 from trinity_bus.weights.errors import TensorFileError
 
 
@@ -76,7 +76,7 @@ async def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_d
     assert rig.bus.readers == 2
     assert rig.client.get_latest_model_version() == 3
     await asyncio.gather(rig.client.shutdown(), rig.client.shutdown())
-    with pytest.raises(NotPreparedError):
+    with pytest.raises(NotStartedError):
         rig.client.get_latest_model_version()
     async with rig.client:
         assert rig.client.model_version == 3

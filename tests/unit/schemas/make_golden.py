@@ -227,6 +227,7 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         max_timeout_s=300.0,
         attempts_per_task=3,
         dynamic_timeout_s=12.5,
+        wait_after_min_s=30.0,
         sent_at=1.5,
     ),
     BatchRecord(

@@ -1,0 +1,310 @@
+"""``Client``: submit tasks, take their results as they count, and what the batch came to. Typed throughout.
+
+::
+
+    NEW --start()--> STARTED --stop()--> STOPPED --start()--> STARTED       (each again: nothing)
+
+    submit(tasks) --> BatchHandle --async for--> TaskResult, the moment that it counts ---> all are there: the end
+                         |--result()----------> BatchResult, when the batch has ended
+                         '--abort()
+
+A batch is trained on, or is an evaluation, as a whole; ``Scheduler`` has tasks that are neither. Every accepted task
+ends in one result, also where it fails or is cut off; one that the coordinator refuses has a failed result here.
+
+==================================  ===================================================================================
+what fails                          what happens
+==================================  ===================================================================================
+the coordinator dies                its successor goes on; results are on the log
+no coordinator answers              ``NoCoordinatorError``, from whatever waits
+results cannot be read any more     every iteration raises why
+the client is stopped               ``NotStartedError`` from iterations that wait; batches go on
+this process dies                   its batches go on; ``RolloutCoordinator`` finalizes them from anywhere
+==================================  ===================================================================================
+"""
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from schemas import BatchResult, ExperienceGroup, Task, TaskResult
+from schemas.experience import join_groups
+from schemas.record import BatchType
+from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
+from trinity_bus.bus import Bus, Received, TopicFollower
+from trinity_bus.client.connection import Connection
+from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
+from trinity_bus.client.rejections import Rejection, rejection_of
+from trinity_bus.client.retry_policy import SILENCE_S
+from trinity_bus.client.tasks import send_tasks
+from trinity_bus.config import Settings
+from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
+
+
+class Client:
+    """Tasks to the mesh, and their results. Also an async context manager: ``start`` and ``stop``.
+
+    Args:
+        settings: Where the log is. Read from the environment where absent.
+        bus: A connected bus to use, that outlives this object; its own where absent.
+        name: Whose its batches and tasks are: other clients of this name may end them, and share slots and caps.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "client") -> None:
+        self._settings = settings
+        self._bus = bus
+        self._name = name
+        self._connection: Connection | None = None
+        self._changing = asyncio.Lock()
+        self._handles: dict[str, BatchHandle] = {}
+        """Those of which results are to come, by the names of their batches on the log."""
+
+    async def start(self) -> None:
+        """Connect. Nothing happens where that is done already.
+
+        Raises:
+            BusError: The broker cannot be reached.
+            BrokerError: No broker is configured, and no embedded one runs.
+        """
+        async with self._changing:
+            if self._connection is not None:
+                return
+            topics = (RESULTS, DEAD_LETTERS, EXPERIENCES)
+            connection = await Connection.open(self._settings, self._bus, self._name, topics)
+            try:
+                bus = connection.bus
+                follower = TopicFollower(
+                    lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._take, self._fail
+                )
+                await follower.start()
+                connection.stack.push_async_callback(follower.stop)
+            except BaseException:
+                await connection.close()
+                raise
+            self._connection = connection
+
+    async def stop(self) -> None:
+        """Disconnect. Batches go on; nothing happens where it is done already.
+
+        Raises:
+            SendError: Something that was sent is not known to be durable.
+        """
+        async with self._changing:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                self._fail(NotStartedError("the client was stopped; the batch goes on"))
+                self._handles.clear()
+                await connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def submit(
+        self,
+        tasks: Sequence[Task],
+        *,
+        batch_id: BatchId | None = None,
+        batch_type: BatchType | None = None,
+        min_wait_num: int | None = None,
+    ) -> "BatchHandle":
+        """Submit tasks as one batch; they are durable when this returns.
+
+        Args:
+            tasks: At least one; their ids are unique within the batch.
+            batch_id: Not used before. Absent: one that is made up.
+            batch_type: What the batch is for. Absent: as its tasks say, and all of them say the same.
+            min_wait_num: Finished tasks with which the batch may end; see ``RolloutCoordinator.submit_batch``.
+
+        Raises:
+            RefusedError: There is no task, the tasks are of both types, or the batch cannot be; nothing was sent.
+            SendError: The batch is registered, but not all tasks are known to be durable: abort it.
+            NoCoordinatorError: None answers.
+        """
+        connection = self._connected()
+        given = f"batch-{uuid.uuid4().hex[:12]}" if batch_id is None else batch_id
+        name, kind = batch_name(given), _type_of(tasks, batch_type)
+        named = tasks_of(tasks, name, kind, len(tasks), producer=connection.channel.producer)
+        reply = await connection.channel.submit(
+            name,
+            batch_type=kind,
+            expected_task_count=len(named),
+            min_wait_num=None if min_wait_num is None else min(min_wait_num, len(named)),
+        )
+        if reply.error is not None:
+            raise_refusal(reply, given)
+        handle = self._handles[name] = BatchHandle(connection, given, kind, named)
+        await send_tasks(connection.producer, named)
+        return handle
+
+    async def send(self, tasks: Sequence[Task]) -> int:
+        """Send tasks that are to be trained on, and nothing more: they form batches by themselves, or name theirs.
+
+        Returns:
+            How many; they are durable.
+
+        Raises:
+            SendError: One is not known to be durable.
+        """
+        connection = self._connected()
+        return await send_tasks(connection.producer, sent_by(connection.channel.producer, tasks))
+
+    async def experiences(self, result: TaskResult) -> ExperienceGroup | None:
+        """Return the samples of a train task, in the order of their runs; None where it came to none.
+
+        Raises:
+            RecordGoneError: They are not on the log any more, or cannot be read.
+        """
+        positions = [part.position for part in result.parts if part.position is not None]
+        found = await self._connected().bus.fetch(EXPERIENCES, positions) if positions else []
+        groups = []
+        for received in found:
+            if not isinstance(received.record, ExperienceGroup):
+                raise RecordGoneError(f"{received.place} cannot be read: {received.record}")
+            groups.append(received.record)
+        return join_groups(groups) if groups else None
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise NotStartedError("Client is not started: await start() first.")
+        return self._connection
+
+    def _take(self, received: Received[Any]) -> None:
+        ended = rejection_of(received) if received.topic is DEAD_LETTERS else received.record
+        if isinstance(ended, Rejection):
+            name = batch_of_task(ended.task_name)
+        elif isinstance(ended, TaskResult):
+            name = ended.batch_id
+        else:
+            return
+        handle = self._handles.get(name)
+        if handle is not None:
+            handle.take(ended)
+            if not handle.unfinished:
+                del self._handles[name]
+
+    def _fail(self, error: BaseException) -> None:
+        for handle in self._handles.values():
+            handle.fail(error)
+
+
+class BatchHandle:
+    """A batch that was submitted. Iterate it for the results of its tasks; each is given once.
+
+    A wait for the next result has no limit but that a coordinator answers: ``asyncio.timeout`` gives one.
+    """
+
+    def __init__(self, connection: Connection, batch_id: BatchId, batch_type: BatchType, tasks: Sequence[Task]) -> None:
+        self.batch_id = batch_id
+        self.batch_type: BatchType = batch_type
+        self._connection = connection
+        self._name = batch_name(batch_id)
+        self._unfinished = {task.task_id: task for task in tasks}
+        self._ready: deque[TaskResult] = deque()
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """How many tasks have no result yet."""
+        return len(self._unfinished)
+
+    def __aiter__(self) -> AsyncIterator[TaskResult]:
+        return self
+
+    async def __anext__(self) -> TaskResult:
+        """Wait for the next result, and take it. Its ``task_id`` is as it was given.
+
+        Raises:
+            NoCoordinatorError: None answers.
+            NotStartedError: The client was stopped.
+            BusError: Results cannot be read any more.
+        """
+        while not self._ready:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._connection.channel.ask_whether_present()
+        return self._ready.popleft()
+
+    async def result(self, *, timeout: float | None = None) -> BatchResult:  # noqa: ASYNC109 - the coordinator keeps it
+        """Wait until the batch has ended. Results of its tasks stay, to be iterated.
+
+        Args:
+            timeout: Seconds. Absent: what all attempts at one task may take together. When the time is up, an
+                evaluation is ended with what it has, and so is a batch with ``min_wait_num``.
+
+        Raises:
+            TimedOutError: Any other goes on, and can be asked again.
+            UnknownBatchError: It ended so long ago that its result is forgotten.
+            NoCoordinatorError: None answers.
+        """
+        reply = await self._connection.channel.finalize(self._name, batch_type=self.batch_type, timeout_s=timeout)
+        if reply.error is not None or reply.result is None:
+            raise_refusal(reply, self.batch_id, self.batch_type)
+        return reply.result
+
+    async def abort(self, reason: str, *, keep_partial_results: bool = False) -> None:
+        """Give the batch up: see ``RolloutCoordinator.abort_batch``. Nothing happens where it has ended.
+
+        Raises:
+            NotOwnerError: Somebody else has taken its id.
+            NoCoordinatorError: None answers.
+        """
+        reply = await self._connection.channel.abort(
+            self._name, reason=reason, keep_partial_results=keep_partial_results
+        )
+        if reply.error is not None:
+            raise_refusal(reply, self.batch_id)
+
+    def take(self, ended: TaskResult | Rejection) -> None:
+        """Take note of how a task ended; the client calls it. A second word about the same task changes nothing."""
+        name = ended.task_name if isinstance(ended, Rejection) else ended.task_id
+        task = self._unfinished.pop(name, None)
+        if task is None:
+            return
+        result = _refused(task, ended.why) if isinstance(ended, Rejection) else ended
+        self._ready.append(result.model_copy(update={"task_id": given_task_id(name)}))
+        self._changed.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more can be read; the client calls it."""
+        self._failure = error
+        self._changed.set()
+
+
+def _type_of(tasks: Sequence[Task], batch_type: BatchType | None) -> BatchType:
+    if not tasks:
+        raise RefusedError("a batch needs at least one task")
+    types = {task.batch_type for task in tasks} if batch_type is None else {batch_type}
+    if len(types) > 1:
+        raise RefusedError("the tasks are of both types, train and eval: submit them as two batches, or say batch_type")
+    return types.pop()
+
+
+def _refused(task: Task, why: str) -> TaskResult:
+    """Return the result of a task that the coordinator has not accepted."""
+    return TaskResult(
+        task_id=task.task_id,
+        batch_id=task.batch_id or "",
+        batch_type=task.batch_type,
+        status="failed",
+        completed_runs=0,
+        total_runs=task.repeat_times or 1,
+        attempts=0,
+        error=why,
+    )

@@ -1,0 +1,155 @@
+"""A FAKE engine, whose answers are a list or a function, and what a workflow needs besides.
+
+::
+
+    test --task--> run_workflow --> workflow --prompt--> ScriptedEngine --the next answer--> workflow
+      ^                                                                                         |
+      '--rollouts, checked as an explorer checks them <-----------------------------------------'
+
+An engine that has no answer left raises :class:`OutOfAnswersError`; nothing is ever made up.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from schemas import Dispatch, Sampling, Task
+from schemas.errors import shown
+from schemas.trainable import Bounds, flaws
+from trinity_bus.errors import TrinityError
+from trinity_bus.rollout import Rollout, RolloutContext, Workflow, WorkflowError
+from trinity_bus.rollout.answer import decode_answer, encode_answer
+
+LOGPROB: Final = -1.0
+"""Of every token."""
+END: Final = 0
+"""The token that ends an answer."""
+_BOUNDS = Bounds(vocabulary=0x110000, positions=1 << 20)
+_NAME: Final = "scripted"
+
+
+class OutOfAnswersError(TrinityError, LookupError):
+    """The engine was asked more often than its test has answers for."""
+
+
+class CharacterTokenizer:
+    """A token per character, its code point; :data:`END` ends a sequence. Its chat template is a line per message."""
+
+    chat_template: Any = "role: content"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; it adds no special tokens."""
+        del add_special_tokens
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of token ids."""
+        return "".join(chr(token) for token in token_ids if token != END or not skip_special_tokens)
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+    ) -> list[int]:
+        """Token ids of a conversation."""
+        del tokenize, return_dict
+        lines = [f"{message['role']}: {message['content']}\n" for message in conversation]
+        return self.encode("".join(lines) + ("assistant: " if add_generation_prompt else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a workflow has asked of the engine."""
+
+    prompt: str
+    sampling: Sampling
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str
+    versions: Sequence[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """Gives the next of its answers for each response that is asked for.
+
+    Args:
+        answers: In the order in which they are given; or what makes one of a prompt.
+        version: Of the model, that all tokens are said to be drawn with.
+    """
+
+    answers: Iterable[str] | Callable[[str], str]
+    version: int = 0
+    requests: list[Request] = field(default_factory=list, init=False)
+    """All of them, in order."""
+    tokenizer: CharacterTokenizer = field(default_factory=CharacterTokenizer, init=False)
+    _next: Callable[[str], str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._next = self.answers if callable(self.answers) else _in_order(self.answers)
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
+    ) -> Sequence[_Answer]:
+        """See ``Engine.generate``. An answer longer than ``sampling.max_tokens`` is cut there, as a model's is."""
+        del traceparent
+        prompt = self.tokenizer.decode(prompt_token_ids)
+        self.requests.append(Request(prompt, sampling, n))
+        return [self._answer(self._next(prompt), sampling.max_tokens) for _ in range(n)]
+
+    def _answer(self, text: str, limit: int | None) -> _Answer:
+        whole = [*self.tokenizer.encode(text), END]
+        tokens = whole[:limit]
+        reason = "stop" if len(tokens) == len(whole) else "length"
+        return _Answer(tokens, [LOGPROB] * len(tokens), reason, [(0, self.version)])
+
+
+def _in_order(answers: Iterable[str]) -> Callable[[str], str]:
+    rest = iter(answers)
+
+    def following(prompt: str) -> str:
+        for answer in rest:
+            return answer
+        raise OutOfAnswersError(f"no answer is left for {shown(prompt)}")
+
+    return following
+
+
+async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -> list[Rollout]:
+    """Run a task as an explorer would.
+
+    Args:
+        workflow: Need not be registered.
+        task: With ``repeat_times`` runs; one, where it names no number.
+        engine: Answers the workflow.
+
+    Raises:
+        WorkflowError: The workflow cannot run the task, gave another number of runs or too many metrics, or a sample
+            that no model can be trained on.
+        SchemaError: A rollout's tokens, logprobs and mask differ in length.
+        Exception: Whatever the workflow raises.
+    """
+    runs = task.repeat_times or 1
+    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=runs, batch_type=task.batch_type)
+    rollouts = await workflow.run(task, context)
+    order = Dispatch(
+        task=task,
+        attempt=1,
+        batch_id=task.batch_id or _NAME,
+        batch_type=task.batch_type,
+        explorer=_NAME,
+        incarnation=_NAME,
+        repeat_times=runs,
+        timeout_s=task.timeout_s or 60.0,
+    )
+    group = decode_answer(order, encode_answer(order, rollouts, _NAME), _NAME)
+    if found := flaws(group, _BOUNDS):
+        raise WorkflowError(f"run {found[0].sample} cannot be trained on: {found[0].detail}")
+    if len(rollouts) != runs:
+        raise WorkflowError(
+            f"the workflow gave {len(rollouts)} of {runs} runs: it raises PartialRunsError where some broke"
+        )
+    return rollouts
