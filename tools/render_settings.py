@@ -1,10 +1,12 @@
-"""Writes ``docs/settings.md`` from the settings' types: ``python -m tools.render_settings [--check]``.
+"""Writes ``docs/settings.md``, and the schema of the settings file, from the settings' types.
 
-The page is derived, never edited; the check that it is current runs with the linters.
+``python -m tools.render_settings [--check]``. Both are derived, never edited; the check that they are current runs with
+the linters.
 """
 
 import argparse
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,17 +18,35 @@ from pydantic_core import PydanticUndefined
 
 from trinity_bus.config import Section, env_name, secret_variables, sections
 from trinity_bus.config.mesh import is_of_mesh
+from trinity_bus.config.template import SCHEMA, json_schema
 
 PATH: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 
 _HEAD: Final = """\
 # Settings
 
-Generated from `trinity_bus/config/`; do not edit. Every setting is an environment variable. A wrong value stops a
-service before it starts anything, with one line that names the variable, its value and what would be right. Secrets
-are never printed; each can also lie in a file that a variable of its name and `_FILE` gives, such as
-`TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE=/run/secrets/explorer`. Durations are in seconds. Traces and metrics are also
-configured by OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
+Generated from `trinity_bus/config/`; do not edit.
+
+One TOML file has the settings of a whole mesh, a table for each section below. `trinity-bus --config mesh.toml ...` or
+`TRINITY_BUS_CONFIG` names it, for every command and service, and for clients. Every setting is also an environment
+variable: `batch_size` of the section `coordinator` is `TRINITY_BUS_COORDINATOR__BATCH_SIZE`. The environment counts
+more than the file, and `trinity-bus --set coordinator.batch_size=32 ...` more than both. An empty variable counts as
+unset. Paths count from the working folder.
+
+```console
+trinity-bus config init                             # mesh.toml: every setting with its default, commented out
+trinity-bus --config mesh.toml config check         # all that is wrong, with its line; exit code 2 then
+trinity-bus --config mesh.toml config show          # every value, and where it comes from
+```
+
+A wrong value stops a service before it starts anything, with one line that names the setting, where it stands, its
+value and what would be right. So does a name that is no setting, in the file or as a variable that begins with
+`TRINITY_BUS_`; what Kubernetes makes of services of that name (`TRINITY_BUS_..._SERVICE_HOST`, `..._PORT`) is left
+alone. Editors that know TOML complete and check the file by the JSON schema that its first line names.
+
+Secrets are never printed; each can also lie in a file that a variable of its name and `_FILE` gives, such as
+`TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE=/run/secrets/explorer`, and none is taken with `--set`. Durations are in seconds.
+Traces and metrics are also configured by OpenTelemetry's own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
 """
 
 
@@ -69,17 +89,18 @@ def _text(docstring: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or check that it is current."""
+    """Write page and schema, or check that they are current."""
     parser = argparse.ArgumentParser(prog="python -m tools.render_settings", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if the page is not current")
-    current = render()
-    if parser.parse_args().check:
-        if not PATH.exists() or PATH.read_text(encoding="utf-8") != current:
-            sys.stderr.write(f"{PATH} is not current: run `make docs` and commit it\n")
-            return 1
-        return 0
-    PATH.write_text(current, encoding="utf-8")
-    return 0
+    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if something is not current")
+    check = parser.parse_args().check
+    stale = False
+    for path, current in ((PATH, render()), (SCHEMA, json.dumps(json_schema(), indent=1) + "\n")):
+        if not check:
+            path.write_text(current, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != current:
+            sys.stderr.write(f"{path} is not current: run `make docs` and commit it\n")
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Settings: read once at start from the environment, checked before anything else starts.
+"""Settings: read once at start from the environment and a file, checked before anything else starts.
 
-Every setting is an environment variable, ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_MESH__NAMESPACE=team-a``
+Every setting has its place in a TOML file that ``TRINITY_BUS_CONFIG`` names, and is an environment variable, which
+counts more: ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_MESH__NAMESPACE=team-a``
 sets ``Settings().mesh.namespace``. A wrong value raises one :class:`~trinity_bus.errors.ConfigError` of one line.
 Secrets never appear in a message. Telemetry is also configured by the standard ``OTEL_`` variables. Durations are in
 seconds and end in ``_s``. Each section is a module of its own.
@@ -14,8 +15,9 @@ from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.health import HealthSettings
 from trinity_bus.config.kafka import KafkaSettings
 from trinity_bus.config.mesh import MeshSettings
-from trinity_bus.config.messages import required
-from trinity_bus.config.names import env_name
+from trinity_bus.config.messages import WrongSettingsError, required
+from trinity_bus.config.names import CONFIG_VARIABLE, env_name
+from trinity_bus.config.origins import Origins
 from trinity_bus.config.section import Section
 from trinity_bus.config.sections import secret_variables, sections, setting_fields, setting_paths
 from trinity_bus.config.settings import Settings
@@ -25,6 +27,7 @@ from trinity_bus.config.telemetry import TelemetrySettings
 from trinity_bus.config.trainer import TrainerSettings
 
 __all__ = [
+    "CONFIG_VARIABLE",
     "MIN_OPEN_BYTES",
     "AccessSettings",
     "BrokerSettings",
@@ -33,12 +36,14 @@ __all__ = [
     "HealthSettings",
     "KafkaSettings",
     "MeshSettings",
+    "Origins",
     "Section",
     "Settings",
     "SynchronizerSettings",
     "TasksetSettings",
     "TelemetrySettings",
     "TrainerSettings",
+    "WrongSettingsError",
     "env_name",
     "forget_secrets",
     "required",

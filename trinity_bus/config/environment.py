@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic_settings import EnvSettingsSource
 
-from trinity_bus.config.names import ENV_PREFIX, FILE_SUFFIX, env_name
-from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_paths
+from trinity_bus.config.names import CONFIG_VARIABLE, ENV_PREFIX, FILE_SUFFIX
+from trinity_bus.config.sections import secret_variables, setting_paths
 from trinity_bus.errors import ConfigError
 
 _MAX_SECRET_BYTES = 64 << 10
@@ -51,15 +51,12 @@ def _read_secret(variable: str, path: Path) -> str:
 def forget_secrets() -> None:
     """Take every secret out of ``os.environ``, so that no process started from now on inherits one.
 
-    Settings that were read before keep theirs; those that are read afterwards have none.
+    Settings that were read before keep theirs; those that are read afterwards have none, and nothing of the file.
     """
     secret = set(secret_variables())
-    # A section may be given as JSON, with its secrets in it.
-    holders = {
-        env_name(section) for section, kind in sections().items() if any(map(is_secret, kind.model_fields.values()))
-    }
     for name in list(os.environ):
-        if name.upper().removesuffix(FILE_SUFFIX) in secret or name.upper() in holders:
+        # The settings file may hold some, too.
+        if name.upper().removesuffix(FILE_SUFFIX) in secret or name == CONFIG_VARIABLE:
             del os.environ[name]
 
 
@@ -69,8 +66,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     What Kubernetes makes of a service with our name (``TRINITY_BUS_..._SERVICE_HOST``) is left alone.
     """
     known = {path for path, _ in setting_paths()} | {variable + FILE_SUFFIX for variable in secret_variables()}
-    # A section may be given as JSON.
-    known |= {env_name(section) for section in sections()}
+    known.add(CONFIG_VARIABLE)
     return [
         variable
         for variable, value in environ.items()

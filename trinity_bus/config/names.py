@@ -3,6 +3,8 @@
 ENV_PREFIX = "TRINITY_BUS_"
 ENV_DELIMITER = "__"
 FILE_SUFFIX = "_FILE"
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
+"""Names the settings file."""
 
 
 def env_name(path: str) -> str:

@@ -1,20 +1,20 @@
 """All settings, read once at the start and checked before anything else starts."""
 
-import os
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from trinity_bus.config.environment import Environment, unknown_variables
-from trinity_bus.config.messages import line, not_a_section, not_a_setting
-from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX
+from trinity_bus.config.environment import Environment
+from trinity_bus.config.file import File
+from trinity_bus.config.messages import WrongSettingsError, line
+from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, env_name
+from trinity_bus.config.origins import Origins
 from trinity_bus.config.sections import Sections
-from trinity_bus.errors import ConfigError
 
 
 class Settings(Sections):
-    """All settings, from the environment.
+    """All settings: what a program gives, before the environment, before the file, before the defaults.
 
     Raises:
         ConfigError: A value is wrong, or a name is misspelt.
@@ -38,18 +38,25 @@ class Settings(Sections):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the environment alone, and the files that it names."""
+        """Return the environment and the file that it names."""
         del env_settings, dotenv_settings, file_secret_settings
-        return init_settings, Environment(settings_cls)
+        return init_settings, Environment(settings_cls), File(settings_cls)
 
     def __init__(self, **values: Any) -> None:
-        problems = [not_a_setting(name) for name in unknown_variables(os.environ)]
+        origins = Origins(type(self))
+        unknown = origins.unknown()
+        problems = [*unknown.values()]
         try:
             super().__init__(**values)
         except ValidationError as error:
             # The cause is left out: it prints the whole input, secrets included.
-            problems += [line(detail) for detail in error.errors(include_url=False)]
+            for detail in error.errors(include_url=False):
+                path = ".".join(str(part) for part in detail["loc"])
+                if path not in unknown and env_name(path) not in map(str.upper, unknown):
+                    problems.append(line(detail, origins.label))
         except SettingsError:
-            problems.append(not_a_section())
+            # A section's own variable, which is no setting and holds no JSON.
+            if not problems:
+                raise
         if problems:
-            raise ConfigError("; ".join(dict.fromkeys(problems))) from None
+            raise WrongSettingsError(problems) from None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trinity_bus.config.mesh import Dtype, of_mesh
+from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds
 
@@ -88,7 +88,7 @@ class TrainerSettings(Section):
     """What logits are divided by; that of the rollouts, where the engine reports logprobs after it."""
     micro_batch_tokens: Count = 16_384
     """Tokens that go through the model at once; bounds memory."""
-    dtype: Dtype = of_mesh("dtype")
+    dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")
     tensor_parallel: Count = 1
     """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel``, all
     on one machine, each with a GPU of its own where there are GPUs."""

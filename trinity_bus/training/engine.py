@@ -374,6 +374,4 @@ def _dtype(settings: TrainerSettings) -> torch.dtype:
         return torch.float32 if on_cpu() else torch.bfloat16
     if settings.dtype == "bfloat16" and on_cpu():
         raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
-    if settings.dtype == "float16":
-        raise TrainingError("TRINITY_BUS_MESH__DTYPE=float16: the trainer trains in bfloat16 or float32")
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]

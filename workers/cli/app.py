@@ -9,14 +9,18 @@ usage, wrong setting or an error that the line explains, 130 interrupted.
 """
 
 import importlib
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 _ERROR = 2
+CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
+"""Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
 _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
 EXTRAS = {
     "matplotlib": _WHOLE_MESH,
@@ -54,6 +58,7 @@ COMMANDS: dict[str, Lazy] = {
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
+    "config": Lazy("workers.cli.config", "Write, show and check a file of settings.", _MESH),
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
@@ -109,11 +114,25 @@ def trinity_bus(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="File of settings, in TOML.", envvar=CONFIG_VARIABLE)
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SETTING=VALUE", help="One setting, such as coordinator.batch_size=32."),
+    ] = None,
 ) -> None:
     """Reinforcement fine-tuning of language models as an event-driven mesh on Apache Kafka.
 
-    Settings are environment variables that start with TRINITY_BUS_.
+    Settings come from --set, else from environment variables that start with TRINITY_BUS_, else from the file.
     """
+    # Through the environment, so that every process that a command starts has the same.
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    for setting in settings or ():
+        from workers.cli.set_option import set_option
+
+        set_option(setting)
 
 
 def main() -> None:

@@ -52,6 +52,7 @@ from trinity_bus.telemetry import setup_telemetry
 from workers.coordinator import gauges, observations
 from workers.coordinator.standby import LASTING, Standby
 from workers.coordinator.term import Term
+from workers.preconditions import ensure
 
 log = logging.getLogger("workers.coordinator")
 
@@ -60,10 +61,12 @@ async def run(settings: Settings) -> None:
     """Run a coordinator until it is cancelled.
 
     Raises:
+        ConfigError: It cannot start with these settings.
         ProducerFencedError: Another coordinator of this namespace has taken over from this one.
         StateError: The changelog cannot be read by this program.
         TrinityError: The broker cannot be reached, or something is wrong with its topics.
     """
+    ensure("coordinator", settings)
     telemetry = setup_telemetry(
         "coordinator", settings.telemetry, namespace=settings.kafka.namespace, instance=settings.coordinator.name
     )

@@ -72,6 +72,10 @@ def service_environment(options: DemoOptions, kafka: KafkaSettings) -> dict[str,
     return {
         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
         "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
+        "TRINITY_BUS_MESH__MODEL_PATH": str(options.model_dir.resolve()),
+        "TRINITY_BUS_MESH__DTYPE": "float32",
+        "TRINITY_BUS_MESH__MAX_MODEL_LEN": str(MAX_LENGTH),
+        "TRINITY_BUS_MESH__MAX_TOKENS": str(MAX_TOKENS),
         "TRINITY_BUS_TELEMETRY__RUN_DIR": str(options.run_dir.resolve()),
         "TRINITY_BUS_COORDINATOR__BATCH_SIZE": str(BATCH_SIZE),
         "TRINITY_BUS_COORDINATOR__GROUP_SIZE": str(GROUP_SIZE),
@@ -93,10 +97,6 @@ def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int])
     slots = math.ceil(BATCH_SIZE / options.explorers)
     return {
         "TRINITY_BUS_EXPLORER__NAME": options.explorer_names[index],
-        "TRINITY_BUS_MESH__MODEL_PATH": str(options.model_dir.resolve()),
-        "TRINITY_BUS_MESH__DTYPE": "float32",
-        "TRINITY_BUS_MESH__MAX_MODEL_LEN": str(MAX_LENGTH),
-        "TRINITY_BUS_MESH__MAX_TOKENS": str(MAX_TOKENS),
         "TRINITY_BUS_EXPLORER__SLOTS": str(slots),
         "TRINITY_BUS_EXPLORER__MAX_NUM_SEQS": str(slots * GROUP_SIZE),
         "TRINITY_BUS_EXPLORER__CPU_KVCACHE_GIB": "0.5",
@@ -107,7 +107,6 @@ def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int])
 def trainer_environment(options: DemoOptions) -> dict[str, str]:
     """Return the settings of the trainer."""
     return {
-        "TRINITY_BUS_MESH__MODEL_PATH": str(options.model_dir.resolve()),
         "TRINITY_BUS_TRAINER__CHECKPOINT_DIR": str(options.checkpoint_dir.resolve()),
         "TRINITY_BUS_TRAINER__TOTAL_STEPS": str(options.steps),
         "TRINITY_BUS_TRAINER__LEARNING_RATE": str(LEARNING_RATE),

@@ -40,7 +40,7 @@ from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState
 from schemas.topics import EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
-from trinity_bus.config import Settings, required
+from trinity_bus.config import Settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
@@ -58,6 +58,7 @@ from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
 from workers.explorer.weights import WeightFollower
+from workers.preconditions import ensure
 
 _log = logging.getLogger(__name__)
 
@@ -68,13 +69,13 @@ async def run(settings: Settings) -> None:
     """Explores until it is cancelled.
 
     Raises:
-        ConfigError: A setting that is needed is absent, or names workflows that cannot be imported.
+        ConfigError: It cannot start with these settings, or they name workflows that cannot be imported.
         EngineError: The engine does not start, or has died.
         RunnersError: Runners cannot be started.
         BusError: The broker does not answer, or refuses.
     """
     name = settings.explorer.name
-    required(settings.explorer.model_path, "mesh.model_path", "to start the inference engine")
+    ensure("explorer", settings)
     # Before the engine starts, because that takes long; and closed again, because the engine's process is forked.
     async with Bus(settings.kafka, client_id=name) as bus:
         await bus.ensure_topics()

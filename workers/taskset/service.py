@@ -31,10 +31,11 @@ from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSET
 from trinity_bus.bus import Bus, Producer, Reader, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.client import producer_name, sent_by
-from trinity_bus.config import Settings, required
+from trinity_bus.config import Settings
 from trinity_bus.errors import ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry
+from workers.preconditions import dataset, ensure
 from workers.taskset.dataset import Dataset, load
 from workers.taskset.progress import TasksetProgress
 
@@ -49,14 +50,14 @@ async def run(settings: Settings) -> None:
     """Produce until all epochs are answered or it is cancelled.
 
     Raises:
-        ConfigError: No dataset is named.
+        ConfigError: It cannot start with these settings.
         DatasetError: A dataset cannot be read, or is not the one that this taskset began with.
         ProducerFencedError: Another taskset of this name has started.
         BusError: The broker does not answer, or refuses.
     """
     own = settings.taskset
-    path = required(own.path, "taskset.path", "to have tasks to produce")
-    train = load(path, taskset=own.name, seed=own.seed)
+    ensure("taskset", settings)
+    train = load(dataset(settings), taskset=own.name, seed=own.seed)
     eval_set = None if own.eval_path is None else load(own.eval_path, taskset=own.name, seed=own.seed)
     telemetry = setup_telemetry("taskset", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:

@@ -13,7 +13,6 @@ step, because a wire or a memory that changes bytes wants an operator.
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,9 +21,9 @@ from opentelemetry import metrics
 
 from schemas import ModelVersion, WeightsSynced
 from trinity_bus.bus import Reader
-from trinity_bus.config import SynchronizerSettings, TrainerSettings, env_name
-from trinity_bus.errors import ConfigError
+from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.runtime.background import in_daemon_thread
+from workers.preconditions import pull_certificate
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +101,7 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         return WeightServer(
             settings.host,
             ports=settings.weights_ports,
-            tls=_tls(sync),
+            tls=pull_certificate(sync),
             bucket_bytes=bucket_bytes,
             timeout_s=timeout_s,
             dtype=dtype,
@@ -125,19 +124,6 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         dtype=dtype,
         method="gloo" if device == "cpu" else "nccl",
     )
-
-
-def _tls(sync: SynchronizerSettings) -> ssl.SSLContext | None:
-    if sync.tls_certfile is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # Without a password, it would ask for one on the terminal.
-        context.load_cert_chain(sync.tls_certfile, sync.tls_keyfile, password=str)
-    except (OSError, ValueError) as error:
-        name = env_name("synchronizer.tls_certfile")
-        raise ConfigError(f"{name}={str(sync.tls_certfile)!r}: it or its key cannot be used: {error}") from None
-    return context
 
 
 class Publication:

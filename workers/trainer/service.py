@@ -45,7 +45,6 @@ and none of the rest. It alone reads, publishes and is asked to end; a rank that
 
 import asyncio
 import logging
-import os
 import time
 import uuid
 from pathlib import Path
@@ -75,9 +74,9 @@ from schemas.topics import (
 )
 from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.bus.cluster_gauges import watch_folder
-from trinity_bus.config import Settings, required
+from trinity_bus.config import Settings
 from trinity_bus.coordination import SyncPolicy
-from trinity_bus.errors import ConfigError, RecordGoneError, SupersededError
+from trinity_bus.errors import RecordGoneError, SupersededError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import conventions as names
@@ -88,8 +87,8 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
 from trinity_bus.training.needs import oldest_need
-from trinity_bus.training.objectives import registry
 from trinity_bus.training.ranks import followers_of
+from workers.preconditions import checkpoint_dir, ensure, sync_policy
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
@@ -112,19 +111,12 @@ async def run(settings: Settings) -> None:
     """Trains until it is cancelled.
 
     Raises:
-        ConfigError: A setting that is needed is absent.
+        ConfigError: It cannot start with these settings.
         TrinityError: Training cannot go on; the message says why.
     """
     trainer = settings.trainer
-    required(trainer.model_path, "mesh.model_path", "to know what to train")
-    registry.check(trainer)
-    directory = required(trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the trainer starts its ranks itself; leave it unset, "
-            "and set TRINITY_BUS_TRAINER__TENSOR_PARALLEL or TRINITY_BUS_TRAINER__PIPELINE_PARALLEL"
-        )
-    policy = SyncPolicy.of(settings.synchronizer, settings.coordinator)
+    ensure("trainer", settings)
+    directory, policy = checkpoint_dir(settings), sync_policy(settings)
     telemetry = setup_telemetry(
         "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
     )

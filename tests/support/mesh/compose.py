@@ -287,9 +287,8 @@ def new_secure_stack(folder: Path) -> ComposeStack:
     here: dict[str, Any] = {service: {"volumes": authority} for service in services}
     here["taskset"]["profiles"] = ["absent"]
     files = [*(FOLDER / name for name in SECURE_FILES), _override(folder, here)]
-    prefix = "TRINITY_BUS_KAFKA__"
-    lines = (secrets / "operator.env").read_text().splitlines()
-    login = {name.lower(): value for name, value in (line.removeprefix(prefix).split("=", 1) for line in lines)}
+    lines = [line.split("=", 1) for line in (secrets / "operator.env").read_text().splitlines()]
+    login = {name.rpartition("__")[2].lower(): value for name, value in lines}
     env_files = [FOLDER / ".env", secrets / "compose.env"]
     return ComposeStack(f"trinity-bus-secure-{os.getpid()}", files, ports, env_files=env_files, login=login)
 

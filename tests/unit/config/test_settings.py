@@ -95,7 +95,7 @@ def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (
             "TRINITY_BUS_KAFKA",
             "localhost:9092",
-            "TRINITY_BUS_KAFKA is not a setting: name one of the section, such as TRINITY_BUS_KAFKA__..., or give JSON",
+            "TRINITY_BUS_KAFKA is not a setting: name one of the section, such as TRINITY_BUS_KAFKA__...",
         ),
         (
             "TRINITY_BUS_MESH__NAMESPACE",
@@ -289,7 +289,7 @@ def test_secrets_are_forgotten_and_nothing_else_is(monkeypatch: pytest.MonkeyPat
     for variable in secret_variables():
         monkeypatch.setenv(variable, "hunter2")
     monkeypatch.setenv(LOGIN.lower() + "_file", "/run/secrets/password")
-    monkeypatch.setenv("TRINITY_BUS_ACCESS", '{"admin_password": "hunter2"}')
+    monkeypatch.setenv("TRINITY_BUS_CONFIG", "mesh.toml")
     monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE", "team-a")
     forget_secrets()
     assert {name for name in os.environ if name.upper().startswith("TRINITY_BUS_")} == {"TRINITY_BUS_MESH__NAMESPACE"}

@@ -1,5 +1,6 @@
 """What must hold of every compose file, without Docker: pinned, confined, bounded, watched, local."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -22,7 +23,9 @@ from tests.support.mesh.compose_files import (
     services,
 )
 from trinity_bus.bus.access import USERS
-from trinity_bus.config import setting_paths
+from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_paths
+from trinity_bus.config.template import SCHEMA
+from workers.preconditions import PRECONDITIONS, problems
 
 SERVICES = pytest.mark.parametrize(
     ("name", "service"), [pytest.param(name, service, id=f"{file}:{name}") for file, name, service in services()]
@@ -106,10 +109,44 @@ def test_every_published_port_is_on_the_loopback_interface(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_setting_that_a_file_gives_exists(path: Path) -> None:
-    known = {name for name, _ in setting_paths()}
+    known = {name for name, _ in setting_paths()} | {CONFIG_VARIABLE}
     for name, service in parsed(path).get("services", {}).items():
         ours = {variable for variable in service.get("environment") or {} if variable.startswith("TRINITY_BUS_")}
         assert ours <= known, f"{name}: {sorted(ours - known)}"
+
+
+@pytest.mark.parametrize(
+    "files", [("compose.yaml",), ("compose.yaml", "compose.gpu.yaml")], ids=lambda files: files[-1]
+)
+@pytest.mark.parametrize("name", sorted(PRECONDITIONS))
+def test_every_service_can_start_with_its_file_and_its_variables(
+    files: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [variable for variable in os.environ if variable.upper().startswith("TRINITY_BUS_")]:
+        monkeypatch.delenv(variable)
+    layers = [parsed(FOLDER / file) for file in files]
+    base = layers[0]["services"][name]
+    source = FOLDER / layers[-1]["configs"]["mesh"]["file"]
+    assert base["configs"] == [{"source": "mesh", "target": base["environment"]["TRINITY_BUS_CONFIG"]}]
+    for layer in layers:
+        for variable, value in layer["services"].get(name, {}).get("environment", {}).items():
+            monkeypatch.setenv(variable, filled(str(value)))
+    monkeypatch.setenv("TRINITY_BUS_CONFIG", str(source))
+    # Files that are in the containers alone.
+    for variable in ("TRINITY_BUS_TASKSET__PATH", "TRINITY_BUS_TASKSET__EVAL_PATH"):
+        if variable in os.environ:
+            monkeypatch.setenv(variable, __file__)
+    settings = Settings()
+    assert problems(name, settings) == []
+    assert settings.mesh.model_path == ("/model/tiny" if len(files) == 1 else "/models/own")
+
+
+def test_every_file_of_settings_names_its_schema() -> None:
+    found = {path.name for path in FOLDER.glob("*.toml")}
+    assert found == {"mesh.toml", "mesh.gpu.toml"}
+    for name in found:
+        first = (FOLDER / name).read_text().splitlines()[0]
+        assert (FOLDER / first.removeprefix("#:schema ")).resolve() == SCHEMA
 
 
 def test_every_variable_has_a_default_and_is_used() -> None:

@@ -1,0 +1,136 @@
+"""``trinity-bus config``: a file is written, shown with where its values come from, and checked as services would."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trinity_bus.config import Settings, secret_variables, setting_fields
+from trinity_bus.config.template import SCHEMA, json_schema, template
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name in list(os.environ):
+        if name.upper().startswith("TRINITY_BUS_"):
+            monkeypatch.delenv(name)
+    return dict(os.environ, COLUMNS="200")
+
+
+def trinity_bus(env: dict[str, str], cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", "from workers.cli.app import main; main()", *arguments]
+    env = env | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_new_file_has_every_setting_with_its_default(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = trinity_bus(environment, tmp_path, "config", "init")
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "mesh.toml"
+    text = file.read_text()
+    assert text == template()
+    assert text.splitlines()[0] == f"#:schema {SCHEMA.as_uri()}"
+    named = {
+        f"{table}.{name}" for table, body in _tables(text) for name in re.findall(r"^#(\w+) =", body, re.MULTILINE)
+    }
+    assert named == set(setting_fields())
+    monkeypatch.setenv("TRINITY_BUS_CONFIG", str(file))
+    untouched = Settings()
+    # What is unset by default has no value to be taken.
+    file.write_text(re.sub(r"^#(\w+ = .)", r"\1", text, flags=re.MULTILINE))
+    assert Settings() == untouched
+    assert len(tomllib.loads(file.read_text())["coordinator"]) > 15
+    again = trinity_bus(environment, tmp_path, "config", "init")
+    assert again.returncode == 2
+    assert "mesh.toml is there already; --force replaces it" in again.stderr
+
+
+def _tables(text: str) -> list[tuple[str, str]]:
+    parts = re.split(r"^\[(\w+)\]$", text, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "m.toml").write_text(
+        "[mesh]\nmodel = 'of-file'\nnamespace = 'of-file'\n[kafka]\nsasl_password = 'hunter2'\n[trainer]\nseed = 3\n"
+    )
+    password = tmp_path / "password"
+    password.write_text("hunter3")
+    given = environment | {
+        "TRINITY_BUS_CONFIG": "other.toml",
+        "TRINITY_BUS_MESH__NAMESPACE": "of-environment",
+        "TRINITY_BUS_TRAINER__SEED": "4",
+        "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE": str(password),
+    }
+    done = trinity_bus(given, tmp_path, "--config", "m.toml", "--set", "trainer.seed=5", "config", "show", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert set(shown) == set(setting_fields())
+    assert shown["mesh.model"] == {"value": "of-file", "from": "m.toml:2"}
+    assert shown["mesh.namespace"] == {"value": "of-environment", "from": "TRINITY_BUS_MESH__NAMESPACE"}
+    assert shown["trainer.seed"] == {"value": 5, "from": "command line"}
+    assert shown["coordinator.tick_s"] == {"value": 0.25, "from": "default"}
+    assert shown["kafka.sasl_password"] == {"value": "(set)", "from": "m.toml:5"}
+    assert shown["access.admin_password"]["from"] == "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE"
+    table = trinity_bus(given, tmp_path, "--config", "m.toml", "config", "show")
+    assert "hunter" not in done.stdout + table.stdout + table.stderr
+    assert re.search(r"kafka.sasl_password +\(set\) +m.toml:5", table.stdout)
+
+
+def test_all_that_is_wrong_is_told_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "mesh.toml"
+    file.write_text("[mesh]\nmodle = 'm'\n[coordinator]\nbatch_size = 0\n")
+    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "mesh.toml:2: mesh.modle is not a setting; did you mean mesh.model?",
+        "mesh.toml:4: coordinator.batch_size=0: input should be greater than or equal to 1",
+    ]
+    file.write_text("[mesh]\ndtype = 'float16'\n[coordinator]\nmax_staleness = 0\n[synchronizer]\nsync_interval = 2\n")
+    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    assert done.returncode == 2
+    said = done.stderr.splitlines()
+    assert "TRINITY_BUS_MESH__DTYPE=float16: the trainer trains in bfloat16 or float32" in said
+    assert "TRINITY_BUS_TRAINER__CHECKPOINT_DIR is not set: it is needed to go on after a restart" in said
+    assert len([line for line in said if "TRINITY_BUS_SYNCHRONIZER__" in line]) == 1, said
+    done = trinity_bus(environment, tmp_path, "config", "check", "coordinator")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("coordinator.batchsize=3", "coordinator.batchsize is not a setting; did you mean coordinator.batch_size?"),
+        ("coordinator.batch_size", "expected SETTING=VALUE"),
+        ("kafka.sasl_password=x", "kafka.sasl_password is a secret, and others see command lines"),
+    ],
+)
+def test_an_option_that_sets_nothing_is_refused(
+    environment: dict[str, str], tmp_path: Path, option: str, complaint: str
+) -> None:
+    done = trinity_bus(environment, tmp_path, "--set", option, "config", "show")
+    assert done.returncode == 2
+    assert complaint in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_editors_are_told_of_every_setting() -> None:
+    schema = json_schema()
+    assert json.loads(SCHEMA.read_text()) == schema
+    found = {
+        f"{section}.{name}"
+        for section, field in schema["properties"].items()
+        for name in schema["$defs"][field["$ref"].rpartition("/")[2]]["properties"]
+    }
+    assert found == set(setting_fields())
+    assert schema["additionalProperties"] is False
+    assert "null" not in SCHEMA.read_text()
+    assert len(secret_variables()) == SCHEMA.read_text().count('"writeOnly": true')

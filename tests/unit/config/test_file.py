@@ -1,0 +1,78 @@
+"""The settings file: what it gives, what counts more, and where each mistake in it stands."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trinity_bus.config import Origins, Settings, WrongSettingsError
+from trinity_bus.errors import ConfigError
+
+
+@pytest.fixture
+def mesh_toml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in list(os.environ):
+        if name.upper().startswith("TRINITY_BUS_"):
+            monkeypatch.delenv(name)
+    file = tmp_path / "mesh.toml"
+    monkeypatch.setenv("TRINITY_BUS_CONFIG", str(file))
+    return file
+
+
+def test_the_environment_counts_more_than_the_file(mesh_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh_toml.write_text('[mesh]\nnamespace = "team-a"\nmodel = "m"\n\n[coordinator]\nbatch_size = 3\n')
+    monkeypatch.setenv("TRINITY_BUS_MESH__MODEL", "n")
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__GROUP_SIZE", "5")
+    settings = Settings()
+    assert settings.kafka.namespace == "team-a"
+    assert settings.coordinator.model == "n"
+    assert (settings.coordinator.batch_size, settings.coordinator.group_size) == (3, 5)
+    origins = Origins(Settings)
+    assert origins.of("mesh.namespace") == f"{mesh_toml}:2"
+    assert origins.of("mesh.model") == "TRINITY_BUS_MESH__MODEL"
+    assert origins.of("coordinator.batch_size") == f"{mesh_toml}:6"
+    assert origins.of("coordinator.tick_s") is None
+
+
+def test_every_mistake_is_told_with_its_line(mesh_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh_toml.write_text(
+        "kafka.namespace = 'a'\n[coordinator]\nbatchsize = 3\ngroup_size = 0\nmodel = 'm'\n[coordinater]\nx = 1\n"
+        "[trainer]\nseed = 'x'\n"
+    )
+    monkeypatch.setenv("TRINITY_BUS_TRAINER__SEED", "-1")
+    with pytest.raises(WrongSettingsError) as caught:
+        Settings()
+    assert caught.value.problems == [
+        f"{mesh_toml}:1: kafka.namespace is not a setting; did you mean mesh.namespace?",
+        f"{mesh_toml}:3: coordinator.batchsize is not a setting; did you mean coordinator.batch_size?",
+        f"{mesh_toml}:5: coordinator.model is not a setting; did you mean mesh.model?",
+        f"{mesh_toml}:6: coordinater is not a section; did you mean coordinator?",
+        f"{mesh_toml}:4: coordinator.group_size=0: input should be greater than or equal to 1",
+        "TRINITY_BUS_TRAINER__SEED='-1': input should be greater than or equal to 0",
+    ]
+
+
+def test_a_secret_of_the_file_is_not_shown(mesh_toml: Path) -> None:
+    mesh_toml.write_text("[kafka]\nsasl_password = 17\nsasl_passwrod = 'hunter2'\n")
+    with pytest.raises(ConfigError) as caught:
+        Settings()
+    assert f"{mesh_toml}:2: kafka.sasl_password=(secret): input should be a valid string" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "no such file; give the path of a readable file"),
+        (b"[mesh\n", r"this is not TOML: .* \(at line 1"),
+        (b"\xff", "the file is not UTF-8 text"),
+        (b"#" * (1 << 21), "the file is too large"),
+        (b"kafka = 3\n", r"mesh.toml:1: kafka=\(not shown\): input should be a valid dictionary"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(mesh_toml: Path, content: bytes | None, complaint: str) -> None:
+    if content is not None:
+        mesh_toml.write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        Settings()
+    assert str(mesh_toml) in str(caught.value)

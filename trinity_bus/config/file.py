@@ -1,0 +1,77 @@
+"""The settings file as a source: one TOML file for a whole mesh, a table for each section.
+
+``TRINITY_BUS_CONFIG`` names it; paths in it count from the working folder, as those in variables do.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic_settings import BaseSettings, TomlConfigSettingsSource
+
+from trinity_bus.config.names import CONFIG_VARIABLE
+from trinity_bus.errors import ConfigError
+
+_MAX_BYTES = 1 << 20
+_LINE = re.compile(r"^\s*(?:\[\s*(?P<table>[\w-]+)\s*\]|(?P<key>[\w-]+(?:\s*\.\s*[\w-]+)?)\s*=)")
+
+
+def config_file() -> Path | None:
+    """Return the file that the environment names; None where it names none."""
+    return Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None
+
+
+class File(TomlConfigSettingsSource):
+    """The file that the environment names, if it names one.
+
+    Raises:
+        ConfigError: It cannot be read, or is not TOML.
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        self._lines: dict[str, int] = {}
+        self.path = config_file()
+        if self.path is not None and not self.path.is_file():
+            # pydantic-settings passes over a file that is not there.
+            raise ConfigError(f"{CONFIG_VARIABLE}={str(self.path)!r}: no such file; give the path of a readable file")
+        super().__init__(settings_cls, toml_file=self.path)
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        try:
+            with file_path.open("rb") as file:
+                content = file.read(_MAX_BYTES + 1)
+            text = content.decode()
+            if len(content) > _MAX_BYTES:
+                raise ConfigError(f"{file_path}: the file is too large")
+            self._lines = dict(reversed([*_lines(text)]))
+            return tomllib.loads(text)
+        except OSError as error:
+            raise ConfigError(f"{file_path}: {error.strerror}; give the path of a readable file") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{file_path}: the file is not UTF-8 text") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file_path}: this is not TOML: {error}") from None
+
+    def place(self, path: str) -> str:
+        """Return where a setting or section of the file stands, as ``mesh.toml:12``."""
+        line = self._lines.get(path)
+        return str(self.path) if line is None else f"{self.path}:{line}"
+
+
+def _lines(text: str) -> Iterator[tuple[str, int]]:
+    """Each table and each setting with its line: names in quotes, and tables within a line, are not found."""
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        if match["table"] is not None:
+            table = match["table"]
+            yield table, number
+        else:
+            key = re.sub(r"\s", "", match["key"])
+            yield f"{table}.{key}" if table else key, number

@@ -1,0 +1,73 @@
+"""What is made of the settings' types for who writes a file of them: a commented file, and a schema for editors."""
+
+import inspect
+import json
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Final
+
+from pydantic.fields import FieldInfo
+
+from trinity_bus.config.mesh import is_of_mesh
+from trinity_bus.config.section import Section
+from trinity_bus.config.sections import Sections, is_secret, sections
+
+SCHEMA: Final = Path(__file__).with_name("mesh.schema.json")
+"""The schema, rendered. Editors that know TOML find it by the first line of a file: ``#:schema``."""
+_WIDTH: Final = 118
+
+
+def template() -> str:
+    """Return a file with every setting, commented out, with its default and what it means."""
+    head = _comment(
+        "Settings of a mesh: one file for all its services. `trinity-bus --config FILE ...` or TRINITY_BUS_CONFIG "
+        "names it; a variable such as TRINITY_BUS_MESH__MODEL counts more than the file, and `--set mesh.model=...` "
+        "more than that. What is commented out is the default, or unset. `trinity-bus config check` checks it."
+    )
+    tables = [_table(name, kind) for name, kind in sections().items()]
+    return "\n".join([f"#:schema {SCHEMA.as_uri()}", head, *tables]) + "\n"
+
+
+def _table(name: str, kind: type[Section]) -> str:
+    lines = ["", _comment(inspect.getdoc(kind) or ""), f"[{name}]"]
+    for key, field in kind.model_fields.items():
+        if not is_of_mesh(field):
+            meaning = (field.description or "") + " A secret." * is_secret(field)
+            lines += [_comment(meaning), f"#{key} ={_default(field)}"]
+    return "\n".join(lines)
+
+
+def _default(field: FieldInfo) -> str:
+    return "" if field.default is None else " " + toml_value(field.default)
+
+
+def toml_value(value: object) -> str:
+    """Return a scalar as TOML: what JSON writes is read alike."""
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _comment(docstring: str) -> str:
+    text = " ".join(docstring.replace("``", "`").split())
+    return "\n".join(f"# {line}" for line in wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of the file."""
+    schema = Sections.model_json_schema()
+    for definition in schema["$defs"].values():
+        properties = definition.get("properties", {})
+        for name in [name for name, field in properties.items() if field.pop("of_mesh", False)]:
+            del properties[name]
+        for field in properties.values():
+            _without_null(field)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Settings of a mesh"}
+
+
+def _without_null(field: dict[str, Any]) -> None:
+    """TOML has no null: what is unset is left out."""
+    if "default" in field and field["default"] is None:
+        del field["default"]
+    kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) == 1:
+        del field["anyOf"]
+        field.update(kinds[0])

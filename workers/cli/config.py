@@ -1,0 +1,102 @@
+"""``trinity-bus config``: write, show and check a file of settings."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import SecretStr
+from rich.console import Console
+from rich.table import Table
+
+from schemas.errors import printable
+from trinity_bus.config import Origins, Settings, WrongSettingsError, sections, setting_fields
+from trinity_bus.config.sections import is_secret
+from trinity_bus.config.template import template, toml_value
+from trinity_bus.errors import ConfigError
+from workers.cli.set_option import GIVEN
+from workers.preconditions import PRECONDITIONS, problems
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a file of settings.")
+console = Console()
+
+_WRONG = 2
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to; - for standard output.")] = Path("mesh.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a file with every setting, commented out, with its default and what it means."""
+    if file == Path("-"):
+        typer.echo(template(), nl=False)
+        return
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as target:
+            target.write(template())
+    except FileExistsError:
+        raise ConfigError(f"{file} is there already; --force replaces it") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
+    console.print(f"Wrote {file}; change it, then: trinity-bus --config {file} config check", soft_wrap=True)
+
+
+@app.command()
+def show(
+    section: Annotated[str | None, typer.Argument(help="Only this section.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show every setting, and where its value comes from. Secrets are never shown."""
+    if section is not None and section not in sections():
+        raise typer.BadParameter(f"{section} is not one of {', '.join(sections())}")
+    settings, origins = Settings(), Origins(Settings)
+    table = Table("setting", "value", "from", box=None)
+    facts = {}
+    for path in setting_fields():
+        name, _, key = path.partition(".")
+        if section in {None, name}:
+            value = getattr(getattr(settings, name), key)
+            origin = "command line" if path in GIVEN else origins.of(path) or "default"
+            facts[path] = {"value": _shown(path, value), "from": origin}
+            table.add_row(path, _text(path, value), origin)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        console.print(table, soft_wrap=True, markup=False)
+
+
+def _shown(path: str, value: Any) -> Any:
+    if is_secret(setting_fields()[path]):
+        return None if value is None else "(set)"
+    return str(value) if isinstance(value, Path) else value
+
+
+def _text(path: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return "(set)" if isinstance(value, SecretStr) else printable(toml_value(_shown(path, value)))
+
+
+@app.command()
+def check(
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(help="Services that start with these settings. Unset: coordinator, explorer and trainer."),
+    ] = None,
+) -> None:
+    """Tell all that is wrong: of single settings, and what services would refuse at their start. Exit code 2 then."""
+    wanted = services or ["coordinator", "explorer", "trainer"]
+    if unknown := set(wanted) - set(PRECONDITIONS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not one of {', '.join(PRECONDITIONS)}")
+    try:
+        settings = Settings()
+        found = list(dict.fromkeys(problem for service in wanted for problem in problems(service, settings)))
+    except WrongSettingsError as error:
+        found = list(error.problems)
+    for problem in found:
+        sys.stderr.write(printable(problem) + "\n")
+    if found:
+        raise typer.Exit(_WRONG)
+    console.print(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")

@@ -1,0 +1,35 @@
+"""The option ``--set``: one setting on the command line."""
+
+import os
+
+import typer
+
+from trinity_bus.config import env_name, setting_fields
+from trinity_bus.config.messages import nearest
+from trinity_bus.config.sections import is_secret
+
+GIVEN: set[str] = set()
+"""The settings that the command line gives."""
+
+
+def set_option(text: str) -> None:
+    """Take a setting from the command line.
+
+    Args:
+        text: As it was given: ``coordinator.batch_size=32``.
+
+    Raises:
+        BadParameter: There is no such setting, or it is a secret.
+    """
+    path, equals, value = text.partition("=")
+    fields = setting_fields()
+    if not equals:
+        raise typer.BadParameter(f"{text!r}: expected SETTING=VALUE, such as coordinator.batch_size=32")
+    if path not in fields:
+        raise typer.BadParameter(f"{path} is not a setting{nearest(path, [*fields])}")
+    if is_secret(fields[path]):
+        raise typer.BadParameter(f"{path} is a secret, and others see command lines: use {env_name(path)}_FILE")
+    for variable in [variable for variable in os.environ if variable.upper() == env_name(path)]:
+        del os.environ[variable]
+    os.environ[env_name(path)] = value
+    GIVEN.add(path)

@@ -1,0 +1,109 @@
+"""What each service needs of its settings before it starts, beyond what is wrong with any of them by itself.
+
+A service asks :func:`ensure` before it does anything else; ``trinity-bus config check`` asks :func:`problems`.
+"""
+
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from trinity_bus.bus.connection import client_options
+from trinity_bus.config import Settings, SynchronizerSettings, WrongSettingsError, env_name, required
+from trinity_bus.coordination.versions.sync_policy import SyncPolicy
+from trinity_bus.errors import ConfigError
+from trinity_bus.training.objectives import registry
+
+
+def model_path(settings: Settings) -> Path:
+    """Return the folder of the model that is trained."""
+    return Path(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
+
+
+def checkpoint_dir(settings: Settings) -> Path:
+    """Return where the trainer's checkpoints go."""
+    return required(settings.trainer.checkpoint_dir, "trainer.checkpoint_dir", "to go on after a restart")
+
+
+def dataset(settings: Settings) -> Path:
+    """Return the file of the tasks to train on."""
+    return required(settings.taskset.path, "taskset.path", "to have tasks to produce")
+
+
+def sync_policy(settings: Settings) -> SyncPolicy:
+    """Return when versions are published and taken."""
+    return SyncPolicy.of(settings.synchronizer, settings.coordinator)
+
+
+def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
+    """Return what encrypts pulls of weights; None where nothing does."""
+    if sync.tls_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without a password, it would ask for one on the terminal.
+        context.load_cert_chain(sync.tls_certfile, sync.tls_keyfile, password=str)
+    except (OSError, ValueError) as error:
+        name = env_name("synchronizer.tls_certfile")
+        raise ConfigError(f"{name}={str(sync.tls_certfile)!r}: it or its key cannot be used: {error}") from None
+    return context
+
+
+def _connection(settings: Settings) -> None:
+    # Unset, a command looks for the embedded broker.
+    if settings.kafka.bootstrap_servers is not None:
+        client_options(settings.kafka, "")
+
+
+def _trained_dtype(settings: Settings) -> None:
+    if settings.mesh.dtype == "float16":
+        raise ConfigError(f"{env_name('mesh.dtype')}=float16: the trainer trains in bfloat16 or float32")
+
+
+def _own_ranks(settings: Settings) -> None:
+    del settings
+    if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
+        names = [env_name(f"trainer.{name}") for name in ("tensor_parallel", "pipeline_parallel")]
+        raise ConfigError(
+            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set {' or '.join(names)}"
+        )
+
+
+PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
+    "coordinator": (_connection, sync_policy),
+    "explorer": (_connection, model_path),
+    "trainer": (
+        _connection,
+        model_path,
+        checkpoint_dir,
+        _trained_dtype,
+        lambda settings: registry.check(settings.trainer),
+        _own_ranks,
+        sync_policy,
+        lambda settings: pull_certificate(settings.synchronizer),
+    ),
+    "taskset": (_connection, dataset),
+}
+"""What each service asks for; each raises ``ConfigError``."""
+
+
+def problems(service: str, settings: Settings) -> list[str]:
+    """Return what a service would refuse, one line each."""
+    found = []
+    for precondition in PRECONDITIONS[service]:
+        try:
+            precondition(settings)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def ensure(service: str, settings: Settings) -> None:
+    """Refuse settings with which a service cannot start.
+
+    Raises:
+        WrongSettingsError: There are some; all are told.
+    """
+    if found := problems(service, settings):
+        raise WrongSettingsError(found)
