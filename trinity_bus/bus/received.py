@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import ConsumerRecord
+from msgspec import Struct
 
 from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
@@ -31,8 +32,7 @@ class Undecodable:
     """A sentence for people."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Received[R]:
+class Received[R](Struct, frozen=True, eq=False):
     """One record and where it came from.
 
     ``record`` is :class:`Undecodable` where the codec refuses the bytes, ``None`` for a tombstone (a null value on a

@@ -4,9 +4,10 @@ Effects of one call are carried out together with the changelog and the input of
 all.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from msgspec import Struct
 
 from schemas import (
     BatchRecord,
@@ -24,8 +25,7 @@ from schemas import (
 from trinity_bus.coordination.inputs import Origin
 
 
-@dataclass(frozen=True, slots=True)
-class SendOrder:
+class SendOrder(Struct, frozen=True):
     """To ``rollouts``, into the lane of ``record.explorer``."""
 
     record: Dispatch | Cancel
@@ -33,22 +33,19 @@ class SendOrder:
     """Context of the task."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishBatch:
+class PublishBatch(Struct, frozen=True):
     """To ``batches``: a batch after a transition."""
 
     record: BatchRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(Struct, frozen=True):
     """To ``batches``: the trainer is to pass over a batch."""
 
     record: BatchSkipped
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceVersion:
+class AnnounceVersion(Struct, frozen=True):
     """To ``model-versions``: weights to be served, and who takes part in moving them."""
 
     record: ModelVersion
@@ -56,8 +53,7 @@ class AnnounceVersion:
     """Context of the trainer's publication."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendReply:
+class SendReply(Struct, frozen=True):
     """To ``replies``: the answer to a client's command."""
 
     record: CommandReply
@@ -65,8 +61,7 @@ class SendReply:
     """Context of the command."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishResult:
+class PublishResult(Struct, frozen=True):
     """To ``results``: how a task ended. Exactly one for each accepted task."""
 
     record: TaskResult
@@ -74,22 +69,19 @@ class PublishResult:
     """Context of the rollout that counts, else of the task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(Struct, frozen=True):
     """To whom it names: it is to end, because another incarnation has its place."""
 
     record: Superseded
 
 
-@dataclass(frozen=True, slots=True)
-class RequestVersion:
+class RequestVersion(Struct, frozen=True):
     """To ``coordinator-events``, for the trainer: a version is wanted."""
 
     record: VersionWanted
 
 
-@dataclass(frozen=True, slots=True)
-class RecordVersion:
+class RecordVersion(Struct, frozen=True):
     """To ``version-history``: a version that was published."""
 
     record: PublishedVersion
@@ -108,8 +100,7 @@ class RejectionReason(StrEnum):
     OVER_QUOTA = "over_quota"
 
 
-@dataclass(frozen=True, slots=True)
-class RejectTask:
+class RejectTask(Struct, frozen=True):
     """To ``dead-letters``: this task will not be run."""
 
     task: Task
@@ -146,8 +137,7 @@ class Fact(StrEnum):
     STARVED = "starved"
 
 
-@dataclass(frozen=True, slots=True)
-class Observe:
+class Observe(Struct, frozen=True):
     """To the counters and the log; nothing depends on it."""
 
     fact: Fact

@@ -1,6 +1,6 @@
 """What the coordinator's state machine is told: a task came, an event came, time went by."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from schemas import (
     AbortBatch,
@@ -26,16 +26,14 @@ type Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where a task lies in the ``tasks`` topic."""
 
     partition: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskArrived:
+class TaskArrived(Struct, frozen=True):
     """A task was read."""
 
     task: Task
@@ -44,16 +42,14 @@ class TaskArrived:
     """W3C context of whoever sent it; every dispatch of the task is its child, after a restart too."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventArrived:
+class EventArrived(Struct, frozen=True):
     """A worker said that something happened. May come late, twice, or from an incarnation that is over."""
 
     event: Event
     traceparent: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Nothing came for a while; time-outs are due."""
 
 
@@ -61,8 +57,7 @@ type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | Ski
 type Request = BatchRequest | PublishVersion | RollBack | FinalizeUpgrade
 
 
-@dataclass(frozen=True, slots=True)
-class CommandArrived:
+class CommandArrived(Struct, frozen=True):
     """A client asks for something."""
 
     command: Request

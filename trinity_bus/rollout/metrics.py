@@ -92,17 +92,17 @@ def aggregate_eval_metrics(
     return _aggregate(metrics, prefix, DETAILED_STATS if detailed_stats else ("mean",), plain=not detailed_stats)
 
 
-@_QUIET
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
     """Reduces the metrics of a task's runs; names keep their suffix, so that they can be reduced again."""
-    return {
-        # Of one value, each of these reductions is the value itself: most tasks of one run.
-        key: values[0] if len(values) == 1 else _REDUCTIONS[split_suffix(key)[1]](np.array(values))
-        for key, values in _numbers(metrics).items()
-    }
+    # Of one value, each of these reductions is the value itself: most tasks have one run.
+    return {key: values[0] if len(values) == 1 else _of_runs(key, values) for key, values in _numbers(metrics).items()}
 
 
 @_QUIET
+def _of_runs(key: str, values: list[float]) -> float:
+    return _REDUCTIONS[split_suffix(key)[1]](np.array(values))
+
+
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
     """Return the metrics of a task from those of its runs.
 
@@ -113,8 +113,11 @@ def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: 
     Returns:
         Named as the table in the module's docstring says; empty for no runs.
     """
-    if not is_eval:
-        return aggregate_run_level_metrics(metrics)
+    return _of_eval_task(metrics) if is_eval else aggregate_run_level_metrics(metrics)
+
+
+@_QUIET
+def _of_eval_task(metrics: Sequence[Mapping[str, Any]]) -> Metrics:
     result: Metrics = {}
     for key, values in _columns(metrics).items():
         name, aggregation = split_suffix(key)
@@ -211,6 +214,9 @@ def _numbers(metrics: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     columns: dict[str, list[float]] = {}
     for values in metrics:
         for key, value in values.items():
-            if isinstance(value, (int, float, np.number)):
+            # Most are, and to ask for it by name is the cheapest.
+            if type(value) is float:
+                columns.setdefault(key, []).append(value)
+            elif isinstance(value, (int, float, np.number)):
                 columns.setdefault(key, []).append(float(value))
     return columns

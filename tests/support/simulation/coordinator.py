@@ -6,7 +6,8 @@ is killed is followed by another; its transaction, if it was not committed, is d
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from schemas import Dispatch
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings

@@ -27,7 +27,9 @@ def load(path: Path) -> dict[str, Any]:
 
 def essence(batch: BatchRecord) -> object:
     """What was promised of a batch."""
-    return batch.batch_id, batch.batch_type, batch.sequence, batch.manifest, batch.metrics, batch.min_version
+    # Told now, and not then.
+    metrics = {name: value for name, value in batch.metrics.items() if name != "experience_pipeline/experience_count"}
+    return batch.batch_id, batch.batch_type, batch.sequence, batch.manifest, metrics, batch.min_version
 
 
 def test_the_files_hold_entries_of_every_kind() -> None:

@@ -3,11 +3,10 @@ breaks.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from schemas import BatchLifecycleState, BatchRecord, Dispatch, ExplorerHeartbeat, ManifestEntry, TaskResult
 from tests.support.simulation import Decision, Honest, Invariant, InvariantViolatedError, World, random_history
@@ -77,9 +76,7 @@ def has_position(result: TaskResult) -> bool:
 def moved_parts(result: TaskResult) -> list[Any]:
     """The same parts, somewhere else in the log."""
     return [
-        msgspec.structs.replace(
-            part, position=part.position and msgspec.structs.replace(part.position, offset=part.position.offset + 1)
-        )
+        replace(part, position=part.position and replace(part.position, offset=part.position.offset + 1))
         for part in result.parts
     ]
 
