@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.trinity-bus-$(DEVICE)
 # The longest first, so that no worker is left with a long one at the end.
 TESTS := tests/e2e tests/integration tests/attacks tests/unit
-# Files of tests that run at a time, each worker with a broker of its own.
-WORKERS ?= 2
+# Files of tests that run at a time, each worker with a broker of its own: two a core, for they wait more than they compute.
+WORKERS ?= 4
 
 # Without a home folder that can be written, caches and data stay in the checkout.
 ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)

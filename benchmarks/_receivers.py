@@ -41,7 +41,11 @@ class BareReceiver:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TransferProgress] = loop.create_future()
         where = source(announced, member.explorer)
-        self._receiver.start(where, lambda progress: loop.call_soon_threadsafe(ended.set_result, progress))
+
+        def on_end(progress: TransferProgress) -> None:
+            loop.call_soon_threadsafe(ended.set_result, progress)
+
+        self._receiver.start(where, on_end)
         progress = await ended
         if progress.state != "ready":
             self._receiver.cancel()

@@ -28,6 +28,7 @@ from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import EXPERIENCES, TASKS
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 
@@ -155,7 +156,7 @@ async def read_small(bus: Bus, control: Connection, count: int) -> None:
         while len(latencies) < SMALL_WARM_UP + count:
             received = await reader.batch(LIMIT_S)
             now = time.monotonic()
-            latencies += [now - record.record.data["sent"] for record in received]
+            latencies += [now - record_of(record).data["sent"] for record in received]
         control.send(latencies[SMALL_WARM_UP:])
 
 
@@ -211,7 +212,7 @@ def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> f
         read_at, tokens = receive(reader)
     if tokens != count * TOKENS:
         raise AssertionError(f"{tokens} tokens arrived of {count * TOKENS}")
-    return tokens / (max(acknowledged, read_at) - started) / 1e6
+    return float(tokens / (max(acknowledged, read_at) - started) / 1e6)
 
 
 def latencies(settings: KafkaSettings, count: int) -> list[float]:

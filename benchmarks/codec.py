@@ -111,7 +111,7 @@ def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format
     def to_bytes(group: Any) -> bytes:
         shared, samples, tensors = group
         meta = pickle.dumps((shared, samples), pickle.HIGHEST_PROTOCOL)
-        blob = library.save({f"{i}:{k}": v for i, sample in enumerate(tensors) for k, v in sample.items()})
+        blob: bytes = library.save({f"{i}:{k}": v for i, sample in enumerate(tensors) for k, v in sample.items()})
         return LENGTHS.pack(len(meta), len(blob)) + meta + blob
 
     def from_bytes(value: bytes) -> Any:

@@ -9,6 +9,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
@@ -63,7 +65,8 @@ def experiences() -> list[bytes]:
 
 def tasks() -> list[bytes]:
     """As many as fill a batch."""
-    rng, records, size = random.Random(0), [], 0  # noqa: S311 - makes up texts
+    records: list[Any] = []
+    rng, size = random.Random(0), 0  # noqa: S311 - makes up texts
     while size < MAX_BATCH_BYTES - 1024:
         prompt = " ".join(f"{rng.choice(WORDS)} {rng.randrange(1000)}" for _ in range(rng.randrange(10, 60)))
         records.append(encode(Task(task_id=f"task-{len(records)}", workflow="math", prompt=prompt, answer="42")))
@@ -103,13 +106,13 @@ def main() -> None:
                 Row(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%", better="lower"),
                 Row(
                     f"{name}, {codec}: packing",
-                    ms(lambda p=pack, b=plain: p(b), rounds) / mib,
+                    ms(partial(pack, plain), rounds) / mib,
                     "ms/MiB",
                     better="lower",
                 ),
                 Row(
                     f"{name}, {codec}: unpacking",
-                    ms(lambda n=number, v=view: unpack(n, v, 1 << 26), rounds) / mib,
+                    ms(partial(unpack, number, view, 1 << 26), rounds) / mib,
                     "ms/MiB",
                     better="lower",
                 ),

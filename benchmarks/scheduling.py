@@ -168,9 +168,9 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
 
 def fleet_rows(batches: int, bars: Bars) -> list[Row]:
     """Return the synchronous way, and the asynchronous one with and without what shortens the tail."""
-    one = {"max_staleness": 0, "max_inflight_batches": 1}
-    some = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
-    more = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
+    one: dict[str, float] = {"max_staleness": 0, "max_inflight_batches": 1}
+    some: dict[str, float] = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
+    more: dict[str, float] = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
     ways: list[tuple[str, dict[str, float], float | None]] = [
         ("synchronous: one batch at a time", one, None),
         ("synchronous, over-rollout 10 %", one | _over_rollout(0.1), None),

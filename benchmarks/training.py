@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,7 +156,7 @@ class PlainTrainer:
             losses.append(loss_sum)
         return statistics.fmean(losses)
 
-    def _micro_batch(self, chosen: list[tuple]) -> torch.Tensor:
+    def _micro_batch(self, chosen: list[tuple[Any, Any]]) -> torch.Tensor:
         rows, longest = len(chosen), max(len(sample.tokens) for sample, _ in chosen)
         tokens = torch.zeros(rows, longest, dtype=torch.long)
         attention = torch.zeros(rows, longest, dtype=torch.long)

@@ -316,7 +316,7 @@ class Trainer:
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
                     last_at = max(last_at, received.timestamp_ms / 1000)
-        slowest = (
+        transfer, verify, prepare, pause, meeting = (
             max(getattr(a, name) for a in answers.values())
             for name in ("transfer_s", "verify_s", "prepare_s", "pause_s", "control_s")
         )
@@ -324,7 +324,11 @@ class Trainer:
         return Round(
             last_at - began_at,
             staged - began,
-            *slowest,
+            transfer,
+            verify,
+            prepare,
+            pause,
+            meeting,
             control=statistics.median(firsts) - self.announced_at,
             news=statistics.median(firsts) - told_at,
         )
@@ -381,7 +385,7 @@ def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool) -> 
     """Medians of one configuration."""
 
     def median(name: str) -> float:
-        return statistics.median(getattr(result, name) for result in results)
+        return float(statistics.median(getattr(result, name) for result in results))
 
     yield Row(f"{title}: step done to all serving", median("total"), "s", better="lower")
     yield Row(f"{title}: announcement to first byte (control)", median("control"), "s", CONTROL_GOAL_S, better="lower")

@@ -143,7 +143,7 @@ def trainer_dies_amid_buckets(post: Post) -> None:
         answer(self, *arguments)
         post.die_if_told("answer")
 
-    server.WeightServer._answer = answering  # type: ignore[method-assign]
+    server.WeightServer._answer = answering  # type: ignore[method-assign, assignment]
 
 
 class TornError(Exception):

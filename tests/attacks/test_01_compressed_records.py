@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -20,6 +21,7 @@ from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
@@ -82,13 +84,13 @@ async def test_every_codec_is_read_one_after_the_other_and_by_position(kafka: Ka
 
     async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
         places = {codec: await send(mesh.kafka, codec, [f"{codec}-{n}" for n in range(5)]) for codec in CODECS}
-        found = []
+        found: list[Any] = []
         async with asyncio.timeout(30):
             while len(found) < 20:
                 found += await reader.batch(1)
-        assert [record.record.task_id for record in found] == [f"{c}-{n}" for c in CODECS for n in range(5)]
+        assert [record_of(record).task_id for record in found] == [f"{c}-{n}" for c in CODECS for n in range(5)]
         fetched = await bus.fetch(TASKS, [Position(partition=0, offset=at + 2) for at in places.values()])
-        assert [record.record.task_id for record in fetched] == [f"{codec}-2" for codec in CODECS]
+        assert [record_of(record).task_id for record in fetched] == [f"{codec}-2" for codec in CODECS]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -97,7 +99,7 @@ async def test_the_mesh_may_pack_its_own_records_with_any(kafka: KafkaSettings, 
 
     async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
         await send_tasks(producer, 50)
-        found = []
+        found: list[Any] = []
         async with asyncio.timeout(30):
             while len(found) < 50:
                 found += await reader.batch(1)
@@ -105,7 +107,7 @@ async def test_the_mesh_may_pack_its_own_records_with_any(kafka: KafkaSettings, 
             async with transactional.transaction():
                 await transactional.send_all(TASKS, [("k", task("in-a-transaction"))], partition=0)
             (last,) = await reader.batch(10)
-            assert last.record.task_id == "in-a-transaction"
+            assert record_of(last).task_id == "in-a-transaction"
 
 
 async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_goes_on(
@@ -115,7 +117,7 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
     mesh = Mesh(broker.kafka_settings(), tmp_path)
 
     async with mesh.connected() as (bus, _), bus.reader(DEAD_LETTERS, start="beginning") as letters:
-        bad = {}
+        bad: dict[int, str] = {}
         for kind, codec in zip(kinds, ("lz4", "gzip", "zstd", None), strict=True):
             await send(mesh.kafka, None, [f"before-{kind}"])
             bad[await send(mesh.kafka, codec, [f"lost-{kind}-{n}" for n in range(3)])] = kind
@@ -123,14 +125,14 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
         log = broker.folder.kafka / f"{TASKS.full_name(mesh.kafka.namespace)}-0" / f"{0:020}.log"
         with log.open("r+b") as file:
             for at, raw in frames(log):
-                kind = bad.get(int.from_bytes(raw[:8]))
-                if kind is not None:
+                wrong = bad.get(int.from_bytes(raw[:8]))
+                if wrong is not None:
                     file.seek(at)
-                    file.write(damage(raw, kind))
+                    file.write(damage(raw, wrong))
         explorer = FakeExplorer(bus)
 
         def ordered() -> set[str]:
-            return {order.record.task.task_id for order in explorer.orders}
+            return {record_of(order).task.task_id for order in explorer.orders}
 
         async with explorer.alive(), FakeTrainer(bus).alive():
             # One that is started anew in the middle meets nothing twice, and nothing stops it.
@@ -143,7 +145,7 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
                     assert process.poll() is None, mesh.log(mesh.started)
         expected = {f"before-{kind}" for kind in kinds} | {"after", "late"}
         assert ordered() == expected
-        found = []
+        found: list[Any] = []
         async with asyncio.timeout(30):
             while len(found) < 4:
                 found += await letters.batch(1)
@@ -159,7 +161,7 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
         first, last = min(bad) - 1, max(bad) + 3
         positions = [Position(partition=0, offset=offset) for offset in (first, min(bad) + 1, last)]
         good, lost, end = await bus.fetch(TASKS, positions)
-        assert (good.record.task_id, end.record.task_id) == ("before-checksum", "after")
+        assert (record_of(good).task_id, record_of(end).task_id) == ("before-checksum", "after")
         assert isinstance(lost.record, Undecodable)
         assert [met.offset for met in bus.passed_over()] == list(bad)[1:]
 
@@ -192,7 +194,7 @@ async def test_a_reader_that_is_not_read_does_not_keep_up(kafka: KafkaSettings, 
             await send_tasks(producer, 3)
             await until_it(reader, keeps_up=False)
             assert not await reader.keeps_up(), "records wait, and nobody takes them"
-            found = []
+            found: list[Any] = []
             while len(found) < 3:
                 found += await reader.batch(5)
             assert await reader.keeps_up()
@@ -216,7 +218,7 @@ def test_who_works_and_who_stands_by_stay_ready_while_there_is_nothing_to_read(
             command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
             stack.enter_context(Child(command, env=env, output=tmp_path / f"{port}.log"))
         for port in ports:
-            wait_until(lambda port=port: answer(port) == 200, "ready", 60)
+            wait_until(lambda port=port: answer(port) == 200, "ready", 60)  # type: ignore[misc]  # of a lambda with a default
         until_s = time.monotonic() + 6
         while time.monotonic() < until_s:
             assert [answer(port) for port in ports] == [200, 200]

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -51,7 +52,7 @@ async def test_they_are_dead_letters_with_size_and_hash_and_the_coordinator_goes
                     await outsider.send_and_wait(TASKS.full_name(mesh.kafka.namespace), over, key=b"over", partition=0)
                 await send_tasks(producer, 1, "after")
                 await until(lambda: len(explorer.orders) == 2)
-                found = []
+                found: list[Any] = []
                 async with asyncio.timeout(30):
                     while len(found) < 4:
                         found += await letters.batch(1)

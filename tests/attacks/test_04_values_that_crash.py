@@ -30,6 +30,7 @@ from schemas.items import Item
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS, Topic
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, header
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, TelemetrySettings
@@ -258,14 +259,15 @@ async def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
             letters = await read(bus, DEAD_LETTERS, 2)
             answers = await read(bus, RESULTS, 8)
         assert not service.done()
+        assert coordinator.machine is not None
         assert "poison" not in coordinator.machine.ledger.batches
         service.cancel()
         await asyncio.wait([service])
     assert {header(letter.headers, DLQ_REASON) for letter in letters} == {"not_handled"}
     assert {header(letter.headers, DLQ_TOPIC) for letter in letters} == {"explorer-events", "commands"}
     assert all(f"OversightError: {place} at " in str(header(letter.headers, DLQ_DETAIL)) for letter in letters)
-    assert {answer.record.status for answer in answers} == {"completed"}
-    assert len({answer.record.task_id for answer in answers}) == 8
+    assert {record_of(answer).status for answer in answers} == {"completed"}
+    assert len({record_of(answer).task_id for answer in answers}) == 8
     # Once with others, and each once alone.
     assert careless.stumbled >= 3
 

@@ -75,7 +75,7 @@ async def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_ser
         for kind, reason in REASONS.items():
             task_id = kind.replace(" ", "-")
             await mesh.send(dispatch(incarnation, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))
-            ended = await mesh.event(RolloutFinished, lambda event, wanted=task_id: event.task_id == wanted)
+            ended = await mesh.event(RolloutFinished, lambda event, wanted=task_id: event.task_id == wanted)  # type: ignore[misc]  # of a lambda with a default
             assert (ended.status, ended.experience) == ("failed", None)
             assert ended.error is not None
             assert ended.error.startswith("UntrainableSampleError: run 1: ")

@@ -20,6 +20,7 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import signed
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
@@ -83,7 +84,7 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
 
 async def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSettings, tmp_path: Path) -> None:
     mesh = Mesh(kafka, tmp_path)
-    settings = {"batch_size": 2, "retention_s": 0.3, "keep_s": 0}
+    settings: dict[str, Any] = {"batch_size": 2, "retention_s": 0.3, "keep_s": 0}
 
     async with (
         mesh.connected() as (bus, producer),
@@ -128,7 +129,7 @@ async def test_a_manifest_never_names_what_is_gone(kafka: KafkaSettings, tmp_pat
             with mesh.coordinator(batch_size=4, task_timeout_s=2):
                 await send_tasks(producer, 4)
                 await until(lambda: len(explorer.orders) >= 4)
-                ends = {}
+                ends: dict[Any, Any] = {}
                 async with asyncio.timeout(30):
                     while sum(ends.values()) < 3:
                         ends = await bus.end_offsets(EXPERIENCES)
@@ -161,7 +162,7 @@ async def test_ended_batches_are_forgotten(
         forgotten: list[str] = []
         async with keeper.working(), asyncio.timeout(60):
             while not forgotten:
-                commits.made({})
+                commits.made({}, 0)
                 forgotten = [key for topic, key in keeper.take_tombstones() if topic is BATCHES]
                 await asyncio.sleep(0.05)
         assert forgotten == ["b0", "b1", "b2"]
@@ -239,7 +240,7 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
             (batch,) = [record for record in found if isinstance(record, BatchRecord)]
             positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
             (received,) = await bus.fetch(EXPERIENCES, positions)
-            assert received.record.task_id == "t"
+            assert record_of(received).task_id == "t"
 
     with EmbeddedBroker(original) as broker:
         await write(broker.kafka_settings(KafkaSettings(namespace=namespace)))

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -12,6 +13,7 @@ from schemas import Task
 from schemas.topics import COORDINATOR_INPUTS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -41,7 +43,7 @@ async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
 ) -> None:
     mesh = Mesh(kafka, tmp_path)
     # With nothing remembered the rule cannot tell, and the operator has to.
-    settings = {"batch_size": 1, "dedup_window": 100 if decision is None else 1}
+    settings: dict[str, Any] = {"batch_size": 1, "dedup_window": 100 if decision is None else 1}
 
     async def second() -> None:
         async with mesh.connected() as (bus, producer):
@@ -52,7 +54,7 @@ async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
             explorer = FakeExplorer(bus)
 
             def ordered() -> set[str]:
-                return {order.record.task.task_id for order in explorer.orders}
+                return {record_of(order).task.task_id for order in explorer.orders}
 
             with mesh.coordinator(**settings) as process:
                 if decision is not None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -97,7 +97,7 @@ def test_until_the_upgrade_is_finalized_the_version_before_can_take_over_at_any_
     assert machine.level == OLDEST_LEVEL
     assert level_2_reader.read(machine.entries()) == before
     for number, (now, kind, value) in enumerate(golden["told"]):
-        given = Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS))
+        given = Tick() if kind == "Tick" else EventArrived(cast("Any", decode(value, *RECORDS)))
         machine.handle(given, now)
         apply(store, machine.changes())
         if number % 20 == 0:
@@ -190,7 +190,7 @@ def test_what_a_newer_version_has_written_survives_this_one(path: Path) -> None:
 
     store = dict(kept)
     for now, kind, value in golden["told"]:
-        machine.handle(Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS)), now)
+        machine.handle(Tick() if kind == "Tick" else EventArrived(cast("Any", decode(value, *RECORDS))), now)
         apply(store, machine.changes())
     assert store == machine.entries()
     changed = 0

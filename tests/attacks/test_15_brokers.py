@@ -8,6 +8,7 @@ it with it.
 import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -18,13 +19,18 @@ from aiokafka.errors import KafkaError
 from schemas import Task
 from schemas.topics import BATCHES, TASKS, TOPICS
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.topics import Found, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import TopicMismatchError
 
-AS_NEEDED = {"partitions": TASKS.partitions, "cleanup": TASKS.cleanup, "max_message_bytes": TASKS.max_message_bytes}
+AS_NEEDED: dict[str, Any] = {
+    "partitions": TASKS.partitions,
+    "cleanup": TASKS.cleanup,
+    "max_message_bytes": TASKS.max_message_bytes,
+}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ async def test_a_broker_is_killed_and_nothing_is_lost_and_one_alone_acknowledges
         async with Bus(settings, client_id="test") as bus, bus.reader(TASKS, start="beginning") as reader:
             async with asyncio.timeout(60):
                 while len(seen) < count:
-                    seen.update(received.record.task_id for received in await reader.batch(1.0))
+                    seen.update(record_of(received).task_id for received in await reader.batch(1.0))
         return seen
 
     await prepare(settings)

@@ -42,6 +42,7 @@ from schemas.topics import (
 )
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.bus.headers import DLQ_REASON, header
@@ -179,7 +180,7 @@ async def test_an_explorer_that_announces_a_version_moves_nobody(kafka: KafkaSet
             assert "positions in events, which coordinators of this version do not read" in mesh.log()
         reasons = {letter.raw: header(letter.headers, DLQ_REASON) for letter in found}
         assert reasons == {encode(record): why for _, record, why in forged}
-        versions = [item.record async for item in told.replay() if item.topic is MODEL_VERSIONS]
+        versions = [record_of(item) async for item in told.replay() if item.topic is MODEL_VERSIONS]
         assert versions
         assert all(version.version < FORGED_STEP.version for version in versions)
         assert all(version.master_address != FORGED_STEP.master_address for version in versions)

@@ -64,7 +64,7 @@ class Trainer:
 
     def __init__(self, method: str, folder: Path, *, deltas: bool) -> None:
         self._folder = folder
-        sync = SynchronizerSettings(sync_method=method, sync_delta=deltas, sync_timeout_s=5)  # type: ignore[arg-type]
+        sync = SynchronizerSettings(sync_method=method, sync_delta=deltas, sync_timeout_s=5)
         self.publisher: Publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, folder, "cpu")
         self._serving: list[threading.Thread] = []
 

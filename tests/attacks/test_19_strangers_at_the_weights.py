@@ -364,7 +364,16 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """A certificate that is its own authority, for the loopback interface."""
     key, made = folder / f"{name}.key", folder / f"{name}.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    options = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made]
+    options: list[str | Path] = [
+        "-subj",
+        f"/CN={name}",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        key,
+        "-out",
+        made,
+    ]
     subprocess.run([*command.split(), *options], check=True, capture_output=True)
     return made, key
 

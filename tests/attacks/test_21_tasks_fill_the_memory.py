@@ -74,7 +74,7 @@ def test_one_batch_has_its_part_of_the_budget() -> None:
 def test_a_batch_that_nobody_can_give_up_is_full_when_its_bytes_are() -> None:
     harness = story_of(batch_size=1000)
     harness.beat(slots=100)
-    started = []
+    started: list[Any] = []
     number = 0
     while not started:
         started = [b for b in batches(harness.task(f"t{number}", prompt=LARGE)) if b.state == "running"]
@@ -100,6 +100,7 @@ def test_whatever_comes_no_more_than_four_budgets_are_held_and_reading_goes_on(s
     for turn in range(5000):
         if harness.machine.wants_tasks() and waiting:
             waiting -= 1
+            kind: dict[str, Any]
             kind = rng.choice([{}, {}, {"batch_id": "open"}, {"batch_id": f"n{rng.randrange(8)}", "batch_size": 3},
                                {"batch_id": "huge", "batch_size": 4000}, {"batch_type": "eval"}])  # fmt: skip
             size = rng.choice([1, 1000, 1 << 20])

@@ -31,6 +31,7 @@ from tests.support.mesh.broker_cluster import broker_cluster
 from tests.support.mesh.compose_files import DEFAULTS, FILES, FOLDER, ROOT, filled, parsed, services
 from tests.support.mesh.prometheus_names import alert_rules
 from tests.support.mesh.waiting import until
+from tools import pin_images
 from trinity_bus.bus import Bus, cluster_gauges
 from trinity_bus.bus.certificates import expiry, file_expiries, shown_expiry
 from trinity_bus.bus.cluster import ClusterState, Disk, partition_sizes, under_replicated
@@ -230,9 +231,6 @@ def test_pinned_images_are_those_of_the_stack() -> None:
     """Where they have been pinned: that takes the images' registries."""
     path = FOLDER / "images.env"
     if path.exists():
-        sys.path.insert(0, str(ROOT / "tools"))
-        import pin_images
-
         tagged, pinned = (pin_images.variables(file.read_text()) for file in (FOLDER / ".env", path))
         assert pin_images.mismatches(tagged, pinned) == []
 
@@ -254,7 +252,7 @@ def test_a_partition_without_all_of_its_copies_is_counted_and_others_topics_are_
 
 def test_a_partition_is_as_large_as_its_largest_copy() -> None:
     def answer(*partitions: tuple[int, int, bool]) -> Any:
-        rows = [(number, size, 0, is_future, {}) for number, size, is_future in partitions]
+        rows: list[Any] = [(number, size, 0, is_future, {}) for number, size, is_future in partitions]
         return SimpleNamespace(results=[(0, "/data", [("t", rows, {})], 100, 50, {}), (56, "/broken", [], -1, -1, {})])
 
     sizes = partition_sizes([answer((0, 10, False), (1, 90, False)), answer((0, 12, False), (1, 500, True))])

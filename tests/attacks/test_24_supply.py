@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
+from tools import audit, sbom
 from trinity_bus.broker.jars import Jar, read_lock
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import audit  # noqa: E402 - a program of the project, which is in no package
-import sbom  # noqa: E402 - likewise
 
 LOCKS = sorted((ROOT / "requirements").rglob("*.lock"))
 

@@ -101,10 +101,10 @@ def test_what_no_test_can_bring_about_fires_when_it_is_told(stack: ComposeStack)
             return len(samples) > 0
 
         for name in rising:
-            wait_until(lambda name=name: told(name, 0), f"{name} of 0", LIMIT_S, every_s=1.0)
+            wait_until(lambda name=name: told(name, 0), f"{name} of 0", LIMIT_S, every_s=1.0)  # type: ignore[misc]  # of a lambda with a default
         for started_at in (1.0, 2.0, 3.0):
             service.set("trinity.process.start_time", started_at)
-            wait_until(lambda at=started_at: told("trinity.process.start_time", at), "a start", LIMIT_S, every_s=1.0)
+            wait_until(lambda at=started_at: told("trinity.process.start_time", at), "a start", LIMIT_S, every_s=1.0)  # type: ignore[misc]
         for name, attributes in rising.items():
             service.add(name, 1, **attributes)
         expected = {"WeightsDiffer", "EnginesDisagree", "RunnersDie", "WeightSyncFails", "BatchStuck", "LagGrows"}

@@ -4,7 +4,7 @@ History, kept to show that what is written today before an upgrade is finalized 
 what that version raised: a missing key, a tuple of another length, an unknown kind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -161,7 +161,7 @@ def _choice(  # noqa: PLR0917 - as it was
     return version, client, command_id, traceparent, found, step_traceparent
 
 
-_READERS = {
+_READERS: dict[str, Callable[..., Any]] = {
     "books": _books,
     "sync": _sync,
     "explorer": _explorer,

@@ -37,7 +37,6 @@ from the limit of one attempt, not from that of all attempts together.
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -76,7 +75,7 @@ class Scheduler:
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
         self._batches = OpenBatches(self._settings.coordinator.group_size)
-        self._mesh = MeshState(alive_s=self._settings.coordinator.explorer_timeout_s)
+        self._mesh: MeshFollower | None = None
 
     # ------------------------------------------------------------------------------------------------ start and stop
 
@@ -244,7 +243,7 @@ class Scheduler:
         if over is WaitOutcome.COMPLETE:
             return
         outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
-        running = len(outstanding & self._mesh.running_tasks())
+        running = len(outstanding & self._fleet.running_tasks())
         if clear_timeout_tasks:
             batches = self._batches.all
             await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
@@ -275,8 +274,7 @@ class Scheduler:
 
         See ``trinity_bus.view.runner_values``.
         """
-        self._mesh.tick(time.time())
-        return {runner.runner: runner_values(runner) for runner in self._mesh.runners()}
+        return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
 
     def print_all_state(self) -> None:
         """Log the states of all runners as an aligned table."""
@@ -291,8 +289,9 @@ class Scheduler:
         await results.start()
         connection.stack.push_async_callback(results.stop)
         # Most of what explorers say is the coordinator's business, and not even decoded here.
-        mesh = MeshFollower(
-            bus, EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end", state=self._mesh, expect=_FLEET, on_end=fail
+        state = MeshState(alive_s=self._settings.coordinator.explorer_timeout_s)
+        self._mesh = mesh = MeshFollower(
+            bus, EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end", state=state, expect=_FLEET, on_end=fail
         )
         await connection.stack.enter_async_context(mesh)
         self._batches.connect(connection, results.caught_up)
@@ -339,9 +338,15 @@ class Scheduler:
         return coordinator.max_timeout_s * coordinator.attempts_per_task
 
     def _coordinator(self) -> CoordinatorHeartbeat:
-        if self._mesh.coordinator is None:
+        coordinator = self._fleet.coordinator
+        if coordinator is None:
             raise NotStartedError("Scheduler is not started: await start() first.")
-        return self._mesh.coordinator
+        return coordinator
+
+    @property
+    def _fleet(self) -> MeshState:
+        """As it is now; empty before the first start."""
+        return MeshState() if self._mesh is None else self._mesh.state
 
 
 def _now() -> float:

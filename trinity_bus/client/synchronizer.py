@@ -55,7 +55,7 @@ class Synchronizer:
         settings: Where the log is, and the model's name. Read from the environment where absent.
         bus: A connected bus to use, that outlives this object; its own where absent.
         name: What the coordinator's log calls this client.
-        clock: Seconds since the Unix epoch, to tell who has fallen silent.
+        clock: Seconds, steady, to tell who has fallen silent.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Synchronizer:
         *,
         bus: Bus | None = None,
         name: str = "synchronizer",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings if settings is not None else Settings()
         self._bus = bus
@@ -97,7 +97,8 @@ class Synchronizer:
             connection = await Connection.open(self._settings, self._bus, self._name, [*topics, OPERATOR_COMMANDS])
             stack.push_async_callback(connection.close)
             state = MeshState(self._settings.mesh.model)
-            self._mesh = await stack.enter_async_context(follow(connection.bus, topics=topics, state=state))
+            following = follow(connection.bus, topics=topics, state=state, clock=self._clock)
+            self._mesh = await stack.enter_async_context(following)
             self._connection = connection
             self._stack = stack.pop_all()
 
@@ -288,9 +289,7 @@ class Synchronizer:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _now(self) -> MeshState:
-        state = self._follower().state
-        state.tick(self._clock())
-        return state
+        return self._follower().state
 
     def _follower(self) -> MeshFollower:
         if self._stack is None or self._mesh is None:

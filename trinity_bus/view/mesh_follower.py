@@ -7,9 +7,13 @@
 A broker that is away, and records that retention has deleted, are the follower's to outlive: see
 :mod:`trinity_bus.bus.follower`. A record that cannot be read is the coordinator's to complain of; it is passed over.
 What ends the following is raised by the next look at the state.
+
+Time is the log's: the last record says what time it is for the brokers, a steady clock how long ago it was read. This
+machine's own time of day is asked only at the beginning, where no record is new, and believed only until one comes.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -22,6 +26,8 @@ from trinity_bus.view.state import MeshState
 
 RECENT_EVENTS: Final = 500
 """How many of the newest events of each partition a view begins with."""
+_BEATS_S: Final = 2.0
+"""Within this time somebody of a mesh that works is heard."""
 
 
 class MeshFollower:
@@ -34,6 +40,7 @@ class MeshFollower:
         state: To be fed; an empty one where absent.
         expect: Types that are decoded; others are passed over. Absent: all of the topics.
         on_end: Told what ends the following.
+        clock: Seconds, steady.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class MeshFollower:
         state: MeshState | None = None,
         expect: Sequence[type] | None = None,
         on_end: Callable[[BaseException], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = MeshState() if state is None else state
         self.on_record: Callable[[object], None] | None = None
@@ -51,21 +59,29 @@ class MeshFollower:
         self._on_end = on_end
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
+        self._clock = clock
+        self._has_beats = not set(EVENTS).isdisjoint(topics)
+        self._told: tuple[float, float] | None = None
+        """When the last record was written, by the clock of the log, and when it was read, by ours."""
         self._follower = TopicFollower(
             lambda position: bus.reader(*topics, start=position, expect=expect), self._take, self._ended, start
         )
 
     @property
     def state(self) -> MeshState:
-        """As far as it was read. Raises what has ended the following."""
+        """As far as it was read, at the time that it is now. Raises what has ended the following."""
         if self._failure is not None:
             raise self._failure
+        if self._told is not None:
+            written_at, read_at = self._told
+            self._state.tick(written_at + self._clock() - read_at)
         return self._state
 
     async def __aenter__(self) -> Self:
         await self._follower.start()
         try:
             await self._follower.caught_up()
+            await self._learn_the_time()
         except BaseException:
             await self._follower.stop()
             raise
@@ -91,8 +107,21 @@ class MeshFollower:
         if self._failure is not None:
             raise self._failure
 
+    async def _learn_the_time(self) -> None:
+        """Set the clock by the next record, where what is there looks old: the mesh or our time of day has gone."""
+        newest, today = self._state.now, time.time()
+        self._told = None
+        if self._has_beats and newest and abs(today - newest) > self._state.alive_s:
+            until = self._clock() + _BEATS_S
+            while self._told is None and (left := until - self._clock()) > 0:
+                await self.changed(left)
+        if self._told is None:
+            self._told = max(newest, today), self._clock()
+
     def _take(self, received: Received[Any]) -> None:
         self._state.apply(received.record, received.timestamp_ms / 1000)
+        if received.timestamp_ms:
+            self._told = received.timestamp_ms / 1000, self._clock()
         self._changed.set()
         if self.on_record is not None:
             self.on_record(received.record)
@@ -116,6 +145,7 @@ async def follow(
     topics: Sequence[Topic] = (BATCHES, MODEL_VERSIONS, *EVENTS),
     whole: bool = False,
     state: MeshState | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[MeshFollower]:
     """Provide a follower whose state holds what the log holds at entry.
 
@@ -124,7 +154,8 @@ async def follow(
         topics: What to read; the three of events are among them.
         whole: Whether to read every event that the log has kept, or the newest few of each partition.
         state: To be fed; an empty one where absent.
+        clock: Seconds, steady.
     """
     start: Start = "beginning" if whole else await recent(bus, EVENTS, RECENT_EVENTS)
-    async with MeshFollower(bus, *topics, start=start, state=state) as follower:
+    async with MeshFollower(bus, *topics, start=start, state=state, clock=clock) as follower:
         yield follower

@@ -64,6 +64,8 @@ class MeshState:
     limits: Limits = field(default_factory=Limits)
     now: float = field(default=0.0, init=False)
     """Time of the newest record, or of the last ``tick``."""
+    _newest: float = field(default=0.0, init=False, compare=False)
+    """Time of the newest record."""
     batches: dict[str, BatchView] = field(default_factory=dict, init=False)
     explorers: dict[str, ExplorerView] = field(default_factory=dict, init=False)
     coordinator: CoordinatorHeartbeat | None = field(default=None, init=False)
@@ -86,8 +88,8 @@ class MeshState:
     _errors: list[tuple[float, str]] = field(default_factory=list, init=False)
 
     def tick(self, now: float) -> None:
-        """Let time go on where no record comes: seconds since the epoch."""
-        self.now = max(self.now, now)
+        """Let time go on where no record comes: seconds since the epoch, by the clock of the log."""
+        self.now = max(self._newest, now)
 
     def apply(self, record: object, at: float) -> None:
         """Take one record; those of other kinds, and of other models, change nothing.
@@ -96,7 +98,8 @@ class MeshState:
             record: As read.
             at: When it was written, in seconds since the epoch.
         """
-        self.tick(at)
+        self._newest = max(self._newest, at)
+        self.now = max(self.now, at)
         match record:
             case BatchRecord():
                 self._batch(record, at)

@@ -103,7 +103,6 @@ def _say(line: str) -> None:
 
 async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int) -> None:
     view = follower.state
-    view.tick(time.time())
     if as_json:
         for batch in view.batches.values():
             typer.echo(_json(batch))
@@ -116,9 +115,9 @@ async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int
         return
 
     async def picture() -> RenderableType:
-        return all_batches_table(view, last)
+        return all_batches_table(follower.state, last)
 
-    await show_live(out, follower, picture)
+    await show_live(out, picture)
 
 
 async def _lines(follower: MeshFollower, *, as_json: bool) -> None:

@@ -40,7 +40,7 @@ def runners(
                     return runners_table(follower.state)
 
                 if out.is_terminal and not once and not as_json:
-                    await show_live(out, follower, picture)
+                    await show_live(out, picture)
                 else:
                     await _print(follower, as_json=as_json)
 
@@ -48,12 +48,10 @@ def runners(
 
 
 async def _print(follower: MeshFollower, *, as_json: bool) -> None:
-    view = follower.state
-    view.tick(time.time())
     until = time.monotonic() + _REPORT_S
-    while (left := until - time.monotonic()) > 0 and _silent(view):
+    while (left := until - time.monotonic()) > 0 and _silent(follower.state):
         await follower.changed(left)
-    view.tick(time.time())
+    view = follower.state
     if as_json:
         for runner in view.runners():
             typer.echo(json.dumps({"runner": runner.runner, **runner_values(runner)}))

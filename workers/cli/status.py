@@ -1,6 +1,5 @@
 """``trinity-bus status``: batches, explorers, versions and lag, as they are now."""
 
-import time
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -38,14 +37,13 @@ def status(
 async def _show(bus: Bus, *, live: bool) -> None:
     async with follow(bus) as follower:
         if not live:
-            follower.state.tick(time.time())
             out.print(mesh(follower.state, await _lag(bus)))
             return
 
         async def picture() -> RenderableType:
             return mesh(follower.state, await _lag(bus))
 
-        await show_live(out, follower, picture)
+        await show_live(out, picture)
 
 
 async def _lag(bus: Bus) -> Mapping[str, int]:

@@ -19,7 +19,6 @@ it ends in the middle             what was not deleted is found again
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -45,11 +44,15 @@ class Commits:
     def __init__(self, positions: Positions) -> None:
         self.count = 0
         self.positions = dict(positions)
+        self.time_ms = 0
+        """Milliseconds since the epoch, as the newest record says that was read: how old records are is for the clocks
+        to say that have dated them. 0 before one was read; nothing is old then."""
 
-    def made(self, positions: Positions) -> None:
-        """Note that a transaction was committed, up to these input positions."""
+    def made(self, positions: Positions, time_ms: int) -> None:
+        """Note that a transaction was committed, up to these input positions, at this time of the brokers' clocks."""
         self.count += 1
         self.positions = positions
+        self.time_ms = time_ms
 
 
 class Keeper:
@@ -153,7 +156,7 @@ class Keeper:
         aged: Cuts = {}
         for topic in _TRIMMED:
             keep_s = (topic.keep_ms or 0) / 1000 if self._keep_s is None else self._keep_s
-            young = await self._bus.offsets_from(topic, round((time.time() - keep_s) * 1000))
+            young = await self._bus.offsets_from(topic, max(0, self._commits.time_ms - round(keep_s * 1000)))
             aged |= _placed(topic, young)
             begins |= _placed(topic, await self._bus.beginning_offsets(topic))
         ends = await self._bus.end_offsets(EXPERIENCES)

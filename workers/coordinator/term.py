@@ -78,6 +78,8 @@ class Term:
         self._changelog = state
         self._clock = clock
         self._positions: changelog.Positions = {}
+        self._newest_ms = 0
+        """When the newest record was written that was read, by the brokers' clocks."""
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
         self._keeper = Keeper(
@@ -222,6 +224,7 @@ class Term:
         tasks, task_bytes = pending.take(received)
         self._schedule.took(now, signals=len(received) - tasks, tasks=tasks, task_bytes=task_bytes)
         for item in received:
+            self._newest_ms = max(self._newest_ms, item.timestamp_ms)
             self._positions[item.topic.name, item.partition] = item.last_offset + 1
             if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
                 self._keeper.heard(item.record)
@@ -273,7 +276,7 @@ class Term:
                     await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
         self._changelog.committed(changes, positions)
         now = self._clock()
-        self._commits.made(positions)
+        self._commits.made(positions, self._newest_ms)
         if plan.beats:
             self._leadership.committed(now)
         if plan.since is not None:

@@ -163,7 +163,6 @@ class _Lesson:
         self._checks = checks
         self._producer = producer
         self._follower = follower
-        self._view = follower.state
         self._held_out = load_tasks("held_out")
         self._first_task: str | None = None
 
@@ -261,6 +260,10 @@ class _Lesson:
             )
         return batch
 
+    @property
+    def _view(self) -> MeshState:
+        return self._follower.state
+
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await self._next()
@@ -270,7 +273,6 @@ class _Lesson:
         for check in self._checks:
             check()
         await self._follower.changed(_UPDATE_S)
-        self._view.tick(time.time())
         self._clock.saw(self._view)
         self._display.update(self._view)
 

@@ -279,7 +279,7 @@ def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.Mo
     assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
     assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
     assert span.attributes is not None
-    attributes = dict(span.attributes)
+    attributes: dict[str, Any] = dict(span.attributes)
     assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0
     assert attributes.pop("rl.engine.queue_s") >= 0
     assert attributes == {

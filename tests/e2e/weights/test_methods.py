@@ -51,7 +51,7 @@ class Rig:
         self.publishers: dict[str, Publisher] = {
             method: make_publisher(
                 TrainerSettings(bucket_mib=1),
-                SynchronizerSettings(sync_method=method, sync_dtype="bfloat16", sync_delta=True, sync_timeout_s=15),  # type: ignore[arg-type]
+                SynchronizerSettings(sync_method=method, sync_dtype="bfloat16", sync_delta=True, sync_timeout_s=15),
                 self.checkpoints,
                 "cpu",
             )

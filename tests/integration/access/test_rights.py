@@ -245,10 +245,11 @@ class Services:
         kafka = self._cluster.user(self._namespace, user)
         password = kafka.sasl_password
         assert password is not None
-        own = {name: value for name, value in kafka if value is not None and name != "sasl_password"}
+        own = {name: value for name, value in kafka if value is not None and name not in {"namespace", "sasl_password"}}
         return {
             **os.environ,
             **{f"TRINITY_BUS_KAFKA__{name.upper()}": str(value) for name, value in own.items()},
+            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
             "TRINITY_BUS_KAFKA__SASL_PASSWORD": password.get_secret_value(),
             **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in settings.items()},
         }

@@ -10,6 +10,7 @@ import pytest
 
 from schemas.task import Task
 from schemas.topics import BATCHES, TASKS, Topic
+from tests.support.mesh.records import record_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
@@ -61,7 +62,7 @@ async def test_a_restart_loses_nothing_and_doubles_nothing(tmp_path: Path) -> No
                 async with asyncio.timeout(LIMIT_S):
                     await sending
                     while len(found) < COUNT:
-                        found += [record.record.task_id for record in await reader.batch(1.0)]
+                        found += [record_of(record).task_id for record in await reader.batch(1.0)]
                 assert found == [f"t{number}" for number in range(COUNT)]
                 assert await reader.batch(0.3) == []
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import struct
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +11,18 @@ import uvloop
 from aiokafka import AIOKafkaProducer
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.util import calc_crc32c
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NonRecordingSpan
 
 from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, ROLLOUTS, TASKS
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus, Received, Undecodable, lane_partition, partition_of
+from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable, lane_partition, partition_of
 from trinity_bus.bus.headers import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import RecordGoneError, RecordTooLargeError
@@ -57,8 +60,8 @@ def group(task_id: str, samples: int, tokens: int) -> ExperienceGroup:
     )
 
 
-async def read(reader, count: int) -> list[Received]:
-    found: list[Received] = []
+async def read(reader: Reader, count: int) -> list[Received[Any]]:
+    found: list[Received[Any]] = []
     async with asyncio.timeout(LIMIT_S):
         while len(found) < count:
             found += await reader.batch(1.0)
@@ -82,7 +85,7 @@ def test_who_reads_ahead_finds_all_that_came_while_it_was_busy_and_no_more_than_
             await until(lambda: len(reader._raw) >= 3)
             first = await reader.batch(0)
             assert len(first) == 3
-            found = [received.record.task_id for received in first + await read(reader, 2)]
+            found = [record_of(received).task_id for received in first + await read(reader, 2)]
             assert sorted(found) == [f"t{number}" for number in range(5)]
 
     uvloop.run(scenario())
@@ -99,7 +102,7 @@ def test_who_asks_for_one_key_gets_no_other_and_passes_over_them(settings: Kafka
                 sent = await producer.send(TASKS, "mine" if number % 3 == 0 else "other", task(number), partition=3)
                 await sent
             found = await read(reader, 4)
-            assert [received.record.task_id for received in found] == ["t0", "t3", "t6", "t9"]
+            assert [record_of(received).task_id for received in found] == ["t0", "t3", "t6", "t9"]
             await (await producer.send_raw(TASKS, "other", b"not a task", partition=3))
             async with asyncio.timeout(LIMIT_S):
                 while reader.positions != {(TASKS.name, 3): 11}:
@@ -117,8 +120,8 @@ def test_a_record_comes_back_from_the_partition_of_its_key(settings: KafkaSettin
         ):
             positions = [await (await producer.send(TASKS, f"t{n}", task(n))) for n in range(50)]
             found = await read(reader, 50)
-            assert {record.record.task_id for record in found} == {f"t{n}" for n in range(50)}
-            by_id = {record.record.task_id: record for record in found}
+            assert {record_of(record).task_id for record in found} == {f"t{n}" for n in range(50)}
+            by_id = {record_of(record).task_id: record for record in found}
             for number, position in enumerate(positions):
                 record = by_id[f"t{number}"]
                 assert (record.partition, record.offset) == (position.partition, position.offset)
@@ -138,7 +141,7 @@ async def test_a_reader_at_the_end_misses_nothing_written_after_its_start(settin
             async with bus.reader(TASKS, start="end") as reader:
                 await producer.send(TASKS, f"t{number}", task(number))
                 (found,) = await read(reader, 1)
-                assert found.record.task_id == f"t{number}"
+                assert record_of(found).task_id == f"t{number}"
 
 
 async def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None:
@@ -147,10 +150,10 @@ async def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None
             left = ExplorerLeft(explorer="e", incarnation=f"i{number}")
             await (await producer.send(EXPLORER_EVENTS, "e", left, partition=3))
         async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 7}) as reader:
-            assert [record.record.incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
+            assert [record_of(record).incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
             assert reader.positions["explorer-events", 3] == 10
             reader.seek(EXPLORER_EVENTS, 3, 9)
-            assert [record.record.incarnation for record in await read(reader, 1)] == ["i9"]
+            assert [record_of(record).incarnation for record in await read(reader, 1)] == ["i9"]
         async with bus.reader(EXPLORER_EVENTS, partitions=[2], start="beginning") as reader:
             assert [record async for record in reader.replay()] == []
         async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 99}) as reader:
@@ -266,11 +269,11 @@ async def test_large_records_pass_and_larger_ones_are_refused(settings: KafkaSet
         for delivery in sent:
             await delivery
         found = await read(reader, 7)
-        assert [record.record.task_id for record in found] == ["g0", "g1", "g2", "large", "h0", "h1", "h2"]
+        assert [record_of(record).task_id for record in found] == ["g0", "g1", "g2", "large", "h0", "h1", "h2"]
         assert len(found[3].raw) > 25 << 20
-        assert np.array_equal(found[3].record.tokens, large.tokens)
+        assert np.array_equal(record_of(found[3]).tokens, large.tokens)
         (fetched,) = await bus.fetch(EXPERIENCES, [position])
-        assert np.array_equal(fetched.record.logprobs, large.logprobs)
+        assert np.array_equal(record_of(fetched).logprobs, large.logprobs)
         with pytest.raises(RecordTooLargeError, match="over the limit of topic batches"):
             await producer.send_raw(BATCHES, "k", bytes(BATCHES.max_message_bytes))
         await (await producer.send(EXPERIENCES, "k", group("after", 2, 100)))
@@ -284,7 +287,7 @@ def test_cancelled_waits_lose_nothing(settings: KafkaSettings) -> None:
             bus.reader(TASKS, start="end", max_records=7) as reader,
         ):
             sending = asyncio.create_task(send_slowly(producer))
-            found: list[Received] = []
+            found: list[Received[Any]] = []
             async with asyncio.timeout(LIMIT_S):
                 while len(found) < 300:
                     waiting = asyncio.create_task(reader.batch(5.0))
@@ -295,9 +298,9 @@ def test_cancelled_waits_lose_nothing(settings: KafkaSettings) -> None:
                     if not waiting.cancelled():
                         found += waiting.result()
             await sending
-            assert sorted(int(record.record.task_id[1:]) for record in found) == list(range(300))
+            assert sorted(int(record_of(record).task_id[1:]) for record in found) == list(range(300))
 
-    async def send_slowly(producer) -> None:
+    async def send_slowly(producer: Producer) -> None:
         for number in range(300):
             await producer.send(TASKS, f"t{number}", task(number))
             await asyncio.sleep(0.001)
@@ -319,7 +322,7 @@ async def test_waiting_for_a_record_takes_none(settings: KafkaSettings) -> None:
             await (await producer.send(TASKS, "t", task(number)))
         await reader.wait()
         await reader.wait()
-        assert [received.record.task_id for received in await read(reader, 3)] == ["t0", "t1", "t2"]
+        assert [record_of(received).task_id for received in await read(reader, 3)] == ["t0", "t1", "t2"]
 
 
 async def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,10 +355,10 @@ async def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytes
     provider.shutdown()
 
 
-def _as_span(ended):
-    from opentelemetry.trace import NonRecordingSpan
-
-    return NonRecordingSpan(ended.get_span_context())
+def _as_span(ended: ReadableSpan) -> NonRecordingSpan:
+    context = ended.get_span_context()
+    assert context is not None
+    return NonRecordingSpan(context)
 
 
 def test_manifests_are_read_by_position(settings: KafkaSettings) -> None:
@@ -366,7 +369,7 @@ def test_manifests_are_read_by_position(settings: KafkaSettings) -> None:
             order = np.random.default_rng(0).permutation(2000).tolist()
             wanted = [positions[number] for number in order[:500]] + [positions[order[0]]]
             found = await bus.fetch(TASKS, wanted)
-            assert [record.record.task_id for record in found] == [f"t{n}" for n in [*order[:500], order[0]]]
+            assert [record_of(record).task_id for record in found] == [f"t{n}" for n in [*order[:500], order[0]]]
             assert await bus.fetch(TASKS, []) == []
 
             big = [await producer.send_raw(EXPERIENCES, "k", bytes(300_000), partition=0) for _ in range(60)]
@@ -400,6 +403,6 @@ async def test_what_retention_has_deleted_is_told(settings: KafkaSettings) -> No
             await admin.close()
         assert (await bus.beginning_offsets(TASKS))[2] == 6
         (kept,) = await bus.fetch(TASKS, [Position(partition=2, offset=6)])
-        assert kept.record.task_id == "t6"
+        assert record_of(kept).task_id == "t6"
         with pytest.raises(RecordGoneError, match=r"tasks/2@5 is gone: retention has deleted everything before"):
             await bus.fetch(TASKS, [Position(partition=2, offset=7), Position(partition=2, offset=5)])

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from schemas.task import Task
 from schemas.topics import TASKS
+from tests.support.mesh.records import record_of
 from tests.support.mesh.secure_broker import secure_broker
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -95,7 +96,7 @@ async def there_and_back(settings: KafkaSettings) -> None:
             async with transactional.transaction():
                 await transactional.send_raw(TASKS, "t", b"{}")
         (found,) = await bus.fetch(TASKS, [position])
-        assert found.record.task_id == "t"
+        assert record_of(found).task_id == "t"
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_positions_are_known_within_a_transaction_and_not_without_it(settings: K
             assert again == [await position for position in sent], "as often as one likes"
             expected = [bytes([number]) for number in range(5)]
             assert await everything_committed(bus, expected, BATCHES) == expected
-            kept = []
+            kept: list[Awaitable[Position]] = []
             with pytest.raises(ValueError, match="no"):
                 await broken(producer, kept)
             with pytest.raises(SendError, match="aborted before it was sent"):

@@ -20,6 +20,7 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -63,7 +64,7 @@ async def tasks_in(log: KafkaSettings) -> list[str]:
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics([TASKS])
         async with bus.reader(TASKS, start="beginning") as reader:
-            return sorted([received.record.task_id async for received in reader.replay()])
+            return sorted([record_of(received).task_id async for received in reader.replay()])
 
 
 async def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:

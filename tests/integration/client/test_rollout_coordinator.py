@@ -11,6 +11,7 @@ from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
 from tests.support.mesh.client_fleet import Fleet, fleet, held, tasks
 from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.client import RolloutCoordinator
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.integration
 async def batches(fleet: Fleet) -> dict[str, BatchRecord]:
     """The last record of each batch."""
     async with fleet.bus.reader(BATCHES, start="beginning") as reader:
-        return {received.key or "": received.record async for received in reader.replay()}
+        return {received.key or "": record_of(received) async for received in reader.replay()}
 
 
 async def test_every_method_with_several_clients_at_once(mesh: Mesh) -> None:
@@ -52,7 +53,7 @@ async def test_every_method_with_several_clients_at_once(mesh: Mesh) -> None:
         payload = encode(make_group(task_id="made-up"))
         assert (await one.process_experiences([payload]))["experience_pipeline/experience_count"] == 4.0
         async with mesh_of.bus.reader(EXPERIENCES, start="beginning") as reader:
-            groups = [received.record async for received in reader.replay()]
+            groups = [record_of(received) async for received in reader.replay()]
         assert all(isinstance(group, ExperienceGroup) for group in groups)
         assert "made-up" in {group.task_id for group in groups}
 

@@ -9,6 +9,7 @@ from schemas.codec import decode
 from schemas.topics import BATCHES
 from tests.support.mesh.client_fleet import Fleet, fleet, held, tasks
 from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.records import record_of
 from trinity_bus.client import Scheduler
 from trinity_bus.client.results import CLEANUP
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.integration
 async def open_batches(fleet: Fleet) -> list[str]:
     """States of all batches."""
     async with fleet.bus.reader(BATCHES, start="beginning") as reader:
-        last = {received.key: received.record async for received in reader.replay()}
+        last = {received.key: record_of(received) async for received in reader.replay()}
     return sorted(record.state.value for record in last.values())
 
 

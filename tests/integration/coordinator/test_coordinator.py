@@ -13,6 +13,7 @@ from schemas import ExperienceGroup, Task
 from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received
 from trinity_bus.bus.headers import DLQ_REASON, header
@@ -46,7 +47,7 @@ async def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_re
             # On-policy: every token of batch k is drawn by version k - 1.
             assert {(e.version_min, e.version_max) for e in batch.manifest} == {(batch.sequence - 1,) * 2}
             positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
-            groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
+            groups = [record_of(received) for received in await bus.fetch(EXPERIENCES, positions)]
             assert all(isinstance(group, ExperienceGroup) for group in groups)
             assert [g.task_id for g in groups] == [entry.task_id for entry in batch.manifest]
             assert batch.metrics["rollout/reward/mean"] == 1.0
@@ -84,7 +85,7 @@ async def test_killed_at_random_points_every_task_has_exactly_one_result(mesh: M
         entries = [entry for batch in trainer.trained for entry in batch.manifest]
         assert not [entry for entry in entries if entry.error is not None]
         positions = [p.position for e in entries for p in e.parts if p.position is not None]
-        groups = [received.record for received in await bus.fetch(EXPERIENCES, positions)]
+        groups = [record_of(received) for received in await bus.fetch(EXPERIENCES, positions)]
         assert [(g.task_id, g.attempt) for g in groups] == [(e.task_id, p.attempt) for e in entries for p in e.parts]
 
 

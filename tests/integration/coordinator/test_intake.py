@@ -7,6 +7,7 @@ import pytest
 
 from schemas import ExplorerLeft, Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination.commit_schedule import MAX_TASKS
@@ -36,6 +37,6 @@ async def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaS
             while len(found) < count:
                 received = await intake.next(LIMIT_S, tasks=True)
                 assert 0 < len(received) <= MAX_TASKS
-                found += [item.record.task_id for item in received]
+                found += [record_of(item).task_id for item in received]
             assert sorted(found) == sorted(f"task-{number}" for number in range(count))
             assert await intake.next(0.0, tasks=True) == []

@@ -96,7 +96,7 @@ async def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh
 
     async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
         leaders = Leaders(log)
-        patience = {"takeover_s": 4.0}
+        patience: dict[str, Any] = {"takeover_s": 4.0}
         with (
             mesh.coordinator(name="first", **patience) as first,
             mesh.coordinator(name="second", **patience) as second,

@@ -25,6 +25,7 @@ from schemas import (
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
@@ -56,7 +57,7 @@ class Mesh:
             while True:
                 for i, record in enumerate(self.seen):
                     if isinstance(record, kind) and fits(record):
-                        return self.seen.pop(i)  # type: ignore[no-any-return]
+                        return self.seen.pop(i)
                 self.seen += [received.record for received in await self._events.batch(1)]
 
     async def joined(self, former: str = "") -> str:
@@ -78,7 +79,7 @@ class Mesh:
     async def experiences(self) -> list[ExperienceGroup]:
         """All that were ever published."""
         async with self.bus.reader(EXPERIENCES, start="beginning") as reader:
-            return [received.record async for received in reader.replay()]
+            return [record_of(received) async for received in reader.replay()]
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ async def test_a_result_is_never_visible_before_its_experiences(settings: Settin
             assert result.experience is not None
             # Readable now, not soon.
             (received,) = await mesh.bus.fetch(EXPERIENCES, [result.experience])
-            group = received.record
+            group = record_of(received)
             assert (group.task_id, group.attempt, len(group)) == (result.task_id, 1, 2)
             assert [sample.reward for sample in group.samples()] == [1.0, 1.0]
             assert (group.explorer, group.incarnation, group.model) == (NAME, incarnation, "policy")

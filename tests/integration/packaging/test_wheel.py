@@ -50,7 +50,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, capture_output=True)
     script = 'source tools/env.sh; find_uv; "$UV" pip install --quiet --offline --no-deps --python "$1" "$2"'
-    install = ["bash", "-euc", f"ROOT={ROOT}; {script}", "install", folder / "bin" / "python", wheel]
+    install: list[str | Path] = ["bash", "-euc", f"ROOT={ROOT}; {script}", "install", folder / "bin" / "python", wheel]
     subprocess.run(install, check=True, cwd=ROOT, capture_output=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     # A folder that is named so is searched, and the way to the checkout that lies in it is not followed.

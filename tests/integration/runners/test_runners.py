@@ -260,7 +260,7 @@ async def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_s
         async def refuse(*_: Any) -> Any:
             raise RequestRefusedError("the prompt is too long")
 
-        all_of_it.engine.generate = refuse  # type: ignore[method-assign]
+        all_of_it.engine.generate = refuse  # type: ignore[method-assign, assignment]
         with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long$"):
             await all_of_it.begin("math")
 
@@ -318,7 +318,7 @@ async def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp
                 asked.append(traceparent)
                 return await generate(prompt, sampling, n)
 
-            all_of_it.engine.generate = note  # type: ignore[method-assign]
+            all_of_it.engine.generate = note  # type: ignore[method-assign, assignment]
             await all_of_it.roll_out(order("math", "plain"), rollout)
             await all_of_it.roll_out(order("tell", "telling"), rollout)
             # Spans are written now and then; one that is dismissed has little time for them.
@@ -390,7 +390,7 @@ def test_a_fork_server_whose_explorer_is_gone_before_it_is_loaded_ends_without_a
         namespace="n",
         telemetry=b"{}",
     )
-    ours.send(control.encode(load))
+    ours.send(control.TO_FORK_SERVER.encode(load))
     command = [sys.executable, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())]
     with theirs:
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

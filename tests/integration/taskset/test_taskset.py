@@ -16,6 +16,7 @@ from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.processes import log_shown_on_failure
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -87,7 +88,7 @@ async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files
                 async def produced(count: int) -> None:
                     async with asyncio.timeout(WAIT_S):
                         while len(seen) < count:
-                            seen.extend(received.record for received in await reader.batch(10))
+                            seen.extend(record_of(received) for received in await reader.batch(10))
 
                 for count in (1, 21, 47):
                     with files.taskset() as child:
@@ -98,7 +99,7 @@ async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files
                     assert child.returncode == 0, files.log()
                 await until(lambda: len(trainer.trained) == 2 * LINES // 4)
             async with bus.reader(TASKS, start="beginning") as whole:
-                seen = [received.record async for received in whole.replay()]
+                seen = [record_of(received) async for received in whole.replay()]
         train = [task.task_id for task in seen if task.batch_type == "train"]
         assert Counter(train) == Counter(f"taskset-0/{epoch}/train-{i}" for epoch in range(2) for i in range(LINES))
         evals = Counter(task.batch_id for task in seen if task.batch_type == "eval")

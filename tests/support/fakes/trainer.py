@@ -13,6 +13,7 @@ from pathlib import Path
 
 from schemas import BatchLifecycleState, BatchRecord, StepTrained, TrainerHeartbeat
 from schemas.topics import BATCHES, TRAINER_EVENTS
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
@@ -89,7 +90,7 @@ async def run(settings: Settings, checkpoint: Path) -> None:
                 while True:
                     for received in await batches.batch(1.0):
                         before = trainer.step
-                        await trainer.train(received.record, received.offset)
+                        await trainer.train(record_of(received), received.offset)
                         if trainer.step > before:
                             await trainer.publish()
 

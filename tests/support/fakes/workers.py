@@ -34,6 +34,7 @@ from schemas.topics import (
     ROLLOUTS,
     TRAINER_EVENTS,
 )
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer, Received, lane_partition
 from trinity_bus.coordination import SyncPolicy
 
@@ -127,7 +128,7 @@ class FakeExplorer:
                     await self._answer(producer, received)
 
     async def _answer(self, producer: Producer, received: Received[Any]) -> None:
-        order: Dispatch = received.record
+        order: Dispatch = record_of(received)
         position = None
         if order.batch_type == "train":
             sent = await producer.send(EXPERIENCES, order.task.task_id, experience(order, self.version))

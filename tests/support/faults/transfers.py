@@ -95,7 +95,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.stdin.read()
 
-    Link.wait = wait_and_stay  # type: ignore[method-assign]
+    Link.wait = wait_and_stay  # type: ignore[method-assign, assignment]
     receiver.start(replace(at, version=1, checksum=second))
     settled(receiver, 60)
 

@@ -110,7 +110,7 @@ def given(step: Step, offset: int) -> Input | None:
         return TaskArrived(record, Origin(0, offset))
     if isinstance(record, REQUESTS):
         by_operator = not isinstance(record, COMMANDS.records)
-        return CommandArrived(record, operator=by_operator)  # type: ignore[arg-type]  # one of them
+        return CommandArrived(record, operator=by_operator)
     return None if isinstance(record, RunnersReport) else EventArrived(record)  # type: ignore[arg-type]  # likewise
 
 

@@ -11,6 +11,7 @@ from schemas import Dispatch, RolloutFinished, Task, TaskResult
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer, experience
 from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.config import Settings
@@ -47,7 +48,7 @@ class Fleet:
         """The orders to run a task, by its id on the log or the end of it, when so many have come."""
 
         def found() -> list[Received[Any]]:
-            return [order for order in self.explorer.orders if order.record.task.task_id.endswith(name)]
+            return [order for order in self.explorer.orders if record_of(order).task.task_id.endswith(name)]
 
         await until(lambda: len(found()) >= count)
         return found()
@@ -57,7 +58,7 @@ class Fleet:
         async with self.bus.reader(RESULTS, start="beginning") as reader:
             while True:
                 for received in await reader.batch(10):
-                    result: TaskResult = received.record
+                    result: TaskResult = record_of(received)
                     if result.task_id.endswith(name):
                         return result
 
@@ -68,7 +69,7 @@ class Fleet:
     async def break_off(self, name: str, completed_runs: int, error: str) -> None:
         """Ends the last order of a task with some of its runs."""
         received = (await self.orders(name))[-1]
-        order: Dispatch = received.record
+        order: Dispatch = record_of(received)
         group = experience(order, self.explorer.version)
         position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
         finished = RolloutFinished(
@@ -95,7 +96,13 @@ class Fleet:
 @contextlib.asynccontextmanager
 async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
     """A fleet at work, with these settings of its coordinator."""
-    values = {"explorer_timeout_s": 60, "group_size": 1, "max_staleness": 8, "max_inflight_batches": 8, **settings}
+    values: dict[str, Any] = {
+        "explorer_timeout_s": 60,
+        "group_size": 1,
+        "max_staleness": 8,
+        "max_inflight_batches": 8,
+        **settings,
+    }
     async with mesh.connected() as (bus, producer):
         explorer = FakeExplorer(bus, hold=lambda order: "#h" in order.task.task_id, slots=16)
         trainer = FakeTrainer(bus)

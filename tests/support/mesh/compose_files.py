@@ -51,7 +51,7 @@ for tag in ("!override", "!reset"):
     Loader.add_constructor(tag, lambda loader, node: loader.construct_object(_untagged(loader, node), deep=True))
 
 
-def _untagged(loader: yaml.SafeLoader, node: yaml.Node) -> yaml.Node:
+def _untagged(loader: Any, node: yaml.Node) -> yaml.Node:
     plain = copy.copy(node)
     plain.tag = loader.resolve(type(node), node.value, (True, False))
     return plain

@@ -54,7 +54,7 @@ def container_broker() -> Iterator[str]:
     """
     [port] = quiet_ports(1)
     container = DockerContainer(_variables()["KAFKA_IMAGE"]).with_kwargs(hostname="kafka", mem_limit="1g")
-    container.ports[_PORT] = ("127.0.0.1", port)
+    container.ports[_PORT] = ("127.0.0.1", port)  # type: ignore[index, assignment]  # as docker takes it
     for name, value in _environment(port).items():
         container.with_env(name, value)
     with container:

@@ -19,6 +19,7 @@ from schemas.topics import (
     TASKS,
     Topic,
 )
+from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import TRANSITIONS, staleness
 
@@ -82,7 +83,7 @@ class MeshLog:
     @property
     def finalized(self) -> list[BatchRecord]:
         """In the order in which they were."""
-        return [item.record for item in self.batches if item.record.state is State.FINALIZED]
+        return [record_of(item) for item in self.batches if record_of(item).state is State.FINALIZED]
 
     @property
     def sent(self) -> Counter[str]:
@@ -91,7 +92,7 @@ class MeshLog:
 
     def contents(self) -> dict[str, Content]:
         """Of each finalized batch."""
-        groups = {(item.partition, item.offset): item.record for item in self.experiences}
+        groups = {(item.partition, item.offset): record_of(item) for item in self.experiences}
         return {batch.batch_id: _content(batch, groups) for batch in self.finalized}
 
     # -- the invariants ----------------------------------------------------------------------------------------------
@@ -109,14 +110,14 @@ class MeshLog:
         """Batches make only the steps of the lifecycle; so many train batches are open at once."""
         states: dict[str, State] = {}
         for item in self.batches:
-            batch: BatchRecord = item.record
+            batch: BatchRecord = record_of(item)
             before = states.get(batch.batch_id)
             legal = batch.state is State.PENDING if before is None else batch.state in TRANSITIONS[before]
             assert legal, f"batch {batch.batch_id} went from {before} to {batch.state}"
             states[batch.batch_id] = batch.state
         working: set[str] = set()
         for item in self.batches:
-            batch = item.record
+            batch = record_of(item)
             if batch.batch_type == "train" and batch.expected_task_count is not None:
                 is_open = batch.state in (State.RUNNING, State.FINALIZING)
                 (working.add if is_open else working.discard)(batch.batch_id)
@@ -129,7 +130,7 @@ class MeshLog:
 
     def check_manifests(self, max_staleness: int) -> None:
         """Each names experiences that are there, by the attempts that it says, each once, and none too old."""
-        groups: dict[Where, ExperienceGroup] = {(i.partition, i.offset): i.record for i in self.experiences}
+        groups: dict[Where, ExperienceGroup] = {(i.partition, i.offset): record_of(i) for i in self.experiences}
         named: Counter[Where] = Counter()
         for batch in self.finalized:
             for entry in batch.manifest:
@@ -151,8 +152,8 @@ class MeshLog:
     def check_every_task_counts_once(self) -> None:
         """Each task that was sent has one result, and is in one manifest, with that result."""
         once = Counter(dict.fromkeys(self.sent, 1))
-        assert Counter(item.record.task_id for item in self.results) == once
-        results = {item.record.task_id: item.record for item in self.results}
+        assert Counter(record_of(item).task_id for item in self.results) == once
+        results = {result.task_id: result for result in map(record_of, self.results)}
         assert Counter(entry.task_id for batch in self.finalized for entry in batch.manifest) == once
         for batch in self.finalized:
             for entry in batch.manifest:
@@ -197,7 +198,7 @@ class MeshLog:
             if isinstance(event, RolloutFinished) and event.status == "completed"
         }
         found = Accounting()
-        for group in (item.record for item in self.experiences):
+        for group in map(record_of, self.experiences):
             attempt = (group.task_id, group.attempt)
             found.durable += 1
             if attempt in counted:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.broker import EmbeddedBroker, layout, node
+from trinity_bus.broker import EmbeddedBroker, java, layout
 from trinity_bus.config import BrokerSettings, Settings
 from trinity_bus.runtime.ports import is_free
 
@@ -33,7 +33,7 @@ def secure_broker(
         Name of a listener to its address.
     """
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)}
-    plain_properties, plain_command = layout.server_properties, node.java.command
+    plain_properties, plain_command = layout.server_properties, java.command
 
     def with_listeners(*args: Any, **kwargs: Any) -> dict[str, object]:
         own = plain_properties(*args, **kwargs)
@@ -52,10 +52,10 @@ def secure_broker(
     settings = BrokerSettings(port=0, data_dir=folder, cache_dir=Settings().broker.cache_dir, heap_mib=256)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "server_properties", with_listeners)
-        patch.setattr(node.java, "command", with_options)
+        patch.setattr(java, "command", with_options)
         with EmbeddedBroker(settings):
             # The broker opens its listeners one after the other, and is ready for others at the first.
             for name, address in addresses.items():
                 port = int(address.rpartition(":")[2])
-                wait_until(lambda port=port: not is_free(port), f"listener {name}")
+                wait_until(lambda port=port: not is_free(port), f"listener {name}")  # type: ignore[misc]  # of a lambda with a default
             yield addresses

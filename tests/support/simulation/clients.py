@@ -95,7 +95,7 @@ class Clients:
         return self._send(
             FinalizeBatch(
                 **self._names(batch_id),
-                batch_type=self._rng.choices([right, wrong], [9, 1])[0],  # type: ignore[arg-type]
+                batch_type=self._rng.choices([right, wrong], [9, 1])[0],
                 timeout_s=self._rng.choice([None, None, 0.0, 3.0, 40.0]),
             )
         )

@@ -17,6 +17,7 @@ from schemas import (
     BatchRecord,
     BatchResult,
     Cancel,
+    CancelTasks,
     CommandReply,
     Dispatch,
     ExplorerHeartbeat,
@@ -456,7 +457,7 @@ class Invariants:
         return any(isinstance(c, FinalizeBatch) and c.batch_id == batch.batch_id for c in self.effects.values())
 
     def _was_cancelled(self, batch: BatchRecord) -> bool:
-        return any(c.SCHEMA == "command.cancel_tasks" and c.batch_id == batch.batch_id for c in self.effects.values())
+        return any(isinstance(c, CancelTasks) and c.batch_id == batch.batch_id for c in self.effects.values())
 
     def _entry(self, batch: BatchRecord, entry: ManifestEntry) -> None:
         result = self.results[entry.task_id]
@@ -496,7 +497,8 @@ class Invariants:
             self._check_reply(self.effects[name], reply)
 
     def _check_reply(self, command: Request, reply: CommandReply) -> None:
-        batch = self.batches.get(command.batch_id)
+        batch_id = getattr(command, "batch_id", None)
+        batch = None if batch_id is None else self.batches.get(batch_id)
         state = None if batch is None else batch.state
         match command:
             case SubmitBatch():
@@ -510,7 +512,7 @@ class Invariants:
                 right = self._finalize_is_true(command, reply, batch)
             case _:
                 right = reply.error in (None, "unknown_batch")
-        if not right or reply.batch_id != command.batch_id:
+        if not right or reply.batch_id != batch_id:
             raise InvariantViolatedError(Invariant.REPLY_IS_TRUE, f"{command} is told {reply}, the batch is {state}")
 
     def _finalize_is_true(self, command: FinalizeBatch, reply: CommandReply, batch: BatchRecord | None) -> bool:

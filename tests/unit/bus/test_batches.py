@@ -5,6 +5,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Iterator
+from typing import Any
 
 import cramjam
 import pytest
@@ -26,7 +27,7 @@ from tests.support.faults.raw_batches import (
     signed,
     varint,
 )
-from trinity_bus.bus import consumers
+from trinity_bus.bus import batches
 from trinity_bus.bus.batches import HEAD_BYTES, MAX_FAULTS, MAX_HEADERS, FetchedRecords, Frames, Unreadable
 from trinity_bus.bus.codecs import MIN_BOUND, BodyError, unpack
 
@@ -61,12 +62,12 @@ def read_log(batches: list[bytes], *, at: int = 0) -> Iterator[ConsumerRecord | 
         at = records.next_fetch_offset
 
 
-def values(items: list[ConsumerRecord | Unreadable]) -> list[tuple]:
+def values(items: list[ConsumerRecord | Unreadable]) -> list[tuple[Any, ...]]:
     return [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in items if isinstance(r, ConsumerRecord)]
 
 
 def test_every_consumer_of_this_process_reads_with_it() -> None:
-    assert consumers.batches.FetchedRecords is fetcher.PartitionRecords
+    assert batches.FetchedRecords is fetcher.PartitionRecords
     assert fetcher.MemoryRecords is Frames
 
 
@@ -74,7 +75,7 @@ def test_every_consumer_of_this_process_reads_with_it() -> None:
 def test_good_batches_come_as_they_were_sent_whatever_they_are_packed_with(
     sent: list[Entry], codec: int, base: int
 ) -> None:
-    found = list(read(batch(sent, base=base, codec=codec), at=base))
+    found: list[Any] = list(read(batch(sent, base=base, codec=codec), at=base))
     assert [(r.key, r.value, list(r.headers)) for r in found] == sent
     assert [r.offset for r in found] == list(range(base, base + len(sent)))
     assert [r.serialized_value_size for r in found] == [-1 if e[1] is None else len(e[1]) for e in sent]
@@ -278,7 +279,8 @@ def test_a_fetch_that_unpacks_to_much_is_taken_in_pieces() -> None:
     value = bytes(1 << 20)
     log = [batch([(b"k", value, [])] * 5, base=5 * n, codec=4) for n in range(20)]
     assert sum(map(len, log)) < 1 << 20
-    taken, at, fetches = [], 0, 0
+    taken: list[Any] = []
+    at, fetches = 0, 0
     while at < 100:
         records = read(b"".join(log[at // 5 :]), at=at)
         got = [record.offset for record in records]

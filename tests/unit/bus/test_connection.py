@@ -36,7 +36,7 @@ async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
 ) -> None:
     made: list[AIOKafkaConnection] = []
 
-    class Seen(AIOKafkaConnection):  # type: ignore[misc] - the library has no types
+    class Seen(AIOKafkaConnection):
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)
             made.append(self)

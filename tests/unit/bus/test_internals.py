@@ -3,12 +3,13 @@
 A line that fails here after an upgrade of aiokafka names what ``trinity_bus/bus/internals.py`` has to do otherwise.
 """
 
-import asyncio
 import inspect
 import re
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import aiokafka
 import pytest
@@ -89,23 +90,20 @@ def objects() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("path", ATTRIBUTES)
-def test_a_part_is_there(path: str) -> None:
-    async def look() -> None:
-        try:
-            attrgetter(path)(objects())
-        except AttributeError as error:
-            pytest.fail(f"{ADVICE}: {path}: {error}")
-
-    asyncio.run(look())
+async def test_a_part_is_there(path: str) -> None:
+    try:
+        attrgetter(path)(objects())
+    except AttributeError as error:
+        pytest.fail(f"{ADVICE}: {path}: {error}")
 
 
 @pytest.mark.parametrize(("function", "arguments"), ARGUMENTS, ids=lambda value: getattr(value, "__qualname__", ""))
-def test_a_part_takes_what_it_is_given(function, arguments: list[str]) -> None:
+def test_a_part_takes_what_it_is_given(function: Callable[..., Any], arguments: list[str]) -> None:
     assert list(inspect.signature(function).parameters) == arguments, f"{ADVICE}: {function.__qualname__}"
 
 
 @pytest.mark.parametrize(("place", "use"), BY_NAME, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_replaced_is_used_by_its_name(place, use: str) -> None:
+def test_what_is_replaced_is_used_by_its_name(place: Any, use: str) -> None:
     assert use in inspect.getsource(place), f"{ADVICE}: {place.__name__} has no {use!r}"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord
@@ -99,7 +100,7 @@ def test_a_dead_letter_of_nothing_is_nothing_and_details_are_cut() -> None:
 async def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.bus.received.SLICE_S", 0.0)
     raw = deque((TASKS, consumed(encode(task(f"t{i}")), offset=i)) for i in range(100))
-    into: list = []
+    into: list[Any] = []
 
     decoding = asyncio.create_task(receive_all(raw, into, lambda topic: topic.records, 100))
     for _ in range(10):

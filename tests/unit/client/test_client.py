@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,13 +21,13 @@ class Mesh:
     def __init__(self) -> None:
         self.bus: Any = FakeBus(FakeLog())
         self.coordinator = FakeCoordinator(self.bus)
-        self.client = Client(bus=self.bus)
+        self.client = Client(bus=cast("Any", self.bus))
 
 
 type Story = Callable[[Mesh], Coroutine[Any, Any, None]]
 
 
-def in_a_mesh(story: Story) -> Callable[[], None]:
+def in_a_mesh(story: Story) -> Callable[[], Coroutine[Any, Any, None]]:
     """Runs it in a mesh, with a limit."""
 
     async def told() -> None:
@@ -35,7 +35,7 @@ def in_a_mesh(story: Story) -> Callable[[], None]:
         async with asyncio.timeout(20), mesh.coordinator.running(), mesh.client:
             await story(mesh)
 
-    return lambda: asyncio.run(told())
+    return told
 
 
 def tasks(*names: str, **fields: Any) -> list[Task]:
@@ -153,21 +153,18 @@ async def test_tasks_may_be_sent_with_no_batch(mesh: Mesh) -> None:
     }
 
 
-def test_a_wait_asks_whether_a_coordinator_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_asks_whether_a_coordinator_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.client.client.SILENCE_S", 0.01)
 
-    async def story() -> None:
-        mesh = Mesh()
-        async with asyncio.timeout(20), mesh.coordinator.running(), silent_after(mesh.client, 0.2):
-            batch = await mesh.client.submit(tasks("a"), batch_id=1)
-            mesh.coordinator.deaf = True
-            with pytest.raises(NoCoordinatorError):
-                await anext(batch)
-            mesh.coordinator.deaf = False
-            await mesh.coordinator.finish("1#a")
-            assert [result.task_id for result in await rest(batch)] == ["a"]
-
-    asyncio.run(story())
+    mesh = Mesh()
+    async with asyncio.timeout(20), mesh.coordinator.running(), silent_after(mesh.client, 0.2):
+        batch = await mesh.client.submit(tasks("a"), batch_id=1)
+        mesh.coordinator.deaf = True
+        with pytest.raises(NoCoordinatorError):
+            await anext(batch)
+        mesh.coordinator.deaf = False
+        await mesh.coordinator.finish("1#a")
+        assert [result.task_id for result in await rest(batch)] == ["a"]
 
 
 @contextlib.asynccontextmanager

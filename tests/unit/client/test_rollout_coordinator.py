@@ -13,6 +13,7 @@ from schemas.topics import EXPERIENCES, TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeBus, FakeLog
+from tests.support.mesh.records import record_of
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.errors import SendError
 
@@ -33,7 +34,7 @@ async def clients(count: int = 1) -> AsyncIterator[tuple[FakeLog, FakeCoordinato
 async def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_given() -> None:
     async with clients() as (log, coordinator, (client,)):
         await client.submit_batch(batch_id=7, tasks=tasks(3), batch_type="train", min_wait_num=2)
-        sent = [received.record for received in log.all(TASKS)]
+        sent = [record_of(received) for received in log.all(TASKS)]
         assert sorted(task.task_id for task in sent) == ["7#t0", "7#t1", "7#t2"]
         assert {(t.batch_id, t.batch_type, t.batch_size) for t in sent} == {("7", "train", 3)}
         (submitted,) = coordinator.commands
@@ -57,20 +58,20 @@ async def test_tasks_are_told_what_batch_they_are_of_whatever_they_said() -> Non
         given = tasks(1, batch_id="other", batch_type="train", batch_size=9)
         await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval")
         (received,) = log.all(TASKS)
-        task = received.record
+        task = record_of(received)
         assert (task.batch_id, task.batch_type, task.batch_size) == ("1/held-out", "eval", 1)
         assert received.key == task.task_id == "1/held-out#t0"
         # The same tasks again, in another batch.
         await client.submit_batch(batch_id="2/held-out", tasks=given, batch_type="eval")
-        assert len({received.record.task_id for received in log.all(TASKS)}) == 2
+        assert len({record_of(received).task_id for received in log.all(TASKS)}) == 2
 
 
 async def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission() -> None:
     async with clients() as (log, _, (client,)):
         for batch_id in (1, 2, "2/held-out"):
             await client.submit_batch(batch_id=batch_id, tasks=tasks(20), batch_type="train")
-            read = [r for r in log.all(TASKS) if r.record.batch_id == str(batch_id)]
-            assert [r.record.task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
+            read = [r for r in log.all(TASKS) if record_of(r).batch_id == str(batch_id)]
+            assert [record_of(r).task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
             assert len({r.partition for r in read}) == 1, "no reader can mix what is in one partition"
         assert len({r.partition for r in log.all(TASKS)}) > 1, "batches share the partitions"
 

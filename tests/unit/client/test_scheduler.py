@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from schemas.codec import decode
 from schemas.topics import TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
+from tests.support.mesh.records import record_of
 from trinity_bus.client import Scheduler
 from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
@@ -44,7 +45,7 @@ class Mesh:
         self.bus: Any = FakeBus(self.log)
         self.coordinator = FakeCoordinator(self.bus)
         self.settings = Settings()
-        self.scheduler = Scheduler(self.settings, bus=self.bus)
+        self.scheduler = Scheduler(self.settings, bus=cast("Any", self.bus))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Mesh"]:
@@ -58,7 +59,9 @@ class Mesh:
 
     async def finish(self, task_id: str, *arguments: Any, **options: Any) -> None:
         await self.coordinator.until(lambda: self.name(task_id))
-        await self.coordinator.finish(self.name(task_id), *arguments, **options)
+        name = self.name(task_id)
+        assert name is not None
+        await self.coordinator.finish(name, *arguments, **options)
 
     async def until_there(self, batch_id: int, count: int) -> None:
         """Waits until so many results of a batch can be taken."""
@@ -158,6 +161,7 @@ async def test_a_timeout_of_0_waits_as_long_as_none() -> None:
         await mesh.coordinator.until(lambda: mesh.coordinator.tasks)
         await mesh.finish("t0")
         _, statuses = await asyncio.gather(*waiting)
+        assert statuses is not None
         assert [status.ok for status in statuses] == [True]
         assert mesh.scheduler.dynamic_timeout(0) == mesh.scheduler.dynamic_timeout()
 
@@ -209,7 +213,7 @@ async def test_an_id_can_be_used_again_and_by_another_scheduler_at_the_same_time
             for task_id in ("t0", "t1"):
                 await mesh.finish(task_id)
             assert len(await mesh.scheduler.get_statuses(1)) == 2
-        assert len({received.record.batch_id for received in mesh.log.all(TASKS)}) == 3
+        assert len({record_of(received).batch_id for received in mesh.log.all(TASKS)}) == 3
         assert other.has_step(1)
         await mesh.finish("t9")
         assert len(await other.get_statuses(1)) == 1

@@ -51,11 +51,11 @@ class Rig:
     def __init__(self) -> None:
         self.bus = CountingBus(FakeLog())
         self.late_s = 0.0
-        """By how much the client's clock is ahead of the log."""
+        """By how much more time has passed for the client."""
         self.client = Synchronizer(
             Settings(),
             bus=self.bus,  # type: ignore[arg-type]  # a fake one
-            clock=lambda: time.time() + self.late_s,
+            clock=lambda: time.monotonic() + self.late_s,
         )
 
     async def say(self, record: Any) -> None:

@@ -1,7 +1,7 @@
 """The state that an earlier version wrote is still read, and means what it meant."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -45,7 +45,7 @@ def test_a_coordinator_ends_what_an_earlier_version_has_begun_as_that_would_have
     begun = {name for name, batch in machine.ledger.batches.items() if batch.state is not BatchLifecycleState.PENDING}
     finalized: list[BatchRecord] = []
     for now, kind, value in golden["told"]:
-        given = Tick() if kind == "Tick" else EventArrived(decode(value, *RECORDS))
+        given = Tick() if kind == "Tick" else EventArrived(cast("Any", decode(value, *RECORDS)))
         moved = [command.record for command in machine.handle(given, now) if isinstance(command, PublishBatch)]
         finalized += [record for record in moved if record.state is BatchLifecycleState.FINALIZED]
     expected = [decode(value, BatchRecord) for value in golden["finalized"]]

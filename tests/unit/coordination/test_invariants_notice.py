@@ -39,7 +39,7 @@ class Spoiled(Honest):
         return inputs, shown
 
 
-def changed(kind: type, fits: Callable[[Any], bool], **changes: Callable[[Any], Any]) -> Honest:
+def changed(kind: type[Any], fits: Callable[[Any], bool], **changes: Callable[[Any], Any]) -> Honest:
     """Records of this kind that fit, with some fields changed."""
 
     def change(command: Any) -> list[Any]:
@@ -51,7 +51,7 @@ def changed(kind: type, fits: Callable[[Any], bool], **changes: Callable[[Any], 
     return Spoiled(change)
 
 
-def dropped(kind: type, fits: Callable[[Any], bool]) -> Honest:
+def dropped(kind: type[Any], fits: Callable[[Any], bool]) -> Honest:
     """Without records of this kind that fit."""
     return Spoiled(lambda command: [] if isinstance(command, kind) and fits(command.record) else [command])
 

@@ -87,8 +87,7 @@ def test_metrics_are_bounded_in_number_and_length_of_names() -> None:
 
 
 def batch(batch_id: str, sequence: int = 0, number: int = 1) -> Batch:
-    kind = "train" if sequence else "eval"
-    return Batch(batch_id, kind, 1, number, sequence=sequence)
+    return Batch(batch_id, "train" if sequence else "eval", 1, number, sequence=sequence)
 
 
 def test_train_steps_come_before_their_evaluation_and_before_the_next_step() -> None:

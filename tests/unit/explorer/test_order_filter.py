@@ -55,7 +55,8 @@ def test_each_attempt_starts_at_most_once_and_only_what_runs_is_cancelled(
             assert (handled is order) == (to_me and attempt in running)
             if handled is not None:
                 running.discard(attempt)
-        if running and data.draw(st.booleans()):
+        ends: bool = bool(running) and data.draw(st.booleans())
+        if ends:
             done = min(running)
             mine.ended(done)
             running.discard(done)

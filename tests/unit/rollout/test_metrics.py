@@ -1,6 +1,7 @@
 """Metrics, to the number."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_suffixes(key: str, expected: tuple[str, str]) -> None:
     assert split_suffix(key) == expected
 
 
-TASKS = [
+TASKS: list[dict[str, Any]] = [
     {"reward": 1.0, "tokens:sum": 10, "longest:max": 3, "shortest:min": 3, "lr:last": 0.1, "judge:gpt": 1},
     {"reward": 0.0, "tokens:sum": 5, "longest:max": 7, "shortest:min": 2, "lr:last": 0.2, "text": "no number"},
     {"reward": 0.5, "ok": True},

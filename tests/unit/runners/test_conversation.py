@@ -1,5 +1,7 @@
 """The rules of talking with a runner, driven by a runner that says whatever it likes."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,7 +18,7 @@ from trinity_bus.runners.conversation import (
 from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
 from trinity_bus.runtime.frames import ProtocolError
 
-ENDS = {
+ENDS: dict[str, Callable[[int], RunDone | RunFailed | RunCancelled]] = {
     "done": lambda job: RunDone(job, b"", None),
     "failed": lambda job: RunFailed(job, "E", ""),
     "cancelled": RunCancelled,

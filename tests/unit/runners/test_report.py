@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from schemas import Dispatch, RunnersReport, Task, codec
 from trinity_bus.rollout.state import MAX_STATE_BYTES
@@ -8,7 +9,7 @@ from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 
 
 def news(
-    task_id: str = "t", *, said: dict[str, object] | None = None, terminate_time: float | None = None
+    task_id: str = "t", *, said: Mapping[str, object] | None = None, terminate_time: float | None = None
 ) -> JobStatus:
     order = Dispatch(
         explorer="explorer-0",

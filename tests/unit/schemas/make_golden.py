@@ -5,8 +5,6 @@ The files are history: run this for a type that has none yet, never to make a fa
 
 from pathlib import Path
 
-from record_strategies import small_group
-
 from schemas import (
     AbortBatch,
     BatchLifecycleState,
@@ -51,6 +49,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.codec import encode
+from tests.unit.schemas.record_strategies import small_group
 
 GOLDEN = Path(__file__).parent / "golden"
 

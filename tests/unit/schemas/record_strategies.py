@@ -1,6 +1,6 @@
 """Hypothesis strategies for every record that travels by itself."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -62,7 +62,7 @@ times = st.floats(0, 253_402_300_799)
 ports = st.integers(0, 65_535)
 runs = st.integers(0, 1024)
 metrics = st.dictionaries(text, st.floats(allow_nan=False), max_size=3)
-batch_types = st.sampled_from(["train", "eval"])
+batch_types: st.SearchStrategy[Literal["train", "eval"]] = st.sampled_from(["train", "eval"])
 plain_data = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | finite | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
@@ -340,7 +340,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 def groups(draw: st.DrawFn) -> tuple[list[Rollout], ExperienceGroup]:
     """The samples, and the group that was built of them."""
     samples = draw(st.lists(rollouts(), min_size=1, max_size=5))
-    fields = {
+    fields: dict[str, Any] = {
         name: draw(identifiers) for name in ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
     }
     return samples, build_group(samples, attempt=draw(positive), batch_type=draw(batch_types), **fields)
@@ -353,7 +353,7 @@ def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
             Rollout(
                 prompt_token_ids=[1, 2, 3],
                 response_token_ids=np.arange(response) + 10 * i,
-                logprobs=-np.arange(response) / 4,
+                logprobs=(-np.arange(response) / 4).astype(np.float32),
                 mask=None if i % 2 else np.arange(response) % 2 == 0,
                 reward=float(i),
                 versions=[(0, 7)],

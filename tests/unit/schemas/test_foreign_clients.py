@@ -3,10 +3,9 @@
 import subprocess
 import sys
 
-from record_strategies import small_group
-
 from schemas import ExperienceGroup, Task
 from schemas.codec import decode, encode
+from tests.unit.schemas.record_strategies import small_group
 
 READ_EXPERIENCE = """
 import sys

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from make_golden import GOLDEN, RECORDS
 
 from schemas import ExperienceGroup, Record, Task, codec
 from schemas.experience import COLUMNS
+from tests.unit.schemas.make_golden import GOLDEN, RECORDS
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.SCHEMA)

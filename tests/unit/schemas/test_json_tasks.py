@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from record_strategies import tasks
 
 from schemas import Dispatch, ExperienceGroup, Task
 from schemas.codec import DecodeError, decode, encode
 from schemas.event import ExplorerLeft
 from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
+from tests.unit.schemas.record_strategies import tasks
 
 
 def line(**fields: Any) -> bytes:

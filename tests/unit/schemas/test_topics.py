@@ -1,6 +1,7 @@
 """The topic table fits the records and Kafka's rules."""
 
 import re
+from typing import Any, cast
 
 import pytest
 
@@ -31,8 +32,9 @@ def test_names_are_legal_and_namespaced(topic: Topic) -> None:
 
 
 def test_every_record_has_one_topic_but_what_operators_ask_too_and_what_services_of_two_kinds_are_told() -> None:
-    carried = [cls.SCHEMA for topic in TOPICS for cls in topic.records]
-    of_operators = [cls.SCHEMA for cls in OPERATOR_COMMANDS.records if cls in COMMANDS.records]
+    records: list[Any] = [cls for topic in TOPICS for cls in topic.records]
+    carried = [cls.SCHEMA for cls in records]
+    of_operators = [cls.SCHEMA for cls in cast("tuple[Any, ...]", OPERATOR_COMMANDS.records) if cls in COMMANDS.records]
     assert sorted(carried) == sorted([cls.SCHEMA for cls in RECORDS] + of_operators + [Superseded.SCHEMA])
     assert of_operators == ["command.abort_batch", "command.cancel_tasks"]
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
 
-LAYOUT = {"world_size": 1, "tensor_parallel": 1, "dtype": "torch.float32"}
+LAYOUT: dict[str, Any] = {"world_size": 1, "tensor_parallel": 1, "dtype": "torch.float32"}
 
 
 def write(directory: Path, step: int, *, keep: int = 3, content: str = "weights") -> Path:

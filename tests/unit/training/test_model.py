@@ -114,7 +114,7 @@ def test_shards_make_the_whole(ranks: int, vocabulary: int) -> None:
         norm_epsilon=1e-6, rope_theta=1e4, tied=False,
         qk_norm=True, qkv_bias=True,
     )  # fmt: skip
-    sizes = {
+    sizes: dict[str, list[tuple[int, ...]]] = {
         "decoder.layers.0.self_attention.linear_qkv.weight": [(48, 8), (24, 8), (24, 8)],
         "decoder.layers.0.self_attention.linear_qkv.bias": [(48,), (24,), (24,)],
         "decoder.layers.0.self_attention.linear_proj.weight": [(8, 48)],

@@ -109,7 +109,10 @@ def test_spans_are_short(seconds: float, shown: str) -> None:
 
 
 def test_states_of_runners_are_aligned() -> None:
-    states = {"a/0": {"state": "idle"}, "a/11": {"state": "busy", "model_version": 3, "board": "x\ny" * 50}}
+    states: dict[str, dict[str, Any]] = {
+        "a/0": {"state": "idle"},
+        "a/11": {"state": "busy", "model_version": 3, "board": "x\ny" * 50},
+    }
     lines = state_table(states).splitlines()
     assert len(lines) == 3
     assert lines[0].split() == ["runner", "state", "model_version", "board"]

@@ -37,7 +37,7 @@ class Mesh:
         self.directory = folder
         self.publisher: Publisher = make_publisher(
             TrainerSettings(bucket_mib=1),
-            SynchronizerSettings(sync_method=method, sync_timeout_s=TIMEOUT_S),  # type: ignore[arg-type]
+            SynchronizerSettings(sync_method=method, sync_timeout_s=TIMEOUT_S),
             folder,
             "cpu",
         )

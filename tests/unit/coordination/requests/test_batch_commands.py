@@ -421,7 +421,8 @@ def test_of_batches_that_are_never_filled_who_has_most_gives_up_its_oldest(produ
 
 def finalized(harness: Harness, batch_id: str, **fields: Any) -> None:
     submitted(harness, batch_id, 1, **fields)
-    harness.finished(f"{batch_id}-0", **({"experience": None} if fields else {}))
+    without: dict[str, Any] = {"experience": None} if fields else {}
+    harness.finished(f"{batch_id}-0", **without)
 
 
 def skips(commands: list[Any]) -> list[tuple[str, int, str, str]]:

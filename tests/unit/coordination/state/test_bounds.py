@@ -15,7 +15,7 @@ from schemas.numbers import MAX_VERSION
 from schemas.record import MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from tests.support.simulation.harness import Harness, batches, dispatches, statuses
-from trinity_bus.coordination.batches import admission, results
+from trinity_bus.coordination.batches import admission
 from trinity_bus.coordination.batches.batch import Batch, enough
 from trinity_bus.coordination.batches.parts import StoredPart, split
 from trinity_bus.coordination.batches.tasks import Result
@@ -25,6 +25,7 @@ from trinity_bus.coordination.limits import (
     MAX_METRICS,
     MAX_SLOTS,
     parts_allowed,
+    short_error,
 )
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import Memory
@@ -181,14 +182,19 @@ def test_the_largest_result_of_a_task_can_be_sent() -> None:
     assert len(dispatches(commands)) == MAX_REPEAT_TIMES
     metrics = {f"{'m' * (MAX_METRIC_NAME - 5)}{number:05}": 0.1 for number in range(MAX_METRICS)}
     for attempt in range(1, MAX_REPEAT_TIMES + 1):
-        fields = {"completed_runs": 1, "total_runs": 1, "samples": 1, "metrics": [metrics] if attempt < 3 else []}
+        fields: dict[str, Any] = {
+            "completed_runs": 1,
+            "total_runs": 1,
+            "samples": 1,
+            "metrics": [metrics] if attempt < 3 else [],
+        }
         commands = harness.finished("x" * MAX_ID_LENGTH, attempt=attempt, **fields)
     assert [status for _, status in statuses(commands)] == ["completed"]
     assert [b.state for b in batches(commands)] == ["finalizing", "finalized"]
     for command in commands:
         if hasattr(command, "record"):
             encode(command.record)
-    assert results.short_error("x" * 10_000).endswith("...")
+    assert short_error("x" * 10_000).endswith("...")
 
 
 def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:

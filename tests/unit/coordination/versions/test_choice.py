@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas import CommandReply, PublishedVersion, PublishVersion, VersionRefused
+from schemas import CommandReply, Dispatch, PublishedVersion, PublishVersion, VersionRefused
 from tests.support.simulation import harness as machine_harness
 from tests.support.simulation.harness import announced as announced_in
 from trinity_bus.config import CoordinatorSettings
@@ -62,7 +62,11 @@ def asked(effects: list[Effect]) -> list[int | None]:
 
 
 def dispatched(effects: list[Effect]) -> list[str]:
-    return [command.record.batch_id for command in effects if isinstance(command, SendOrder)]
+    return [
+        command.record.batch_id
+        for command in effects
+        if isinstance(command, SendOrder) and isinstance(command.record, Dispatch)
+    ]
 
 
 def test_each_version_is_remembered_once_with_what_made_it() -> None:

@@ -6,8 +6,10 @@ from its changelog again and again. Whatever happens, every batch gets trained a
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 
@@ -106,6 +108,7 @@ class Mesh:
                     self.wanted = max(self.wanted, wanted.at_least)
                     self.publish_if_due()
                 case RequestVersion(record=wanted):
+                    assert wanted.version is not None
                     self.to_bring_back.append(wanted.version)
                 case PublishBatch(record=record) if record.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(record)
@@ -272,8 +275,8 @@ class Mesh:
                 self.restart()
 
     def something_happens(self, choices: float) -> bool:
-        actions = [lambda e=e: self.finish(e) for e in self.explorers if e.running]
-        actions += [lambda e=e: self.sync(e) for e in self.explorers if e.to_sync]
+        actions: list[Callable[[], None]] = [partial(self.finish, e) for e in self.explorers if e.running]
+        actions += [partial(self.sync, e) for e in self.explorers if e.to_sync]
         if self.to_train:
             actions.append(self.train)
         if self.to_bring_back:
@@ -294,7 +297,7 @@ class Mesh:
         assert not waiting
 
 
-STYLES = [
+STYLES: list[dict[str, Any]] = [
     {"sync_style": "fixed"},
     {"sync_style": "fixed", "sync_offset": 1},
     {"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1},

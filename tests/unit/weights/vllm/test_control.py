@@ -46,7 +46,7 @@ def server() -> Iterator[WeightServer]:
 
 @asynccontextmanager
 async def opened(engine: FakeEngine) -> AsyncIterator[ControlClient]:
-    control = await ControlClient.open(engine)  # type: ignore[arg-type]
+    control = await ControlClient.open(engine)
     assert not engine.folder.exists()
     assert engine.folder.parent == Path(tempfile.gettempdir())
     try:

@@ -140,7 +140,7 @@ class Rig:
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[ControlClient]:
-        control = await ControlClient.open(self.front_end)  # type: ignore[arg-type]
+        control = await ControlClient.open(self.front_end)
         try:
             yield control
         finally:
@@ -150,7 +150,7 @@ class Rig:
         announced = self.announce(tensors)
         self.front_end.told.clear()
         return await sync_weights(
-            self.front_end,  # type: ignore[arg-type]
+            self.front_end,
             control,
             announced,
             announced.members[0],
