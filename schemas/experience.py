@@ -12,7 +12,7 @@ buffer               dtype     shape               meaning
 ``logprobs``         float32   [responses]         of each response token, under the policy that drew it
 ``mask_bits``        uint8     [responses / 8]     a bit per response token, first in the highest bit; 1 is trained on
 ``rewards``          float32   [samples]           NaN where the workflow gave none
-``run_ids``          int32     [samples]           0 .. repeat_times - 1
+``run_ids``          int32     [samples]           0 .. repeat_times - 1; samples with the same are one run
 ``versions``         int32     [spans, 3]          (sample, first response token, model version): who drew what
 ===================  ========  ==================  ==================================================================
 
@@ -70,7 +70,7 @@ COLUMNS = (
     Column("logprobs", "<f4", (), "responses", "of each response token, under the policy that drew it"),
     Column("mask_bits", "|u1", (), "ceil(responses / 8)", "a bit per response token, first highest; 1 is trained on"),
     Column("rewards", "<f4", (), "samples", "NaN where the workflow gave none"),
-    Column("run_ids", "<i4", (), "samples", "0 .. repeat_times - 1"),
+    Column("run_ids", "<i4", (), "samples", "0 .. repeat_times - 1; samples with the same are one run"),
     Column("versions", "<i4", (3,), "spans", "(sample, first response token, model version): who drew what"),
 )
 """The buffers of a group, in the order in which they are written."""
@@ -162,7 +162,7 @@ type VersionSpan = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One run of a task, as a workflow gives it: one sample of its group, the raw material of ``build_group``."""
+    """One sample of a task's group, as a workflow gives it: a run, or a step of one; what ``build_group`` takes."""
 
     prompt_token_ids: Sequence[int] | Int32
     response_token_ids: Sequence[int] | Int32
@@ -176,13 +176,17 @@ class Rollout:
     """What the batch's metrics are made of. ``reward`` is here too, for whoever aggregates."""
     finish_reason: str = "stop"
     versions: Sequence[VersionSpan] = ()
-    """Who drew what, in order."""
+    """Who drew what, in order; empty where no engine was asked: then it is of the version served at the start."""
+    run_id: int | None = None
+    """Of which run of the task: rollouts with the same are one run, with the metrics of its last. None for all of a
+    group: each is a run, in order."""
 
 
 def build_group(
     rollouts: Sequence[Rollout],
     *,
     run_id_base: int = 0,
+    version: int = -1,
     task_id: str,
     attempt: int,
     batch_id: str,
@@ -192,10 +196,24 @@ def build_group(
     explorer: str,
     incarnation: str,
 ) -> ExperienceGroup:
-    """Return the group of ``rollouts``, its columns freshly allocated; the first of them is run ``run_id_base``.
+    """Return the group of ``rollouts``, its columns freshly allocated.
+
+    Args:
+        rollouts: In order.
+        run_id_base: The run of the first of them, where they do not say of which run they are.
+        version: Who drew those that do not say it; -1: nobody knows.
+        task_id: Here and below, what the group says of itself.
+        attempt: Of the task.
+        batch_id: Of the task.
+        batch_type: Of the batch.
+        workflow: Of the task.
+        model: That drew them.
+        explorer: Who answers.
+        incarnation: Of the explorer.
 
     Raises:
-        SchemaError: There is none, one's vectors are none, or its response, logprobs and mask differ in length.
+        SchemaError: There is none, one's vectors are none, its response, logprobs and mask differ in length, or some
+            say of which run they are and some do not.
         AttributeError, TypeError, ValueError, OverflowError: It is no rollout, or a value is no number for its column.
     """
     if not rollouts:
@@ -216,7 +234,10 @@ def build_group(
             )
         prompt_lengths.append(prompt)
         lengths.append(prompt + response)
-    spans = [(i, start, version) for i, s in enumerate(rollouts) for start, version in s.versions]
+    if 0 < sum(one.run_id is None for one in rollouts) < len(rollouts):
+        raise SchemaError(f"task {shown(task_id)}: some rollouts say of which run they are, others do not")
+    unknown = [(0, version)] if version >= 0 else []
+    spans = [(i, start, drawn_by) for i, s in enumerate(rollouts) for start, drawn_by in s.versions or unknown]
     return ExperienceGroup(
         task_id=task_id,
         attempt=attempt,
@@ -232,7 +253,7 @@ def build_group(
         logprobs=logprobs.array,
         mask_bits=np.packbits(masks.array),
         rewards=np.array([float(s.reward) for s in rollouts], np.float32),
-        run_ids=np.arange(run_id_base, run_id_base + len(rollouts), dtype=np.int32),
+        run_ids=np.array([run_id_base + i if s.run_id is None else s.run_id for i, s in enumerate(rollouts)], np.int32),
         versions=np.array(spans, np.int32).reshape(-1, 3),
         metrics=[
             # What is no number is for nobody but the workflow.

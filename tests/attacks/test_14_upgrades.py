@@ -80,8 +80,10 @@ def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
             body.pop("batch_id", None)
         if key.startswith("batch/"):
             body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
+        if key.startswith("progress/"):
+            body.setdefault("lost_s", 0.0)
     plain["sync"] = with_records(plain["sync"])
-    plain["books"] = {"turns": {}, "training_turns": {}, **plain["books"]}
+    plain["books"] = {"turns": {}, "training_turns": {}, "drained": 0, **plain["books"]}
     return plain
 
 

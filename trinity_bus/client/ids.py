@@ -4,14 +4,15 @@
 what                   given         on the log                why
 =====================  ============  ========================  ====================================================
 batch of a             ``3``         ``3``                     the log has text only; results bring the id back as it
-``RolloutCoordinator``                                         was given. ``3`` and ``"3"`` are one batch
+``RolloutCoordinator``                                         was given. ``3`` and ``"3"`` are one batch. Blanks and
+                                                               the like are escaped, see ``schemas.batch_names``
 task                   ``gsm8k-7``   ``3#gsm8k-7``             a task id counts once on the whole log, and the same
                                                                task is asked again in another batch
 batch of a             ``3``         ``3@1f2e3d4c``            several schedulers number their steps alike, and one
 ``Scheduler``                        ``3@1f2e3d4c.2``          may use an id again when it is through with it
 =====================  ============  ========================  ====================================================
 
-A batch id without ``#`` makes task ids unambiguous, so the clients refuse one with it.
+A batch's name has no ``#``, which makes task ids unambiguous.
 """
 
 import re
@@ -22,6 +23,7 @@ from collections.abc import Set as AbstractSet
 from pydantic import TypeAdapter, ValidationError
 
 from schemas import Task
+from schemas.batch_names import escaped
 from schemas.errors import shown
 from schemas.record import BatchType, Identifier
 from trinity_bus.config import KafkaSettings
@@ -44,11 +46,11 @@ def batch_name(batch_id: BatchId) -> str:
     """
     if isinstance(batch_id, bool) or not isinstance(batch_id, int | str):
         raise RefusedError(f"a batch id is an int or a str, not {shown(batch_id)}")
-    name = str(batch_id)
-    if _MARK in name or not _is_identifier(name):
+    name = escaped(str(batch_id))
+    if (isinstance(batch_id, int) and batch_id < 0) or not _is_identifier(name):
         raise RefusedError(
-            f"{shown(batch_id)} cannot be a batch id: at most 200 letters, digits and . _ : / @ -, "
-            "the first a letter or digit; numbers from 0"
+            f"{shown(batch_id)} cannot be a batch id: numbers from 0, or text of 1 to 200 characters, of which all but "
+            "letters, digits and . _ : / @ - count as five or more"
         )
     return name
 

@@ -16,7 +16,8 @@ class Status:
     completed_runs: int
     total_runs: int
     metrics: list[Metrics]
-    """One map: of the task, reduced over its runs. Empty where no run counts: a failure is no reward of zero."""
+    """One map: of the task, reduced over its runs. Of one that has failed its time alone: a failure is no reward of
+    zero."""
     message: str | None = None
     """What went wrong; None where every run was completed."""
 

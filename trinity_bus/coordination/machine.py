@@ -279,7 +279,7 @@ class CoordinatorMachine:
         accept_partial = self._settings.return_partial_tasks
         problem = results.problem(event, batch.batch_type, batch.min_version, accept_partial=accept_partial)
         if problem is not None:
-            self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED)
+            self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
         else:
             self._endings.answered(attempt, event, traceparent)
 
@@ -292,7 +292,7 @@ class CoordinatorMachine:
         for attempt in self.ledger.overdue(now):
             if attempt.key in self.ledger.running:
                 error = f"timeout: no result after {attempt.timeout_s:g} s"
-                self._endings.failed(attempt, error, Fact.ATTEMPT_TIMED_OUT, cancel=True)
+                self._endings.failed(attempt, error, Fact.ATTEMPT_TIMED_OUT, took_s=attempt.timeout_s, cancel=True)
         self._endings.cut_overdue()
         for name in self.sync.overdue(now):
             self._out.observe(Fact.SYNC_FAILED, name, f"no answer for version {self.sync.version} in time")

@@ -23,23 +23,26 @@ from trinity_bus.rollout.workflow import WorkflowError
 MAX_METRIC_NAME = 200
 
 
-def encode_answer(order: Dispatch, rollouts: Sequence[Rollout], model: str) -> bytes:
+def encode_answer(order: Dispatch, rollouts: Sequence[Rollout], model: str, version: int = -1) -> bytes:
     """Return what a workflow gave as an experience group's bytes.
 
     Args:
         order: What was asked for.
         rollouts: What the workflow returned.
         model: Name of the model that drew them.
+        version: Of the model when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
 
     Raises:
-        WorkflowError: It gave nothing, more runs than it was asked for, or more metrics than are sent.
+        WorkflowError: It gave nothing, runs that it was not asked for, or more metrics than are sent.
         schemas.errors.SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
         AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
     """
-    _check_runs(order, len(rollouts))
+    if not rollouts:
+        _check_runs(order, [])
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
-        group = build_group(rollouts, run_id_base=order.run_id_base, **_said_of(order), model=model)
+        group = build_group(rollouts, run_id_base=order.run_id_base, version=version, **_said_of(order), model=model)
+    _check_runs(order, group.run_ids.tolist())
     _check_metrics(group.metrics)
     return encode(group)
 
@@ -60,11 +63,10 @@ def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup
     for name, asked in {**_said_of(order), "model": model}.items():
         if (said := getattr(group, name)) != asked:
             raise WorkflowError(f"the answer is of {name} {said!r:.100}, asked for was {asked!r}")
-    _check_runs(order, len(group.metrics))
+    _check_runs(order, group.run_ids.tolist())
     _check_metrics(group.metrics)
-    first = order.run_id_base
-    if group.run_ids.tolist() != list(range(first, first + len(group.metrics))):
-        raise WorkflowError(f"the answer's runs are not numbered from {first}, each with its metrics")
+    if len(group.metrics) != len(group):
+        raise WorkflowError(f"the answer has {len(group)} samples, and metrics of {len(group.metrics)}")
     return group
 
 
@@ -81,12 +83,20 @@ def _said_of(order: Dispatch) -> dict[str, Any]:
     }
 
 
-def _check_runs(order: Dispatch, runs: int) -> None:
+def _check_runs(order: Dispatch, run_ids: Sequence[int]) -> None:
+    runs = len(set(run_ids))
     if not 0 < runs <= order.repeat_times:
         raise WorkflowError(
             f"workflow {order.task.workflow!r} gave {runs} runs of task {order.task.task_id!r}, "
             f"asked for were {order.repeat_times}"
         )
+    first, last = order.run_id_base, order.run_id_base + order.repeat_times - 1
+    for run in (min(run_ids), max(run_ids)):
+        if not first <= run <= last:
+            raise WorkflowError(
+                f"workflow {order.task.workflow!r} gave run {run} of task {order.task.task_id!r}, "
+                f"asked for were {first} to {last}"
+            )
 
 
 def _check_metrics(metrics: Sequence[Metrics]) -> None:

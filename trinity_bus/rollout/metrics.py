@@ -35,7 +35,9 @@ DEFAULT_STATS: tuple[Stat, ...] = ("mean", "max", "min")
 DETAILED_STATS: tuple[Stat, ...] = ("mean", "max", "min", "std")
 
 _SUFFIXES: dict[str, Aggregation] = {"sum": "sum", "max": "max", "min": "min", "last": "last", "mean": "mean"}
-_TIMES = ("time/task_execution", "time/run_execution")
+TASK_TIME = "time/task_execution"
+RUN_TIME = "time/run_execution"
+_TIMES = (TASK_TIME, RUN_TIME)
 """Evaluation reports the plain mean of these: how the best of k runs did is no question of interest for a duration."""
 
 

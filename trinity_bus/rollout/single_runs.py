@@ -2,17 +2,21 @@
 
 ::
 
-    run_once x repeat_times, at once --all succeed--> their rollouts, in order
+    run_once x repeat_times, at once --all succeed--> their rollouts, in order, each with its run and what that took
                                      |--some-------> PartialRunsError: those that succeeded, and the first error
                                      '--none-------> the first error
 """
 
 import asyncio
+import dataclasses
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext
+from trinity_bus.rollout.metrics import RUN_TIME
+from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, WorkflowError
 
 
 class SingleRunWorkflow(ABC):
@@ -24,8 +28,8 @@ class SingleRunWorkflow(ABC):
     name: str
 
     @abstractmethod
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
-        """Run the task once.
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
+        """Run the task once, and return its rollout, or those of its steps.
 
         Args:
             task: What to do.
@@ -41,10 +45,20 @@ class SingleRunWorkflow(ABC):
             Exception: The first error, where all did.
         """
         ids = range(ctx.run_id_base, ctx.run_id_base + ctx.repeat_times)
-        ended = await asyncio.gather(*(self.run_once(task, ctx, run_id) for run_id in ids), return_exceptions=True)
+        ended = await asyncio.gather(*(self._timed(task, ctx, run_id) for run_id in ids), return_exceptions=True)
         errors = [one for one in ended if isinstance(one, BaseException)]
+        rollouts = [rollout for one in ended if not isinstance(one, BaseException) for rollout in one]
         if not errors:
-            return [one for one in ended if not isinstance(one, BaseException)]
-        if len(errors) == len(ended):
+            return rollouts
+        if not rollouts:
             raise errors[0]
-        raise PartialRunsError([one for one in ended if not isinstance(one, BaseException)], errors[0])
+        raise PartialRunsError(rollouts, errors[0])
+
+    async def _timed(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
+        began = time.perf_counter()
+        given = await self.run_once(task, ctx, run_id)
+        took = {RUN_TIME: time.perf_counter() - began}
+        rollouts = [given] if isinstance(given, Rollout) else given
+        if not rollouts:
+            raise WorkflowError(f"run {run_id} of task {task.task_id!r} gave no rollout")
+        return [dataclasses.replace(one, run_id=run_id, metrics={**one.metrics, **took}) for one in rollouts]

@@ -101,7 +101,7 @@ class RolloutContext:
     engine: Engine
     tokenizer: Tokenizer
     repeat_times: int
-    """How many runs are asked for: ``run`` returns this many rollouts, in order of their run ids."""
+    """How many runs are asked for: ``run`` returns a rollout of each, in order, or several."""
     run_id_base: int = 0
     """The run id of the first of them."""
     sampling: Sampling = field(default_factory=Sampling)

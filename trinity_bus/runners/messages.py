@@ -50,6 +50,8 @@ class Run(Struct, tag=1, array_like=True, gc=False, frozen=True):
     job: int
     order: bytes
     """The ``Dispatch``, as it came off the log."""
+    version: int
+    """That the engine serves; -1: none."""
     traceparent: str | None
     """Of the attempt's span."""
 

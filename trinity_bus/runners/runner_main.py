@@ -274,7 +274,7 @@ class Runner(asyncio.Protocol):
             rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
         except PartialRunsError as partial:
             rollouts, error = partial.rollouts, _message(partial)
-        return RunDone(job.job, encode_answer(order, rollouts, self._model), error)
+        return RunDone(job.job, encode_answer(order, rollouts, self._model, job.version), error)
 
 
 def _sendable(text: str) -> str:

@@ -171,7 +171,9 @@ class Runners:
         """
         job = next(self._numbers)
         attempt = key_of(order)
-        pending = _Pending(order, Run(job, raw, traceparent), asyncio.get_running_loop().create_future())
+        pending = _Pending(
+            order, Run(job, raw, self._engine.model_version, traceparent), asyncio.get_running_loop().create_future()
+        )
         self._pending[job] = pending
         self._job_of[attempt] = job
         self._do(self._pool.submit(job))

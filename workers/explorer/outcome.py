@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from schemas import Dispatch, ExperienceGroup, Position, RolloutFinished
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME
 from trinity_bus.runners.errors import WorkflowRaisedError
 
 MAX_ERROR_CHARS = 2000
@@ -35,7 +36,7 @@ def check_trainable(group: ExperienceGroup, bounds: Bounds) -> None:
     """
     found = flaws(group, bounds)
     if found:
-        more = f", and {len(found) - 1} other runs are no better" if len(found) > 1 else ""
+        more = f", and {len(found) - 1} other samples are no better" if len(found) > 1 else ""
         raise UntrainableSampleError(f"run {group.run_ids[found[0].sample]}: {found[0].detail}{more}")
 
 
@@ -57,6 +58,9 @@ def finished(
         error: The first error, where the workflow told one.
     """
     versions = group.versions[:, 2].tolist()
+    # Of each run, the last one's.
+    runs = dict(zip(group.run_ids.tolist(), group.metrics, strict=True))
+    missing = order.repeat_times - len(runs)
     return RolloutFinished(
         explorer=group.explorer,
         incarnation=group.incarnation,
@@ -64,10 +68,10 @@ def finished(
         attempt=group.attempt,
         batch_id=group.batch_id,
         batch_type=group.batch_type,
-        status="partial" if len(group) < order.repeat_times else "completed",
-        completed_runs=len(group),
+        status="partial" if missing else "completed",
+        completed_runs=len(runs),
         total_runs=order.repeat_times,
-        metrics=[{**metrics, "time/task_execution": seconds} for metrics in group.metrics],
+        metrics=[{RUN_TIME: seconds, **metrics, TASK_TIME: seconds} for metrics in runs.values()],
         experience=experience,
         samples=len(group),
         version_min=min(versions, default=-1),
@@ -75,7 +79,7 @@ def finished(
         prompt_tokens=int(group.prompt_lengths.sum()),
         response_tokens=len(group.logprobs),
         seconds=seconds,
-        error=_missing(len(group), order.repeat_times, error) if len(group) < order.repeat_times else None,
+        error=_missing(len(runs), order.repeat_times, error) if missing else None,
     )
 
 

@@ -205,6 +205,23 @@ async def test_eval_batches_publish_no_experiences(settings: Settings, fork_serv
         assert await mesh.experiences() == []
 
 
+async def test_a_workflow_that_asks_no_engine_can_be_trained_on_and_gives_several_experiences_of_a_run(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    async with explored(settings, fork_server) as (mesh, engine, _):
+        incarnation = await mesh.joined()
+        task = Task(task_id="t", workflow="steps", prompt="x")
+        await mesh.send(dispatch(incarnation, task=task, run_id_base=2))
+        finished = await mesh.event(RolloutFinished)
+        assert (finished.status, finished.completed_runs, finished.samples) == ("completed", 2, 4)
+        assert (finished.version_min, finished.version_max) == (engine.model_version, engine.model_version)
+        assert [metrics["step"] for metrics in finished.metrics] == [1.0, 1.0]
+        assert all(metrics["time/run_execution"] <= finished.seconds for metrics in finished.metrics)
+        (group,) = await mesh.experiences()
+        assert group.run_ids.tolist() == [2, 2, 3, 3]
+        assert {sample.version_min for sample in group.samples()} == {engine.model_version}
+
+
 async def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(
     settings: Settings, fork_server: ForkServer
 ) -> None:

@@ -203,6 +203,14 @@ class Some(SingleRunWorkflow):
         return one(float(run_id))
 
 
+@register("steps")
+class Steps(SingleRunWorkflow):
+    """Two experiences of each run, and the engine is asked for none."""
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
+        return [dataclasses.replace(one(), metrics={"step": float(step)}) for step in range(2)]
+
+
 @register("spy")
 class Spy:
     """Looks for what the explorer keeps to itself, and tells all that it has found as its error.

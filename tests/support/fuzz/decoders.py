@@ -179,7 +179,7 @@ def _frames_of_runners() -> list[bytes]:
 def _frames_for_runners() -> list[bytes]:
     drawn = [EngineCompletion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
     return [
-        _body(messages.Run(1, encode(ORDER), None)),
+        _body(messages.Run(1, encode(ORDER), 0, None)),
         _body(messages.CancelRun(1)),
         _body(messages.pack_completions(1, 2, drawn)),
         _body(messages.EngineFailed(1, 2, "RuntimeError", "no")),

@@ -76,6 +76,18 @@ async def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission() -> N
         assert len({r.partition for r in log.all(TASKS)}) > 1, "batches share the partitions"
 
 
+async def test_a_batch_id_may_hold_blanks_and_brackets_and_comes_back_as_it_was_given() -> None:
+    async with clients() as (log, coordinator, (client,)):
+        batch_id, name = "2/held out [hard] #1", "2/heldu:20:outu:20:u:5b:hardu:5d:u:20:u:23:1"
+        await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="eval")
+        assert {r.key for r in log.all(TASKS)} == {f"{name}#t0"}
+        waiting = asyncio.create_task(client.finalize_eval_batch(batch_id))
+        await coordinator.finish(f"{name}#t0")
+        assert (await waiting)["batch_id"] == batch_id
+        # It is known by its name on the log too, which is what people are shown.
+        assert (await client.finalize_eval_batch(name))["finished_task_count"] == 1
+
+
 async def test_a_timeout_of_0_is_none() -> None:
     async with clients() as (_, coordinator, (client,)):
         await client.submit_batch(batch_id=1, tasks=tasks(1), batch_type="train")
@@ -128,7 +140,7 @@ async def test_an_aborted_batch_answers_its_finalizers() -> None:
         assert coordinator.commands[-1].reason == "enough"
 
 
-@pytest.mark.parametrize("batch_id", ["", "a b", "a#b", -1, "x" * 201])
+@pytest.mark.parametrize("batch_id", ["", -1, "x" * 201, " " * 50])
 async def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(batch_id: Any) -> None:
     async with clients() as (_, coordinator, (client,)):
         with pytest.raises(ValueError, match="cannot be a batch id"):

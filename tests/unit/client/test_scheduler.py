@@ -104,6 +104,13 @@ async def test_tasks_are_scheduled_and_their_results_taken_in_the_order_of_sched
         await mesh.coordinator.until(lambda: mesh.sent(AbortBatch))
 
 
+async def test_a_batch_id_may_hold_blanks_and_brackets() -> None:
+    async with Mesh().running() as mesh:
+        mesh.scheduler.schedule(tasks(1), "1/[eval] #2")
+        await mesh.finish("t0")
+        assert [s.ok for s in await mesh.scheduler.get_statuses("1/[eval] #2")] == [True]
+
+
 async def test_statuses_alone_read_no_experience() -> None:
     async with Mesh().running() as mesh:
         mesh.scheduler.schedule(tasks(2), 1)

@@ -9,10 +9,12 @@ from schemas import (
     ExplorerLeft,
     TrainerHeartbeat,
 )
+from schemas.batch_names import escaped
 from tests.support.simulation.harness import (
     TRACE,
     Harness,
     announced,
+    answers,
     batches,
     cancels,
     dispatches,
@@ -83,6 +85,15 @@ def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
     found = {name: value for name, value in batches(ended)[-1].metrics.items() if "score/mean@1" in name}
     assert found == {f"eval/held-out/score/mean@1{stat}": value for stat, value in expected.items()}
     assert not [name for name in batches(ended)[-1].metrics if "experience_count" in name]
+
+
+def test_metrics_of_an_evaluation_have_the_name_that_its_client_gave() -> None:
+    harness = Harness()
+    harness.beat()
+    batch_id = escaped("1/held out")
+    harness.task("a", batch_id=batch_id, batch_type="eval", batch_size=1)
+    ended = harness.finished("a", batch_id=batch_id, batch_type="eval", experience=None)
+    assert "eval/held out/reward/mean@2" in batches(ended)[-1].metrics
 
 
 def test_a_batch_that_never_fills_holds_up_nobody() -> None:
@@ -235,6 +246,21 @@ def test_a_failed_attempt_goes_elsewhere_and_the_first_error_is_told_in_the_end(
     assert final.failed_task_count == 1
     assert "rollout/reward/mean" not in final.metrics, "a failure is not a reward of zero"
     assert final.trace_links == []
+
+
+def test_a_failed_task_tells_how_long_its_attempts_took() -> None:
+    harness = Harness(batch_size=1, max_attempts=2, task_timeout_s=4.0, explorer_timeout_s=1000)
+    harness.beat()
+    harness.task("a")
+    harness.finished("a", status="failed", error="ValueError: no", metrics=[], seconds=3.0)
+    harness.restart()
+    (result,) = answers(harness.wait(5))
+    assert (result.status, result.metrics) == ("failed", {"time/task_execution": 7.0}), "the second was out of time"
+    harness.task("b", batch_id="1/e", batch_type="eval", batch_size=1)
+    for attempt in (1, 2):
+        fields: dict[str, Any] = {"status": "failed", "batch_type": "eval", "metrics": []}
+        ended = harness.finished("b", attempt=attempt, seconds=1.0, **fields)
+    assert batches(ended)[-1].metrics["eval/e/time/task_execution"] == 2.0
 
 
 def test_a_partial_result_counts_with_its_error() -> None:

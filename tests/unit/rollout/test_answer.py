@@ -72,6 +72,23 @@ def test_a_runner_refuses_what_is_no_answer() -> None:
         encode_answer(ORDER, ["no rollout"], "policy")  # type: ignore[list-item]  # a workflow may return anything
 
 
+def test_several_samples_of_a_run_name_it() -> None:
+    group = decode_answer(ORDER, answer(*(rollout(run_id=run) for run in (4, 5, 4, 4))), "policy")
+    assert group.run_ids.tolist() == [4, 5, 4, 4]
+    with pytest.raises(SchemaError, match="some rollouts say of which run they are, others do not"):
+        answer(rollout(run_id=4), rollout())
+    for wrong in (3, 6):
+        with pytest.raises(WorkflowError, match=f"gave run {wrong} of task 't', asked for were 4 to 5"):
+            answer(rollout(run_id=4), rollout(run_id=wrong))
+
+
+def test_what_no_engine_was_asked_for_is_of_the_version_that_was_served() -> None:
+    given = [rollout(), rollout(versions=())]
+    group = decode_answer(ORDER, encode_answer(ORDER, given, "policy", 3), "policy")
+    assert group.versions.tolist() == [[0, 0, 5], [0, 2, 6], [1, 0, 3]]
+    assert len(decode_answer(ORDER, answer(rollout(versions=())), "policy").versions) == 0
+
+
 def test_a_reward_beyond_its_column_and_one_that_is_none_are_carried_for_the_explorer_to_judge() -> None:
     rewards = decode_answer(ORDER, answer(rollout(reward=1e39), rollout(reward=math.nan)), "policy").rewards
     assert rewards[0] == math.inf
@@ -88,7 +105,7 @@ LIES: list[Mapping[str, Any]] = [
     {"incarnation": "other"},
     {"model": "other"},
     {"run_ids": np.array([0, 1], np.int32)},
-    {"run_ids": np.array([4, 4], np.int32)},
+    {"run_ids": np.array([4, 6], np.int32)},
     {"metrics": []},
     {"metrics": [{}, {"m" * (MAX_METRIC_NAME + 1): 0.0}]},
 ]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from schemas.task import Task
-from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, RunState, SingleRunWorkflow
+from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, RunState, SingleRunWorkflow, WorkflowError
 from trinity_bus.rollout.state import MAX_STATE_BYTES
 
 TASK = Task(task_id="t", workflow="mine", prompt="x")
@@ -36,6 +36,26 @@ async def test_all_runs_are_done_at_once_and_come_in_order() -> None:
     mine = Mine()
     assert [rollout.reward for rollout in await run(mine, base=8)] == [8.0, 9.0, 10.0, 11.0]
     assert mine.most == 4
+
+
+async def test_a_run_may_give_several_rollouts_and_each_knows_its_run_and_what_it_took() -> None:
+    class Steps(Mine):
+        async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:  # type: ignore[override]
+            return [await super(Steps, self).run_once(task, ctx, run_id) for _ in range(run_id % 2 + 1)]
+
+    rollouts = await run(Steps(), base=8)
+    assert [rollout.run_id for rollout in rollouts] == [8, 9, 9, 10, 11, 11]
+    times = [rollout.metrics["time/run_execution"] for rollout in rollouts]
+    assert times[1] == times[2] >= 0.0
+
+
+async def test_a_run_without_a_rollout_has_broken_off() -> None:
+    class Nothing(Mine):
+        async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:  # type: ignore[override]
+            return []
+
+    with pytest.raises(WorkflowError, match=r"^run 0 of task 't' gave no rollout$"):
+        await run(Nothing())
 
 
 async def test_those_that_succeed_are_kept_when_one_breaks_off() -> None:

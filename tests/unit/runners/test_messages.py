@@ -32,7 +32,7 @@ def body(message: messages.ToRunner | messages.ToExplorer) -> bytes:
 
 
 def test_messages_to_a_runner_arrive_as_they_were() -> None:
-    for message in (Run(1, b"{}", None), CancelRun(2), Ping()):
+    for message in (Run(1, b"{}", -1, None), CancelRun(2), Ping()):
         assert TO_RUNNER.decode(body(message)) == message
 
 

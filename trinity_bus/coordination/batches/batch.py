@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType, field
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
+from schemas.batch_names import readable
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.batches.lifecycle import Transition
 from trinity_bus.coordination.batches.parts import Part
@@ -217,7 +218,8 @@ class Batch(Row):
             prefix = "rollout"
             metrics = bounded(aggregate_metrics(of_tasks, prefix))
         else:
-            prefix = f"eval/{self.batch_id.partition('/')[2] or self.batch_id}"
+            name = readable(self.batch_id)
+            prefix = f"eval/{name.partition('/')[2] or name}"
             metrics = bounded(aggregate_eval_metrics(of_tasks, prefix, detailed_stats=detailed_stats))
         metrics[f"{prefix}/finished_task_count"] = float(self.finished)
         if results:

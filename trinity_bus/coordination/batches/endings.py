@@ -77,13 +77,23 @@ class Endings:
         else:
             self._settle(task, results.joined(task, batch_type))
 
-    def failed(self, attempt: Attempt, error: str, fact: Fact, *, cancel: bool = False, timed: bool = True) -> None:
+    def failed(
+        self,
+        attempt: Attempt,
+        error: str,
+        fact: Fact,
+        *,
+        took_s: float = 0.0,
+        cancel: bool = False,
+        timed: bool = True,
+    ) -> None:
         """Note that the running attempt ended without an answer: its part is tried again, or fails.
 
         Args:
             attempt: That has ended.
             error: What went wrong.
             fact: What to count it as.
+            took_s: Seconds that it took, as far as that is known.
             cancel: Whether its explorer may still be at it.
             timed: Whether it tells something about how long attempts take.
         """
@@ -91,6 +101,7 @@ class Endings:
             self._timed(attempt)
         error = short_error(error)
         task, part = self._dispatcher.stop(attempt)
+        task.lost_s += took_s
         if cancel:
             self._dispatcher.recall(attempt, task, error)
         self._out.observe(fact, attempt.task_id, f"attempt {attempt.number} on {attempt.explorer}: {error}")
@@ -100,17 +111,18 @@ class Endings:
         self._ledger.progressed(task)
         if part.running:
             return
+        batch = self._ledger.batches[task.batch_id]
         if part.lost < self._settings.max_attempts:
             self._out.observe(Fact.TASK_RETRIED, attempt.task_id, f"{part.lost} of {self._settings.max_attempts} tries")
-            self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
+            self._ledger.queue.enqueue(batch, task, part)
             return
         task.fail(part)
         self._ledger.progressed(task)
-        if not self._settings.return_partial_tasks:
+        if not (self._settings.return_partial_tasks or batch.is_open):
             self.give_up(task, error)
         elif not task.parts_left:
             if task.answers:
-                self._settle(task, results.joined(task, self._ledger.batches[task.batch_id].batch_type))
+                self._settle(task, results.joined(task, batch.batch_type))
             else:
                 self.give_up(task, error)
 

@@ -243,6 +243,8 @@ class Ledger:
 
     def aborted(self, batch: Batch) -> None:
         """Take a batch that is ABORTED, and none of whose tasks is open any more, off the books."""
+        if batch.is_open and batch.batch_type == "train" and batch.finished and not batch.aborted:
+            self.counters.drained += 1
         for moved_up in self.admission.aborted(batch):
             self.queue.moved(moved_up)
         self._close(batch)

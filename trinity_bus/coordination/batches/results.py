@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from schemas import RolloutFinished, TaskResult
 from schemas.batch import TaskStatus
-from schemas.record import BatchType
+from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.batches.parts import Part, PartAnswer, StoredPart
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded, short_error
-from trinity_bus.rollout.metrics import calculate_task_level_metrics
+from trinity_bus.rollout.metrics import TASK_TIME, calculate_task_level_metrics
 
 
 def problem(event: RolloutFinished, batch_type: BatchType, min_version: int, *, accept_partial: bool) -> str | None:
@@ -50,7 +50,7 @@ def answer(
         ),
         completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
         whole=whole,
-        metrics=[*event.metrics, {"time/task_execution": event.seconds}],
+        metrics=[*event.metrics, {TASK_TIME: event.seconds}],
         version_min=event.version_min,
         version_max=event.version_max,
         seconds=event.seconds,
@@ -91,16 +91,17 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
 def failure(task: OpenTask, error: str) -> Result:
     """Return the result of a task that will not be tried again.
 
-    It has no metrics: a failure is not a reward of zero.
+    It has no metrics but the time that attempts at its parts took: a failure is not a reward of zero.
     """
-    return _nothing(task, "failed", error)
+    tried = sum(part.lost > 0 for part in task.parts)
+    return _nothing(task, "failed", error, {TASK_TIME: task.lost_s / tried} if task.lost_s else {})
 
 
 def cut_off(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
     """Return the result of a task that is not waited for any longer."""
     if keep_partial and task.answers:
         return joined(task, batch_type, reason)
-    return _nothing(task, "aborted", reason)
+    return _nothing(task, "aborted", reason, {})
 
 
 def told(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
@@ -123,7 +124,7 @@ def told(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
     )
 
 
-def _nothing(task: OpenTask, status: TaskStatus, error: str) -> Result:
+def _nothing(task: OpenTask, status: TaskStatus, error: str, metrics: Metrics) -> Result:
     return Result(
         order=task.order,
         task_id=task.task.task_id,
@@ -132,7 +133,7 @@ def _nothing(task: OpenTask, status: TaskStatus, error: str) -> Result:
         error=short_error(error),
         version_min=-1,
         version_max=-1,
-        metrics={},
+        metrics=metrics,
         traceparent=None,
         elapsed=[],
     )

@@ -7,8 +7,10 @@
                                                 +-- a part has failed for good ----------------> failed  (2)
                                                 +-- its batch ends, or its client cancels it --> partial (3) or aborted
 
-(1) With ``return_partial_tasks`` alone: the attempts at a part that break off count for the runs that they have done.
-(2) At once, and its other parts are cancelled; with ``return_partial_tasks`` when no part has a run to show for itself.
+(1) With ``return_partial_tasks``: the attempts at a part that break off count for the runs that they have done. In an
+    open batch, whose client decides what counts, runs of whole parts do.
+(2) At once, and its other parts are cancelled; with ``return_partial_tasks``, and in an open batch, when no part has a
+    run to show for itself.
 (3) Where partial results were asked for and at least one part is answered.
 
 The result of a failed task is its *first* error: later ones are often its consequences.
@@ -54,6 +56,8 @@ class Progress(Row):
     first_error: str | None = None
     parts: list[LostPart] = field(default_factory=list)
     """Those that have lost attempts."""
+    lost_s: float = 0.0
+    """Seconds that attempts without an answer took together, as far as that is known."""
 
 
 @dataclass(slots=True)
@@ -76,6 +80,8 @@ class OpenTask:
     last_ended: int = 0
     """The highest number of an attempt that has ended."""
     first_error: str | None = None
+    lost_s: float = 0.0
+    """Seconds that attempts without an answer took together, as far as that is known."""
     producer: str = ""
     """Who counts as its sender; follows from the task and its batch."""
     homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
@@ -149,12 +155,15 @@ class OpenTask:
             for part in self.parts
             if part.lost
         ]
-        return (before or Progress()).but(last_ended=self.last_ended, first_error=self.first_error, parts=lost)
+        return (before or Progress()).but(
+            last_ended=self.last_ended, first_error=self.first_error, parts=lost, lost_s=self.lost_s
+        )
 
     def take_progress(self, progress: Progress) -> None:
         """Becomes what it was when this was kept."""
         self.attempts = self.last_ended = progress.last_ended
         self.first_error = progress.first_error
+        self.lost_s = progress.lost_s
         for kept in progress.parts:
             part = self.parts[kept.index]
             part.lost, part.failed_on = kept.lost, kept.failed_on
@@ -174,7 +183,7 @@ class Result(Struct, array_like=True, frozen=True):
     version_min: int
     version_max: int
     metrics: Metrics
-    """Of the task, reduced over its runs; empty for a failed or aborted one."""
+    """Of the task, reduced over its runs; of a failed one its time alone, of an aborted one nothing."""
     traceparent: str | None
     """Context of the rollout that counts."""
     elapsed: list[float]

@@ -1,10 +1,10 @@
 """How long an attempt may take: the task's own limit, and a shorter one that follows from experience.
 
 With ``dynamic_timeout_ratio`` set, an attempt that starts after ``dynamic_timeout_warmup_steps`` train batches were
-finalized may take ``ratio`` times what attempts at train tasks took on average, from dispatch to result. All of them
-count that ended by an answer, a failure or running out of time; not those that were cancelled or whose explorer died,
-nor those across a restart of the coordinator, which nobody has timed. A task is bounded by ``max_attempts`` such limits
-for each of its parts, besides the time that it waits to be handed out.
+finalized, or drained by a ``Scheduler``, may take ``ratio`` times what attempts at train tasks took on average, from
+dispatch to result. All of them count that ended by an answer, a failure or running out of time; not those that were
+cancelled or whose explorer died, nor those across a restart of the coordinator, which nobody has timed. A task is
+bounded by ``max_attempts`` such limits for each of its parts, besides the time that it waits to be handed out.
 """
 
 from schemas.record import BatchType
@@ -29,7 +29,8 @@ class AttemptTimeouts:
         """Seconds that an attempt which starts now may take, at a task with this limit of its own."""
         settings, counters = self._settings, self._counters
         own = timeout_s or settings.task_timeout_s
-        warm = counters.finalized >= settings.dynamic_timeout_warmup_steps and counters.timed_attempts > 0
+        steps = counters.finalized + counters.drained
+        warm = steps >= settings.dynamic_timeout_warmup_steps and counters.timed_attempts > 0
         if settings.dynamic_timeout_ratio is None or not warm:
             return own
         mean = counters.attempt_seconds / counters.timed_attempts

@@ -24,3 +24,5 @@ class Counters(Row):
     """Of producers that compete for slots, see :mod:`trinity_bus.coordination.batches.shares`."""
     training_turns: dict[str, int] = field(default_factory=dict)
     """Of those that compete for places in training."""
+    drained: int = 0
+    """Open train batches that were ended when all of their tasks had, by themselves."""

@@ -117,6 +117,22 @@ def test_with_partial_results_a_task_goes_on_without_the_part_that_failed() -> N
     assert [(r.status, r.error) for r in answers(effects)] == [("failed", "error 1")]
 
 
+def test_in_an_open_batch_a_part_that_failed_for_good_does_not_take_the_others_along() -> None:
+    harness = split_harness(max_attempts=1)
+    harness.beat(slots=8)
+    harness.submit("open", None)
+    harness.task("b", batch_id="open", repeat_times=4)
+    assert answers(failed(harness, "b", attempt=2)) == []
+    harness.restart()
+    (kept,) = answers(harness.finished("b", attempt=1))
+    assert (kept.status, kept.completed_runs, kept.total_runs, len(kept.parts)) == ("partial", 2, 4, 1)
+    assert kept.error is not None
+    harness.task("c", batch_id="open", repeat_times=4)
+    failed(harness, "c", attempt=1)
+    (nothing,) = answers(failed(harness, "c", attempt=2))
+    assert (nothing.status, nothing.parts) == ("failed", [])
+
+
 def test_without_partial_results_an_attempt_that_broke_off_is_tried_again() -> None:
     harness = Harness(batch_size=1)
     harness.beat()
@@ -273,6 +289,34 @@ def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> 
     assert harness.machine.figures().dynamic_timeout_s == 12.0
     harness.restart()
     assert harness.machine.figures().dynamic_timeout_s == 12.0
+
+
+def test_open_batches_count_for_the_warmup_once_everything_of_them_has_ended_and_was_taken() -> None:
+    harness = Harness(dynamic_timeout_ratio=2.0, dynamic_timeout_warmup_steps=1, explorer_timeout_s=1000)
+    harness.beat()
+
+    def limit() -> float:
+        return harness.machine.figures().dynamic_timeout_s
+
+    def opened(batch_id: str, batch_type: str = "train") -> None:
+        harness.submit(batch_id, None, batch_type=batch_type)
+        harness.task(batch_id, batch_id=batch_id, batch_type=batch_type)
+        harness.now += 5
+
+    opened("1@e", "eval")
+    harness.finished("1@e", batch_type="eval", experience=None)
+    harness.abort("1@e")
+    opened("1@cut")
+    harness.abort("1@cut")
+    harness.submit("1@none", None)
+    harness.abort("1@none")
+    opened("1@x")
+    harness.finished("1@x")
+    assert limit() == 300
+    harness.abort("1@x")
+    assert limit() == 10
+    harness.restart()
+    assert limit() == 10
 
 
 def test_attempts_out_of_time_count_for_the_average_and_those_of_evaluation_do_not() -> None:

@@ -44,17 +44,22 @@ def test_rloo_by_hand() -> None:
     assert advantages(RLOO(TrainerSettings()), [0.0, 1.0, 5.0]) == [-3.0, -1.5, 4.5]
 
 
-def test_a_run_without_reward_takes_no_part() -> None:
+def test_a_sample_without_reward_takes_no_part() -> None:
     found = advantages(GRPO(TrainerSettings(normalize_std=False)), [0.0, NAN, 1.0])
     np.testing.assert_array_equal(found, [-0.5, NAN, 0.5])
 
 
-def test_each_run_weighs_the_same_however_many_samples_it_has() -> None:
-    method = GRPO(TrainerSettings(normalize_std=False))
-    # Run 0 has three turns, of which the last has the reward; run 1 has one.
-    assert advantages(method, [NAN, NAN, 1.0, 0.0], [0, 0, 0, 1]) == [0.5, 0.5, 0.5, -0.5]
-    # The last reward of a run is the run's.
-    assert advantages(method, [0.25, 1.0, 0.0], [0, 0, 1]) == [0.5, 0.5, -0.5]
+def test_each_run_weighs_the_same_however_many_samples_it_gave() -> None:
+    # Runs 0 and 2 give one sample each, run 1 three: their rewards are 0, 1 and 2.
+    rewards, runs = [0.0, 1.0, 1.0, 1.0, 2.0], [0, 1, 1, 1, 2]
+    assert advantages(GRPO(TrainerSettings(normalize_std=False)), rewards, runs) == [-1.0, 0.0, 0.0, 0.0, 1.0]
+    assert advantages(RLOO(TrainerSettings()), rewards, runs) == [-1.5, 0.0, 0.0, 0.0, 1.5]
+    alone = advantages(GRPO(TrainerSettings()), [0.0, 1.0, 2.0])
+    assert alone is not None
+    assert advantages(GRPO(TrainerSettings()), rewards, runs) == [alone[run] for run in runs]
+    # The steps of a run may differ; the run counts with their mean, and one without reward is not looked at.
+    mixed = advantages(GRPO(TrainerSettings(normalize_std=False)), [0.0, NAN, 2.0, 3.0], [0, 0, 0, 1])
+    np.testing.assert_array_equal(np.array(mixed), np.array([-2.0, NAN, 0.0, 1.0]))
 
 
 @methods

@@ -13,6 +13,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.needs import Need
 
 type Float64 = NDArray[np.float64]
+type Int64 = NDArray[np.int64]
 
 EQUAL: Final = 1e-6
 """A standard deviation below this is rounding, not a difference."""
@@ -59,19 +60,21 @@ class Advantage(ABC):
 
 
 class RunAdvantage(Advantage):
-    """One advantage for each run, from the rewards of the task's other runs; all tokens of the run get it.
+    """One advantage for each sample: its reward against those of the task's runs. All tokens of the sample get it.
 
-    A run's reward is the last that its samples have, and each run weighs the same, however many samples it has. Runs
-    without a reward take no part. A group whose rewards are all equal teaches nothing and is skipped, as in DAPO's
-    dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2).
+    A run counts with the mean reward of its samples: one that gave many, a turn each, weighs no more than the others.
+    Samples without a reward take no part. A group whose runs have equal rewards teaches nothing and is skipped, as in
+    DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2).
     """
 
     @abstractmethod
-    def of_runs(self, rewards: Float64) -> Float64:
-        """Compute the advantage of each run.
+    def compare(self, rewards: Float64, owners: Int64, runs: Float64) -> Float64:
+        """Compute the advantage of each sample.
 
         Args:
-            rewards: [runs], not all of them equal.
+            rewards: [samples] of those that have one.
+            owners: [samples] index of the run of each.
+            runs: [runs] the mean reward of each, not all of them equal.
         """
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
@@ -79,10 +82,14 @@ class RunAdvantage(Advantage):
         return [self._of_group(samples) for samples in groups]
 
     def _of_group(self, samples: Sequence[ScoredSample]) -> GroupAdvantages:
+        given = [index for index, sample in enumerate(samples) if not np.isnan(sample.reward)]
         # In float64: a mean of equal float32 values need not be equal to them.
-        rewards = {sample.run: sample.reward for sample in samples if not np.isnan(sample.reward)}
-        given = np.array(list(rewards.values()), np.float64)
-        if len(given) == 0 or given.std() < EQUAL:
+        rewards = np.array([samples[index].reward for index in given], np.float64)
+        _, owners, counts = np.unique([samples[i].run for i in given], return_inverse=True, return_counts=True)
+        runs = np.bincount(owners, weights=rewards) / counts
+        if len(runs) == 0 or runs.std() < EQUAL:
             return None
-        advantages = dict(zip(rewards, self.of_runs(given).tolist(), strict=True))
-        return [np.full(len(sample.mask), advantages.get(sample.run, np.nan), np.float32) for sample in samples]
+        advantages = dict(zip(given, self.compare(rewards, owners, runs).tolist(), strict=True))
+        return [
+            np.full(len(sample.mask), advantages.get(index, np.nan), np.float32) for index, sample in enumerate(samples)
+        ]

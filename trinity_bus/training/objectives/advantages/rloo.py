@@ -4,14 +4,14 @@
 section 3.3; Kool et al., 2019).
 """
 
-from trinity_bus.training.objectives.advantages.advantage import Float64, RunAdvantage
+from trinity_bus.training.objectives.advantages.advantage import Float64, Int64, RunAdvantage
 
 
 class RLOO(RunAdvantage):
     """Advantages over a baseline that leaves the run itself out."""
 
-    def of_runs(self, rewards: Float64) -> Float64:
-        """See :meth:`RunAdvantage.of_runs`."""
-        others = (rewards.sum() - rewards) / (len(rewards) - 1)
-        advantages: Float64 = rewards - others
+    def compare(self, rewards: Float64, owners: Int64, runs: Float64) -> Float64:
+        """See :meth:`RunAdvantage.compare`."""
+        others = (runs.sum() - runs) / (len(runs) - 1)
+        advantages: Float64 = rewards - others[owners]
         return advantages

@@ -1,0 +1,29 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from schemas.batch_names import escaped, readable
+from schemas.record import Identifier
+
+IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_any_text_becomes_an_identifier_that_is_its_own(text: str) -> None:
+    name = escaped(text)
+    assert IDENTIFIER.validate_python(name) == name
+    assert "#" not in name
+    assert escaped(name) == name
+    if text.isprintable() and "u:" not in text:
+        assert readable(name) == text
+
+
+@pytest.mark.parametrize("name", ["7", "2/held-out", "3@1f2e3d4c.2", "a.b_c:d/e@f-g"])
+def test_what_is_an_identifier_stays_as_it_is(name: str) -> None:
+    assert escaped(name) == readable(name) == name
+
+
+@pytest.mark.parametrize("name", ["u:d83d:", "u:110000:", "u:ffffff:", "u:0a:", "u:1b:", "u::", "u:5B:"])
+def test_what_cannot_be_shown_stays_escaped(name: str) -> None:
+    assert readable(name) == name
