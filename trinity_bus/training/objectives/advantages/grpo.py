@@ -1,7 +1,7 @@
 """GRPO: rewards of a group less their mean, over their standard deviation.
 
-``A_i = (r_i - mean(r)) / (std(r) + epsilon)`` of the samples of one task, mean and deviation over its runs (Shao et al.,
-arXiv:2402.03300, section 4.1.2), with the population's standard deviation; without the division where
+``A_i = (r_i - mean(r)) / (std(r) + epsilon)`` of the samples of one task, mean and deviation over its runs (Shao et
+al., arXiv:2402.03300, section 4.1.2), with the population's standard deviation; without the division where
 ``trainer.normalize_std`` is off (Liu et al., "Understanding R1-Zero-Like Training", arXiv:2503.20783).
 """
 
