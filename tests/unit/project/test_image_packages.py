@@ -31,7 +31,7 @@ def locked(name: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph(*OWN, include_external_packages=True, cache_dir=None)
+    return grimp.build_graph(*OWN, include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None)
 
 
 def reached(graph: grimp.ImportGraph, roots: tuple[str, ...]) -> Iterator[str]:
