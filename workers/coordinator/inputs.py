@@ -30,7 +30,8 @@ def inputs_of(received: Iterable[Received[Any]], spans: Spans) -> list[Input]:
     for item in received:
         record = item.record
         if isinstance(record, Task):
-            context = sound(item.traceparent) or traceparent(spans.process(item, record))
+            span = spans.process(item, record)
+            context = sound(item.traceparent) or traceparent(span)
             inputs.append(TaskArrived(record, Origin(item.partition, item.offset), context))
         elif isinstance(record, REQUESTS):
             inputs.append(CommandArrived(record, sound(item.traceparent), item.topic is OPERATOR_COMMANDS))
