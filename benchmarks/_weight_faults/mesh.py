@@ -87,7 +87,7 @@ class FaultyMesh:
         (self.folder / "step").write_text("0")
         settings = {
             "kafka.bootstrap_servers": self.kafka.bootstrap_servers,
-            "kafka.namespace": self.kafka.namespace,
+            "mesh.namespace": self.kafka.namespace,
             "telemetry.run_dir": self.folder,
             "coordinator.tick_s": 0.05,
             "coordinator.explorer_timeout_s": 2.0,
@@ -95,7 +95,8 @@ class FaultyMesh:
         }
         env = {**os.environ, **{env_name(name): str(value) for name, value in settings.items()}}
         log = self.folder / "coordinator.log"
-        with Child([sys.executable, "-m", "workers.coordinator"], env=env, output=log) as coordinator:
+        command = [sys.executable, "-m", "workers.cli.app", "run", "coordinator"]
+        with Child(command, env=env, output=log) as coordinator:
             try:
                 for name in (TRAINER, *self.names):
                     self.start(name)

@@ -55,7 +55,7 @@ def asked(commands: list[Effect]) -> list[int]:
 
 def test_a_heartbeat_tells_of_a_version_that_nobody_has_heard_of() -> None:
     harness = Harness()
-    harness.beat(version=-1)
+    harness.beat(model_version=-1)
     assert asked(beat_of_trainer(harness, -1)) == [], "nothing is published yet"
     assert asked(beat_of_trainer(harness, 0)) == [0], "the first word of an incarnation was lost"
     harness.trained(0)

@@ -38,11 +38,12 @@ def _table(name: str, kind: type[Section]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "" if field.default is None else " " + toml_value(field.default)
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return "" if default is None else " " + toml_value(default)
 
 
 def toml_value(value: object) -> str:
-    """Return a scalar as TOML: what JSON writes is read alike."""
+    """Return a scalar, or an empty table, as TOML: what JSON writes is read alike."""
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
-from rich.console import Console
 from rich.table import Table
 
 from schemas.errors import printable
@@ -15,11 +14,11 @@ from trinity_bus.config import Origins, Settings, WrongSettingsError, sections, 
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
+from workers.cli.console import console
 from workers.cli.set_option import GIVEN
 from workers.preconditions import PRECONDITIONS, problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a file of settings.")
-console = Console()
 
 _WRONG = 2
 
@@ -33,14 +32,15 @@ def init(
     if file == Path("-"):
         typer.echo(template(), nl=False)
         return
+    text = template()
     try:
         with file.open("w" if force else "x", encoding="utf-8") as target:
-            target.write(template())
+            target.write(text)
     except FileExistsError:
         raise ConfigError(f"{file} is there already; --force replaces it") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
-    console.print(f"Wrote {file}; change it, then: trinity-bus --config {file} config check", soft_wrap=True)
+    console().print(f"Wrote {file}; change it, then: trinity-bus --config {file} config check", soft_wrap=True)
 
 
 @app.command()
@@ -64,7 +64,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:
-        console.print(table, soft_wrap=True, markup=False)
+        console().print(table, soft_wrap=True, markup=False)
 
 
 def _shown(path: str, value: Any) -> Any:
@@ -99,4 +99,4 @@ def check(
         sys.stderr.write(printable(problem) + "\n")
     if found:
         raise typer.Exit(_WRONG)
-    console.print(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")
+    console().print(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")

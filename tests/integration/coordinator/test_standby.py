@@ -120,7 +120,7 @@ async def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh
                 await trainer.until_trained(batches)
                 await leaders.until("active", names[1])
             assert stands_by.poll() is None
-        assert works.poll() == 1
+        assert works.poll() == 2
         said = mesh.log(1 if works is first else 2)
         assert f"another coordinator of namespace '{mesh.kafka.namespace}' has taken over" in said.splitlines()[-1]
         assert "Traceback" not in said
