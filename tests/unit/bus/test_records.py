@@ -17,6 +17,8 @@ from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_
 from trinity_bus.bus.headers import header
 from trinity_bus.bus.received import receive, receive_all
 
+LIMIT = DEAD_LETTERS.max_message_bytes
+
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -77,7 +79,9 @@ def test_a_key_that_is_not_text_is_kept() -> None:
 def test_a_dead_letter_keeps_everything_and_says_why() -> None:
     headers = (("content-type", b"text/plain"), ("traceparent", TRACE.encode()), ("dlq.reason", b"earlier"))
     received = receive(TASKS, consumed(b"\xc1", key=b"\xff", headers=headers), TASKS.records)
-    key, value, kept = dead_letter(received, "unknown_workflow", "no explorer knows 'm\ud800th'")
+    key, value, kept = dead_letter(
+        received, "unknown_workflow", "no explorer knows 'm\ud800th'", DEAD_LETTERS.max_message_bytes
+    )
     assert (key, value) == (b"\xff", b"\xc1")
     assert kept == (
         ("content-type", b"text/plain"),
@@ -92,7 +96,7 @@ def test_a_dead_letter_keeps_everything_and_says_why() -> None:
 
 def test_a_dead_letter_of_nothing_is_nothing_and_details_are_cut() -> None:
     received = receive(TASKS, consumed(None), TASKS.records)
-    _, value, headers = dead_letter(received, "no_value", "x" * 5000)
+    _, value, headers = dead_letter(received, "no_value", "x" * 5000, LIMIT)
     assert value is None
     assert len(dict(headers)["dlq.detail"]) == 2000
 
