@@ -25,7 +25,6 @@ from benchmarks._options import parser
 from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.advantages import group_advantages
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.packing import first_fit_decreasing
 
@@ -137,8 +136,7 @@ class PlainTrainer:
         """Trains on a batch; gives the mean loss of its updates."""
         samples = []
         for group in groups:
-            advantages = group_advantages(group.rewards)
-            assert advantages is not None
+            advantages = (group.rewards - group.rewards.mean()) / (group.rewards.std() + 1e-4)
             samples += list(zip(group.samples(), advantages.tolist(), strict=True))
         order = np.random.default_rng((0, self.steps)).permutation(len(samples))
         self.steps += 1

@@ -13,6 +13,7 @@ from trinity_bus.bus.connection import client_options
 from trinity_bus.config import Settings, SynchronizerSettings, WrongSettingsError, env_name, required
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
+from trinity_bus.training.objectives import registry
 
 
 def model_path(settings: Settings) -> Path:
@@ -77,6 +78,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         model_path,
         checkpoint_dir,
         _trained_dtype,
+        lambda settings: registry.check(settings.trainer),
         _own_ranks,
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),

@@ -58,16 +58,28 @@ class TrainerSettings(Section):
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
     weights at the start of the step, with importance weights between the two; one more forward pass where
     ``mini_batches`` is not 1."""
+    advantage: str = "grpo"
+    """How much better a sample did than its task's others: ``grpo``, ``rloo``, or what an installed package registers
+    as ``trinity_bus.advantages``."""
+    loss: str = "ppo"
+    """What a token costs, given its advantage: ``ppo``, ``gspo``, or what an installed package registers as
+    ``trinity_bus.losses``."""
+    correction: str = "truncated"
+    """What a token weighs for which rollout and old policy differ: ``none``, ``truncated``, ``masked``, or what an
+    installed package registers as ``trinity_bus.corrections``."""
+    objective_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """For advantages, losses and corrections from other packages; their own do not read it."""
     normalize_std: bool = True
-    """Divide advantages by the standard deviation of their group."""
+    """With ``advantage=grpo``: divide advantages by the standard deviation of their group."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """How far the probability of a token may fall in a step before its gradient stops, as a fraction."""
     clip_high: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.28
     """How far it may rise."""
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Bound of the loss of a token with a negative advantage, in multiples of the advantage. Unset: none."""
-    tis_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 2.0
-    """Cap of the importance weights between old and rollout policy. With ``old_logprobs=rollout`` they are all 1."""
+    tis_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    """Cap of the importance weights between old and rollout policy, where they are ``truncated`` or ``masked``. With
+    ``old_logprobs=rollout`` they are all 1."""
     kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the KL divergence from the model in ``model_path``. Above 0, a copy of that model is kept in memory."""
     entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

@@ -5,7 +5,11 @@ Answers are found in the order in which people mark them: the last ``\boxed{...}
 """
 
 import re
+from collections.abc import Awaitable, Callable
 from fractions import Fraction
+
+type Equivalence = Callable[[str, str], Awaitable[bool]]
+"""Whether two answers, that given and that wanted, mean the same."""
 
 MAX_NUMBER_CHARS = 64
 """Longer ones are compared as text: nobody means them, and exact arithmetic on them would cost time."""
@@ -16,6 +20,8 @@ _END = "\n"
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _FRAC = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+_MATHEMATICS = re.compile(r"[\\^_=<>()\[\]{}+*/-]")
+"""What is in formulas, and not in words."""
 _CLUTTER = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\text\{([^{}]*)\}|[$\s]")
 
 
@@ -60,14 +66,29 @@ def same_answer(given: str, wanted: str) -> bool:
     return _CLUTTER.sub(r"\1", given).casefold() == _CLUTTER.sub(r"\1", wanted).casefold()
 
 
-def math_reward(response: str, answer: str) -> float:
-    """1.0 when the response's final answer equals the reference (or the end of a worked reference), else 0.0."""
-    given = extract_answer(response)
+def reference(answer: str) -> str:
+    """Return the end of a worked reference, or the reference as it is."""
+    marked = "boxed" in answer or "####" in answer
+    return (extract_answer(answer) if marked else None) or answer
+
+
+async def math_reward(response: str, answer: str, is_equivalent: Equivalence) -> float:
+    """1.0 when the response's final answer equals the reference (or the end of a worked reference), else 0.0.
+
+    Args:
+        response: What the model wrote.
+        answer: The reference.
+        is_equivalent: Asked where they are not the same, and a formula is wanted.
+    """
+    given, wanted = extract_answer(response), reference(answer)
     if given is None:
         return 0.0
-    marked = "boxed" in answer or "####" in answer
-    wanted = (extract_answer(answer) if marked else None) or answer
-    return 1.0 if same_answer(given, wanted) else 0.0
+    if same_answer(given, wanted):
+        return 1.0
+    # Where a number is wanted nothing is worked out: the question itself, 48 + 24, would be an answer to it.
+    if parse_number(wanted) is not None or not _MATHEMATICS.search(wanted):
+        return 0.0
+    return 1.0 if await is_equivalent(given, wanted) else 0.0
 
 
 def sequence_reward(response: str, answer: str, *, ended: bool) -> float:

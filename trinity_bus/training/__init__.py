@@ -3,7 +3,6 @@
 =====================  ===============================================================================================
 module                 what it does
 =====================  ===============================================================================================
-``advantages``         rewards of a group to advantages (numpy)
 ``packing``            samples to micro-batches by a token budget (numpy)
 ``cpu_platform``       what Megatron-core needs to run without CUDA, and nothing else
 ``megatron``           the only import of Megatron-core; every other module imports it from there
@@ -12,7 +11,7 @@ module                 what it does
 ``families``           Llama, Qwen2, Qwen3: their configurations; names and layouts of tensors both ways
 ``model``              building a ``GPTModel``, loading it from and writing it to safetensors
 ``logprobs``           log-probabilities and entropy from vocabulary-parallel logits
-``losses``             the GRPO loss
+``objectives``         advantages, losses and corrections, a file each, and the registry that finds them by name
 ``optimizer``          Megatron's AdamW and its state as named tensors
 ``checkpoint``         folders that are either whole or absent
 ``runner``             a model in memory, and passes over it
@@ -24,5 +23,5 @@ module                 what it does
 ``multi_rank_engine``  the engine with other ranks behind it: ``MultiRankEngine``
 =====================  ===============================================================================================
 
-Importing this package, ``advantages``, ``packing``, ``checkpoint`` or ``ranks`` imports no torch.
+Importing this package, ``objectives``, ``packing``, ``checkpoint`` or ``ranks`` imports no torch.
 """

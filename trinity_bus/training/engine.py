@@ -16,12 +16,12 @@ A step that raises leaves the weights in an undefined state: make a new engine a
 Metrics of a step (means over trained tokens and then over mini-batches, where nothing else is said):
 
 ==============================  ======================================================================================
-``loss``, ``policy_loss``       see ``losses``
+``loss``, ``policy_loss``       see ``objectives.objective``
 ``entropy``                     of the policy, nats
-``clip_fraction``               of tokens whose gradient clipping stopped
-``ratio_mean``                  probability now over probability under the old policy
-``tis_weight_mean``             importance weight between old and rollout policy, before the cap
-``tis_truncated_fraction``      of tokens above the cap
+``clip_fraction``               of tokens whose gradient clipping stopped (ppo, gspo)
+``ratio_mean``                  probability now over probability under the old policy (ppo, gspo)
+``importance_weight_mean``      probability under the old policy over that under the rollout policy, before any cap
+``importance_limited_fraction`` of tokens whose weight the correction cut or set to 0
 ``rollout_k3``                  KL(rollout || trained), nats; grows with each update of the step
 ``mismatch_k3``                 the same before the first update: what engine and trainer disagree by
 ``kl``                          KL from the reference, nats
@@ -63,7 +63,9 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import CheckpointError, TrainingError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.losses import METRICS, LossConfig, Tokens, grpo_loss
+from trinity_bus.training.objectives.losses.loss import Tokens
+from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.optimizer import AdamW
 from trinity_bus.training.packing import MicroBatchPlan, PackedArrays, TrainSample
 from trinity_bus.training.parallel import Layout, initialize
@@ -112,15 +114,8 @@ class TrainingEngine:
             temperature=settings.temperature,
         )
         self._optimizer = AdamW(self._runner.wrapped, settings, self.dtype)
-        self._reference = self._runner.copy_weights() if settings.kl_coef > 0 else None
-        self._loss = LossConfig(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-            tis_cap=settings.tis_cap,
-            kl_coef=settings.kl_coef,
-            entropy_coef=settings.entropy_coef,
-        )
+        self._objective = Objective(settings)
+        self._reference = self._runner.copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
 
     # ------------------------------------------------------------------------------------------------ training
 
@@ -144,7 +139,7 @@ class TrainingEngine:
             groups,
             version=self.progress.version,
             bounds=self.bounds,
-            normalize_std=self.settings.normalize_std,
+            advantage=self._objective.advantage,
         )
         if batch.left_out and self.layout.rank == 0:
             shown = "; ".join(batch.left_out[:MAX_SHOWN])
@@ -291,15 +286,14 @@ class TrainingEngine:
         return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
 
     def _with_logprobs(self, samples: list[TrainSample]) -> list[TrainSample]:
-        """Add reference and old log-probabilities where the settings want them computed here."""
+        """Add the reference's and the old log-probabilities where the objective needs them."""
         if self._reference is not None:
             own = self._runner.copy_weights()
             self._runner.set_weights(self._reference)
             references = self._runner.logprobs(samples)
             self._runner.set_weights(own)
             samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
-        # With one update the old policy is the one whose gradient is taken; the loss sees to that.
-        if self.settings.old_logprobs == "recompute" and self.settings.mini_batches > 1:
+        if Need.OLD_LOGPROBS in self._objective.needs:
             old = self._runner.logprobs(samples)
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
         return samples
@@ -325,8 +319,9 @@ class TrainingEngine:
                 ref_logprobs=None if arrays.ref_logprobs is None else runner.tensor(arrays.ref_logprobs),
                 advantages=runner.tensor(arrays.advantages),
                 weight=runner.tensor(arrays.weight),
+                bounds=runner.tensor(arrays.bounds),
             )
-            value, metrics = grpo_loss(tokens, self._loss)
+            value, metrics = self._objective.loss(tokens)
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 
@@ -336,13 +331,17 @@ class TrainingEngine:
         self._optimizer.zero_grad()
         outputs = runner.run(samples, loss, token_weight=1.0 / divisor, forward_only=False)
         # On a stage that is not the last there are none, and the others' arrive below.
-        sums = torch.stack(outputs).sum(0) if outputs else torch.zeros(len(METRICS), device=self.layout.device)
+        sums = (
+            torch.stack(outputs).sum(0)
+            if outputs
+            else torch.zeros(len(self._objective.metrics), device=self.layout.device)
+        )
         for group in (self.layout.data_group, self.layout.pipeline_group):
             if group is not None:
                 dist.all_reduce(sums, group=group)
         # What is reported are means over trained tokens, whatever the loss is divided by.
         means = (sums * (divisor / trained_tokens)).tolist()
-        metrics: Metrics = dict(zip(METRICS, means, strict=True))
+        metrics: Metrics = dict(zip(self._objective.metrics, means, strict=True))
         if not math.isfinite(metrics["loss"]):
             raise TrainingError(
                 f"the loss of step {self.progress.step + 1} is {metrics['loss']}: the update was not made"

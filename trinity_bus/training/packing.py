@@ -18,7 +18,7 @@ type Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSample:
-    """A sample with its advantage. Arrays over the response have ``len(tokens) - prompt_length`` entries."""
+    """A sample with its advantages. Arrays over the response have ``len(tokens) - prompt_length`` entries."""
 
     tokens: Int32
     """[tokens] prompt, then response."""
@@ -26,7 +26,8 @@ class TrainSample:
     """At least 1: the first token has nothing before it that could predict it."""
     mask: Bool
     """[response] True where the token is trained on."""
-    advantage: float
+    advantages: Float32
+    """[response]"""
     rollout_logprobs: Float32
     """[response]"""
     old_logprobs: Float32
@@ -144,7 +145,7 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float) -> PackedArrays
     for sample, start, end in zip(samples, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         response = slice(start + sample.prompt_length - 1, end - 1)
         arrays["weight"][response] = sample.mask * np.float32(token_weight)
-        arrays["advantages"][response] = sample.advantage
+        arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs
         if ref_logprobs is not None:

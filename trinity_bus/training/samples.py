@@ -5,16 +5,17 @@ sample without a reward, so that its siblings are trained on as if it had never 
 the group and the model's shape, so a step that is repeated leaves out the same.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.experience import ExperienceGroup
+from schemas.experience import ExperienceGroup, Float32, Sample
 from schemas.record import Metrics
-from schemas.trainable import Bounds, Flaw, flaws
-from trinity_bus.training.advantages import group_advantages
+from schemas.trainable import Bounds, flaws
+from trinity_bus.training.objectives.advantages.advantage import Advantage, ScoredSample
 from trinity_bus.training.packing import TrainSample
 
 LEFT_OUT = "samples_left_out"
@@ -34,60 +35,49 @@ class TrainBatch:
     """Tokens of all samples that the policy drew, those that teach nothing included."""
 
 
-def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, normalize_std: bool) -> TrainBatch:
+def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, advantage: Advantage) -> TrainBatch:
     """Compute advantages, and leave out what has none and what is flawed.
 
     Args:
         groups: The batch, in order.
         version: Version of the weights that are about to be trained, for staleness.
         bounds: Of the model.
-        normalize_std: See :func:`group_advantages`.
+        advantage: Computes the advantages of the batch.
     """
-    samples: list[TrainSample] = []
-    flawed: list[tuple[ExperienceGroup, Flaw]] = []
-    rewards: list[float] = []
-    staleness: list[int] = []
-    skipped = tokens = count = response_tokens = 0
-    for group in groups:
-        tokens += len(group.tokens)
-        found = flaws(group, bounds)
-        flawed += [(group, flaw) for flaw in found]
-        given = group.rewards.copy()
-        given[[flaw.sample for flaw in found]] = np.nan
-        advantages = group_advantages(given, group.run_ids, normalize_std=normalize_std)
-        rewards += given[~np.isnan(given)].tolist()
-        skipped += advantages is None
-        for index, sample in enumerate(group.samples()):
-            count += 1
-            response_tokens += int(sample.mask.sum())
-            if sample.version_min >= 0:
-                staleness.append(version - sample.version_min)
-            if advantages is None or np.isnan(advantages[index]) or not sample.mask.any():
-                continue
-            # Weight 0 does not stop a NaN, and nothing is known of the log-probabilities of what the policy did not
-            # draw.
-            logprobs = np.where(sample.mask, sample.logprobs, np.float32(0))
-            samples.append(
-                TrainSample(
-                    tokens=sample.tokens,
-                    prompt_length=sample.prompt_length,
-                    mask=sample.mask,
-                    advantage=float(advantages[index]),
-                    rollout_logprobs=logprobs,
-                    old_logprobs=logprobs,
-                )
-            )
+    views = [list(group.samples()) for group in groups]
+    found = [{flaw.sample: flaw for flaw in flaws(group, bounds)} for group in groups]
+    flawed = [(group, flaw) for group, flaws_of in zip(groups, found, strict=True) for flaw in flaws_of.values()]
+    scored = [
+        [
+            ScoredSample(run=sample.run_id, reward=math.nan if index in flaws_of else sample.reward, mask=sample.mask)
+            for index, sample in enumerate(view)
+        ]
+        for view, flaws_of in zip(views, found, strict=True)
+    ]
+    advantages = advantage(scored)
+    samples = [
+        train_sample
+        for view, flaws_of, given in zip(views, found, advantages, strict=True)
+        if given is not None
+        for index, sample in enumerate(view)
+        if index not in flaws_of and (train_sample := _train_sample(sample, given[index])) is not None
+    ]
+    everything = [sample for view in views for sample in view]
+    response_tokens = sum(int(sample.mask.sum()) for sample in everything)
+    skipped = sum(given is None for given in advantages)
+    rewards = [sample.reward for group in scored for sample in group if not math.isnan(sample.reward)]
+    staleness = [version - sample.version_min for sample in everything if sample.version_min >= 0]
     metrics: Metrics = {
         "groups": float(len(groups)),
         "groups_skipped": float(skipped),
-        "samples": float(count),
+        "samples": float(len(everything)),
         "samples_trained": float(len(samples)),
         LEFT_OUT: float(len(flawed)),
         **{f"{LEFT_OUT}/{kind}": float(n) for kind, n in Counter(flaw.kind.value for _, flaw in flawed).items()},
-        "tokens": float(tokens),
+        "tokens": float(sum(len(group.tokens) for group in groups)),
         "trained_tokens": float(sum(sample.trained_tokens for sample in samples)),
         **_statistics("reward", rewards),
-        **_statistics("advantage", [sample.advantage for sample in samples]),
+        **_statistics("advantage", [float(sample.advantages[sample.mask].mean()) for sample in samples]),
         **_statistics("staleness", staleness),
     }
     return TrainBatch(
@@ -98,6 +88,22 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, bounds: Bounds, 
             for group, flaw in flawed
         ],
         response_tokens,
+    )
+
+
+def _train_sample(sample: Sample, advantages: Float32) -> TrainSample | None:
+    """Return a sample as the trainer takes it; None where nothing of it is to be trained on."""
+    if not sample.mask.any() or np.isnan(advantages).any():
+        return None
+    # Weight 0 does not stop a NaN, and nothing is known of the log-probabilities of what the policy did not draw.
+    logprobs = np.where(sample.mask, sample.logprobs, np.float32(0))
+    return TrainSample(
+        tokens=sample.tokens,
+        prompt_length=sample.prompt_length,
+        mask=sample.mask,
+        advantages=advantages,
+        rollout_logprobs=logprobs,
+        old_logprobs=logprobs,
     )
 
 

@@ -93,7 +93,7 @@ def test_two_ranks_train_what_one_trains(layout: Layout, tmp_path: Path) -> None
         for kind, seen in zip(LAYOUTS, json.loads((tmp_path / name).read_text()), strict=True):
             expected, weights = alone[LAYOUTS[kind]]
             for ours, theirs in zip(seen, expected, strict=True):
-                for metric in ("loss", "grad_norm", "entropy", "rollout_k3", "tis_weight_mean"):
+                for metric in ("loss", "grad_norm", "entropy", "rollout_k3", "importance_weight_mean"):
                     assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
             exported = load_file(tmp_path / kind / "hf" / "model.safetensors")
             assert exported.keys() == weights.keys()

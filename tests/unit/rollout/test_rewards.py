@@ -1,3 +1,4 @@
+import asyncio
 from fractions import Fraction
 
 import pytest
@@ -68,15 +69,37 @@ def test_numbers_are_exact_and_nothing_else_is_a_number(text: str, number: Fract
         ("it is 71", "72", 0.0),
         ("no number at all", "72", 0.0),
         ("1e999999999", "10", 0.0),
+        (r"\boxed{48 + 24}", "72", 0.0),
+        (r"\boxed{Rome}", "Paris", 0.0),
     ],
 )
 def test_math_reward(response: str, answer: str, reward: float) -> None:
-    assert math_reward(response, answer) == reward
+    assert asyncio.run(math_reward(response, answer, nobody_is_asked)) == reward
+
+
+async def nobody_is_asked(given: str, wanted: str) -> bool:
+    raise AssertionError((given, wanted))
+
+
+async def different(given: str, wanted: str) -> bool:
+    del given, wanted
+    return False
 
 
 @given(st.text(max_size=200), st.text(max_size=50))
 def test_math_reward_takes_whatever_a_model_writes(response: str, answer: str) -> None:
-    assert math_reward(response, answer) in {0.0, 1.0}
+    assert asyncio.run(math_reward(response, answer, different)) in {0.0, 1.0}
+
+
+def test_formulas_are_compared_by_who_knows_mathematics() -> None:
+    asked = []
+
+    async def same(given: str, wanted: str) -> bool:
+        asked.append((given, wanted))
+        return True
+
+    assert asyncio.run(math_reward(r"so \boxed{(x+1)^2}", r"thus \boxed{x^2 + 2x + 1}", same)) == 1.0
+    assert asked == [("(x+1)^2", "x^2 + 2x + 1")]
 
 
 @given(st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=10**6))

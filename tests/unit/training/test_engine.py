@@ -14,6 +14,7 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine, TrainingProgress
 from trinity_bus.training.errors import CheckpointError, ConversionError, TrainingError, TrainingInterruptedError
+from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.parallel import Layout
 from trinity_bus.training.samples import prepare
 
@@ -201,7 +202,9 @@ def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup,
     from transformers import Qwen3ForCausalLM
 
     network = Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    samples = prepare([group(seed=i) for i in range(3)], version=0, bounds=Bounds(32, 128), normalize_std=True).samples
+    samples = prepare(
+        [group(seed=i) for i in range(3)], version=0, bounds=Bounds(32, 128), advantage=GRPO(TrainerSettings())
+    ).samples
     for sample, found in zip(samples, engine(micro_batch_tokens=20)._runner.logprobs(samples), strict=True):
         tokens = torch.from_numpy(sample.tokens.astype(np.int64))
         with torch.no_grad():
@@ -216,7 +219,7 @@ def test_recomputed_logprobs_make_the_first_ratio_one(engine: MakeEngine, batche
         metrics = trained.train_step(batches[0])
         assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
         assert metrics["clip_fraction"] == 0
-        assert metrics["tis_weight_mean"] != pytest.approx(1.0, abs=1e-3)
+        assert metrics["importance_weight_mean"] != pytest.approx(1.0, abs=1e-3)
 
 
 def test_kl_is_to_the_first_model_also_after_a_restart(

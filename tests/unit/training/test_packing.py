@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from schemas import ExperienceGroup
 from schemas.trainable import Bounds
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.packing import TrainSample, first_fit_decreasing, pack, plan, unpack
 from trinity_bus.training.samples import prepare
 
@@ -44,7 +46,7 @@ def sample(tokens: list[int], prompt_length: int, *, advantage: float, mask: lis
         tokens=np.array(tokens, np.int32),
         prompt_length=prompt_length,
         mask=np.array(mask, np.bool_),
-        advantage=advantage,
+        advantages=np.full(len(mask), advantage, np.float32),
         rollout_logprobs=logprobs,
         old_logprobs=logprobs * 2,
     )
@@ -79,9 +81,9 @@ def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]]) -> None:
 
 def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
     groups = [group(rewards=[1.0, 1.0], seed=1), group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
-    batch = prepare(groups, version=5, bounds=Bounds(32, 128), normalize_std=True)
+    batch = prepare(groups, version=5, bounds=Bounds(32, 128), advantage=GRPO(TrainerSettings()))
     assert len(batch.samples) == 2
-    assert [s.advantage for s in batch.samples] == pytest.approx([-1.0, 1.0], abs=1e-3)
+    assert [s.advantages[0] for s in batch.samples] == pytest.approx([-1.0, 1.0], abs=1e-3)
     metrics = batch.metrics
     assert (metrics["groups"], metrics["groups_skipped"]) == (2, 1)
     assert (metrics["samples"], metrics["samples_trained"]) == (5, 2)

@@ -7,8 +7,11 @@ import pytest
 
 from schemas import ExperienceGroup
 from schemas.trainable import Bounds
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.samples import prepare
 
+ADVANTAGE = GRPO(TrainerSettings())
 BOUNDS = Bounds(vocabulary=32, positions=128)
 
 
@@ -49,11 +52,13 @@ def test_a_flawed_sample_is_left_out_as_if_it_had_never_been_drawn(
     detail: str,
 ) -> None:
     good = group(task_id="task-7")
-    poisoned = prepare([replace(good, **damage(good))], version=0, bounds=BOUNDS, normalize_std=True)
+    poisoned = prepare([replace(good, **damage(good))], version=0, bounds=BOUNDS, advantage=ADVANTAGE)
     without = prepare(
-        [replace(good, rewards=_at(good.rewards, 0, np.nan))], version=0, bounds=BOUNDS, normalize_std=True
+        [replace(good, rewards=_at(good.rewards, 0, np.nan))], version=0, bounds=BOUNDS, advantage=ADVANTAGE
     )
-    assert [sample.advantage for sample in poisoned.samples] == [sample.advantage for sample in without.samples]
+    assert [sample.advantages.tolist() for sample in poisoned.samples] == [
+        sample.advantages.tolist() for sample in without.samples
+    ]
     assert poisoned.metrics == {**without.metrics, "samples_left_out": 1.0, f"samples_left_out/{kind}": 1.0}
     assert len(poisoned.left_out) == 1
     assert poisoned.left_out[0].startswith("task task-7, attempt 1, sample 0: ")
@@ -69,20 +74,20 @@ def test_a_group_without_prompts_leaves_nothing(group: Callable[..., ExperienceG
         logprobs=logprobs,
         mask_bits=np.packbits(np.ones(len(logprobs), np.bool_)),
     )
-    batch = prepare([bare], version=0, bounds=BOUNDS, normalize_std=True)
+    batch = prepare([bare], version=0, bounds=BOUNDS, advantage=ADVANTAGE)
     assert (batch.samples, batch.metrics["samples_left_out"]) == ([], 4.0)
     assert "no prompt" in batch.left_out[0]
 
 
 def test_what_is_longer_than_the_model_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
-    batch = prepare([group()], version=0, bounds=Bounds(32, 2), normalize_std=True)
+    batch = prepare([group()], version=0, bounds=Bounds(32, 2), advantage=ADVANTAGE)
     assert (batch.samples, batch.metrics["samples_left_out/too_long"]) == ([], 4.0)
 
 
 def test_nothing_is_asked_of_logprobs_that_are_not_trained_on(group: Callable[..., ExperienceGroup]) -> None:
     whole = group()
     spoiled = replace(whole, logprobs=np.where(whole.mask, whole.logprobs, np.float32(np.nan)))
-    batch = prepare([spoiled], version=0, bounds=BOUNDS, normalize_std=True)
+    batch = prepare([spoiled], version=0, bounds=BOUNDS, advantage=ADVANTAGE)
     assert not whole.mask.all()
     assert batch.left_out == []
     for sample in batch.samples:

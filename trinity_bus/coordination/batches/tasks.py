@@ -120,7 +120,10 @@ class OpenTask:
 
     def resume(self, attempt: Attempt) -> None:
         """Note that the attempt was running when the coordinator stopped, and still is."""
-        self.parts[attempt.part].running.append(attempt)
+        running = self.parts[attempt.part].running
+        running.append(attempt)
+        # They come explorer by explorer; those of a part stand in the order in which they were started.
+        running.sort(key=lambda attempt: attempt.number)
         self.attempts = max(self.attempts, attempt.number)
         self.homes[attempt.explorer] = self.homes.get(attempt.explorer, 0) + 1
 

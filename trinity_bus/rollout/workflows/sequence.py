@@ -8,6 +8,10 @@ from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.rollout.workflows.single_turn import run_single_turn
 
 
+async def _reward(response: str, answer: str, *, ended: bool) -> float:
+    return sequence_reward(response, answer, ended=ended)
+
+
 @register("sequence")
 class SequenceWorkflow:
     """Rewards the share of the answer's words that the response has in their places; the demo's workflow."""
@@ -16,4 +20,4 @@ class SequenceWorkflow:
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
         """See ``Workflow.run``."""
-        return await run_single_turn(task, ctx, sequence_reward)
+        return await run_single_turn(task, ctx, _reward)

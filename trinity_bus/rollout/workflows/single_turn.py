@@ -10,7 +10,7 @@ from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, prompt_t
 class Reward(Protocol):
     """Judges one response."""
 
-    def __call__(self, response: str, answer: str, *, ended: bool) -> float:
+    async def __call__(self, response: str, answer: str, *, ended: bool) -> float:
         """Return the reward of a response text, given the reference answer and whether the model ended it itself."""
         ...
 
@@ -32,7 +32,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
     rollouts = []
     for completion in await ctx.generate(prompt, task.sampling, ctx.repeat_times):
         text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        value = reward(text, task.answer, ended=completion.finish_reason == "stop")
+        value = await reward(text, task.answer, ended=completion.finish_reason == "stop")
         rollouts.append(
             Rollout(
                 prompt_token_ids=prompt,

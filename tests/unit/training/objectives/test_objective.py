@@ -1,9 +1,15 @@
+"""What tokens cost together: by hand, and against the formulas written down again."""
+
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from trinity_bus.training.losses import METRICS, LossConfig, Tokens, grpo_loss, k3
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives.losses.loss import Tokens
+from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives.objective import Objective, k3
 
 
 def tokens(
@@ -15,6 +21,7 @@ def tokens(
     advantages: list[float],
     weight: list[float] | None = None,
     entropy: list[float] | None = None,
+    bounds: list[int] | None = None,
 ) -> Tokens:
     n = len(logprobs)
     return Tokens(
@@ -25,21 +32,23 @@ def tokens(
         ref_logprobs=None if ref is None else torch.tensor(ref),
         advantages=torch.tensor(advantages),
         weight=torch.tensor(weight or [1.0 / n] * n),
+        bounds=torch.tensor(bounds or [0, n], dtype=torch.int32),
     )
 
 
-def evaluate(what: Tokens, config: LossConfig) -> tuple[float, list[float], dict[str, float]]:
-    loss, metrics = grpo_loss(what, config)
+def evaluate(what: Tokens, settings: TrainerSettings) -> tuple[float, list[float], dict[str, float]]:
+    objective = Objective(settings)
+    loss, metrics = objective.loss(what)
     loss.backward()
     assert what.logprobs.grad is not None
-    return loss.item(), what.logprobs.grad.tolist(), dict(zip(METRICS, metrics.tolist(), strict=True))
+    return loss.item(), what.logprobs.grad.tolist(), dict(zip(objective.metrics, metrics.tolist(), strict=True))
 
 
 def log(ratio: float) -> float:
     return math.log(ratio)
 
 
-CLIP = LossConfig(clip_low=0.2, clip_high=0.28, tis_cap=None)
+CLIP = TrainerSettings(clip_low=0.2, clip_high=0.28, correction="none")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +73,11 @@ def test_clipping_by_hand(ratio: float, advantage: float, loss: float, gradient:
 
 
 def test_dual_clip_bounds_a_bad_token() -> None:
-    config = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, tis_cap=None)
-    value, gradients, _ = evaluate(tokens([log(10.0) - 1.0], old=[-1.0], advantages=[-2.0]), config)
+    settings = TrainerSettings(clip_low=0.2, clip_high=0.28, dual_clip=3.0, correction="none")
+    value, gradients, _ = evaluate(tokens([log(10.0) - 1.0], old=[-1.0], advantages=[-2.0]), settings)
     assert value == pytest.approx(6.0)
     assert gradients == [0.0]
-    value, gradients, _ = evaluate(tokens([log(2.0) - 1.0], old=[-1.0], advantages=[-2.0]), config)
+    value, gradients, _ = evaluate(tokens([log(2.0) - 1.0], old=[-1.0], advantages=[-2.0]), settings)
     assert value == pytest.approx(4.0, rel=1e-5)
     assert gradients[0] == pytest.approx(4.0, rel=1e-5)
 
@@ -76,17 +85,17 @@ def test_dual_clip_bounds_a_bad_token() -> None:
 def test_importance_weights_are_truncated_constants() -> None:
     # old / rollout is 1.5 and 5; the cap is 2.
     what = tokens([-1.0, -1.0], rollout=[-1.0 - log(1.5), -1.0 - log(5.0)], advantages=[1.0, 1.0], old=[-1.0, -1.0])
-    value, gradients, metrics = evaluate(what, LossConfig(tis_cap=2.0))
+    value, gradients, metrics = evaluate(what, TrainerSettings(tis_cap=2.0))
     assert value == pytest.approx(-(1.5 + 2.0) / 2, rel=1e-5)
     assert gradients == pytest.approx([-0.75, -1.0], rel=1e-5)
-    assert metrics["tis_weight_mean"] == pytest.approx(3.25, rel=1e-5)
-    assert metrics["tis_truncated_fraction"] == 0.5
+    assert metrics["importance_weight_mean"] == pytest.approx(3.25, rel=1e-5)
+    assert metrics["importance_limited_fraction"] == 0.5
 
 
 def test_kl_to_a_reference_is_k3() -> None:
     # ref / policy is 2: k3 = 2 - 1 - log 2, and d k3 / d logp = 1 - 2.
     what = tokens([-1.0], ref=[-1.0 + log(2.0)], advantages=[0.0])
-    value, gradients, metrics = evaluate(what, LossConfig(kl_coef=0.5, tis_cap=None))
+    value, gradients, metrics = evaluate(what, TrainerSettings(kl_coef=0.5, correction="none"))
     assert metrics["kl"] == pytest.approx(1 - log(2.0), rel=1e-5)
     assert value == pytest.approx(0.5 * (1 - log(2.0)), rel=1e-5)
     assert gradients[0] == pytest.approx(-0.5, rel=1e-5)
@@ -94,7 +103,7 @@ def test_kl_to_a_reference_is_k3() -> None:
 
 def test_entropy_bonus_raises_entropy() -> None:
     what = tokens([-1.0, -1.0], advantages=[0.0, 0.0], entropy=[1.0, 3.0])
-    value, _, metrics = evaluate(what, LossConfig(entropy_coef=0.1))
+    value, _, metrics = evaluate(what, TrainerSettings(entropy_coef=0.1))
     assert metrics["entropy"] == pytest.approx(2.0)
     assert value == pytest.approx(-0.2)
     assert what.entropy.grad is not None
@@ -110,7 +119,7 @@ def test_every_token_counts_the_same_and_masked_ones_do_not() -> None:
 
 def test_one_broken_token_does_not_make_an_infinity() -> None:
     what = tokens([-0.1], old=[-500.0], rollout=[-900.0], ref=[-900.0], advantages=[-1.0])
-    value, gradients, _ = evaluate(what, LossConfig(kl_coef=0.1))
+    value, gradients, _ = evaluate(what, TrainerSettings(kl_coef=0.1))
     assert math.isfinite(value)
     assert math.isfinite(gradients[0])
 
@@ -120,7 +129,7 @@ def test_against_plain_autograd() -> None:
     generator = torch.Generator().manual_seed(0)
     draw = lambda scale: torch.randn(200, generator=generator) * scale  # noqa: E731 - a helper of this test
     base = -draw(1.0).abs()
-    config = LossConfig(dual_clip=4.0, tis_cap=1.5, kl_coef=0.3, entropy_coef=0.2)
+    settings = TrainerSettings(dual_clip=4.0, tis_cap=1.5, kl_coef=0.3, entropy_coef=0.2)
     weight = (torch.rand(200, generator=generator) > 0.3) / 200.0
     what = Tokens(
         logprobs=(base + draw(0.5)).requires_grad_(),
@@ -130,6 +139,7 @@ def test_against_plain_autograd() -> None:
         ref_logprobs=base + draw(0.3),
         advantages=draw(2.0),
         weight=weight,
+        bounds=torch.tensor([0, 200], dtype=torch.int32),
     )
     assert what.ref_logprobs is not None
     logprobs = what.logprobs.detach().clone().requires_grad_()
@@ -141,7 +151,7 @@ def test_against_plain_autograd() -> None:
     difference = what.ref_logprobs - logprobs
     expected = (weight * (surrogate + 0.3 * (difference.exp() - 1 - difference) - 0.2 * what.entropy.detach())).sum()
     expected.backward()
-    loss, _ = grpo_loss(what, config)
+    loss, _ = Objective(settings).loss(what)
     loss.backward()
     torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(what.logprobs.grad, logprobs.grad, rtol=1e-5, atol=1e-7)
@@ -152,3 +162,48 @@ def test_k3_is_never_negative_and_zero_only_where_policies_agree() -> None:
     assert (k3(ratios) >= 0).all()
     assert k3(torch.zeros(1)).item() == 0.0
     assert (k3(ratios[ratios.abs() > 0.05]) > 0).all()
+
+
+def test_masked_importance_weights_leave_tokens_out_on_both_sides() -> None:
+    # old / rollout is 1.5, 5 and 0.1; the cap is 2.
+    drawn = [-1.0 - log(1.5), -1.0 - log(5.0), -1.0 - log(0.1)]
+    what = tokens([-1.0] * 3, rollout=drawn, advantages=[1.0] * 3, old=[-1.0] * 3)
+    value, gradients, metrics = evaluate(what, TrainerSettings(correction="masked", tis_cap=2.0))
+    assert value == pytest.approx(-1.5 / 3, rel=1e-5)
+    assert gradients == pytest.approx([-0.5, 0.0, 0.0], rel=1e-5)
+    assert metrics["importance_limited_fraction"] == pytest.approx(2 / 3)
+
+
+def test_gspo_clips_whole_sequences() -> None:
+    # Two sequences of two trained tokens and one that weighs nothing; the mean log ratios are 0.1 and 0.5.
+    old = [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0]
+    ratios = [0.3, -0.1, 9.0, 0.5, 0.5, 9.0]
+    what = tokens(
+        [o + r for o, r in zip(old, ratios, strict=True)],
+        old=old,
+        advantages=[1.0] * 6,
+        weight=[0.25, 0.25, 0.0, 0.25, 0.25, 0.0],
+        bounds=[0, 3, 6],
+    )
+    value, gradients, metrics = evaluate(what, TrainerSettings(loss="gspo", correction="none"))
+    assert value == pytest.approx(-(math.exp(0.1) + 1.28) / 2, rel=1e-5)
+    # Each token of a sequence pulls with the sequence's ratio.
+    assert gradients == pytest.approx([-math.exp(0.1) / 4] * 2 + [0.0] * 4, rel=1e-5)
+    assert metrics["clip_fraction"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        ({}, Need.NOTHING),
+        ({"kl_coef": 0.1}, Need.REFERENCE_LOGPROBS),
+        ({"old_logprobs": "recompute"}, Need.NOTHING),
+        ({"old_logprobs": "recompute", "mini_batches": 2}, Need.OLD_LOGPROBS),
+        (
+            {"old_logprobs": "recompute", "mini_batches": 2, "kl_coef": 0.1},
+            Need.OLD_LOGPROBS | Need.REFERENCE_LOGPROBS,
+        ),
+    ],
+)
+def test_only_what_is_needed_is_asked_for(settings: dict[str, Any], needs: Need) -> None:
+    assert Objective(TrainerSettings(**settings)).needs == needs

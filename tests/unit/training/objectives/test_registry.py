@@ -1,0 +1,82 @@
+"""Parts of an objective are found by name, those of installed packages too."""
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import ConfigError
+from trinity_bus.training.objectives import registry
+from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens
+from trinity_bus.training.objectives.objective import Objective
+
+
+class MyLoss(PolicyLoss):
+    metrics = ("scale",)
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        scale = float(self.settings.objective_options["scale"])
+        return TokenLosses(losses=-scale * tokens.logprobs, metrics={"scale": tokens.weight.new_full((2,), scale)})
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **parts: str) -> None:
+    """Have packages register losses."""
+    entries = [EntryPoint(name, value, registry.GROUPS["loss"]) for name, value in parts.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == registry.GROUPS["loss"] else [])
+
+
+def test_every_part_of_this_package_can_be_made() -> None:
+    for kind, parts in registry.BUILT_IN.items():
+        for name in parts:
+            assert Objective(TrainerSettings(**{kind: name})).metrics
+
+
+def test_a_loss_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    installed(monkeypatch, mine=f"{__name__}:MyLoss")
+    objective = Objective(TrainerSettings(loss="mine", correction="none", objective_options={"scale": 3.0}))
+    what = Tokens(
+        logprobs=torch.tensor([-1.0, -2.0]),
+        entropy=torch.zeros(2),
+        old_logprobs=torch.zeros(2),
+        rollout_logprobs=torch.zeros(2),
+        ref_logprobs=None,
+        advantages=torch.zeros(2),
+        weight=torch.full((2,), 0.5),
+        bounds=torch.tensor([0, 2], dtype=torch.int32),
+    )
+    loss, metrics = objective.loss(what)
+    assert loss.item() == 4.5
+    assert dict(zip(objective.metrics, metrics.tolist(), strict=True))["scale"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings", "message"),
+    [
+        ({}, {"loss": "pp0"}, "trainer.loss='pp0' is not known; did you mean 'ppo'.*there are ppo, gspo, and packages"),
+        ({}, {"advantage": "gae"}, "trainer.advantage='gae' is not known"),
+        ({}, {"correction": "mask"}, "did you mean 'masked'"),
+        ({"ppo": "evil:Loss"}, {}, "evil:Loss registers the loss 'ppo', which trinity_bus.*PPO is"),
+        ({"far": "no_such_package:Loss"}, {"loss": "far"}, "cannot be imported: No module named 'no_such_package'"),
+        ({"odd": "os:getcwd"}, {"loss": "odd"}, "os:getcwd is no PolicyLoss"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, parts: dict[str, str], settings: dict[str, Any], message: str
+) -> None:
+    installed(monkeypatch, **parts)
+    with pytest.raises(ConfigError, match=message):
+        Objective(TrainerSettings(**settings))
+
+
+def test_names_are_checked_without_torch() -> None:
+    program = (
+        "import sys; from trinity_bus.config import TrainerSettings; "
+        "from trinity_bus.training.objectives import registry; registry.check(TrainerSettings()); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

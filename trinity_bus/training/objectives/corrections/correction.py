@@ -1,0 +1,53 @@
+"""The contract of corrections: weights that make up for what rollout engine and trainer, or versions, differ by.
+
+A token was drawn by the behaviour policy ``mu``; the loss stays close to the old policy. Its importance weight is
+``pi_old / mu``, the same for every gradient: a constant. With ``trainer.old_logprobs=rollout`` the two are one, and
+every weight is 1.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives.losses.loss import Tokens, bounded
+from trinity_bus.training.objectives.needs import Need
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """Weights of tokens, both [tokens] without a gradient."""
+
+    weights: torch.Tensor
+    """What the loss of each is multiplied by."""
+    limited: torch.Tensor
+    """True where the weight is not what it would have been, because it was out of bounds."""
+
+
+class Correction(ABC):
+    """Computes what tokens weigh.
+
+    Args:
+        settings: Of the trainer.
+    """
+
+    needs: ClassVar[Need] = Need.NOTHING
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
+        """Compute the weights of a micro-batch.
+
+        Args:
+            importance: [tokens] importance weights, see :func:`importance_weights`.
+            tokens: The micro-batch.
+        """
+
+
+def importance_weights(tokens: Tokens) -> torch.Tensor:
+    """Return probability under the old policy over that under the behaviour policy, [tokens], without a gradient."""
+    return bounded(tokens.old_logprobs - tokens.rollout_logprobs).exp().detach()

@@ -1,0 +1,15 @@
+"""No correction: every token weighs 1."""
+
+import torch
+
+from trinity_bus.training.objectives.corrections.correction import Corrected, Correction
+from trinity_bus.training.objectives.losses.loss import Tokens
+
+
+class Uncorrected(Correction):
+    """Takes every token to be from the old policy."""
+
+    def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
+        """See :meth:`Correction.__call__`."""
+        del tokens  # weighs all of them alike
+        return Corrected(torch.ones_like(importance), torch.zeros_like(importance, dtype=torch.bool))

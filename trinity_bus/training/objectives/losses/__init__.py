@@ -1,0 +1,1 @@
+"""What each token costs, given its advantage."""

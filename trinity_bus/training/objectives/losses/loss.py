@@ -1,0 +1,78 @@
+"""The contract of policy losses: from the log-probabilities of a micro-batch to what each of its tokens costs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import torch
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives.needs import Need
+
+_MAX_LOG_RATIO: Final = 20.0
+"""Log ratios are cut here before ``exp``, so that one broken token cannot make an infinity."""
+
+
+def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return log ratios within what can be exponentiated."""
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What is known of the tokens of a micro-batch, [tokens] float32 but ``bounds``.
+
+    Values where ``weight`` is 0 do not matter.
+    """
+
+    logprobs: torch.Tensor
+    """Under the weights that are trained; has a gradient."""
+    entropy: torch.Tensor
+    """Of the distribution that the token was drawn from; has a gradient."""
+    old_logprobs: torch.Tensor
+    """Under the policy that the update stays close to."""
+    rollout_logprobs: torch.Tensor
+    """Under the policy that drew the token, as the rollout engine computed them."""
+    ref_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    weight: torch.Tensor
+    """0 on what is not trained on."""
+    bounds: torch.Tensor
+    """[sequences + 1] int32: where each sequence begins; the last entry is the number of tokens."""
+
+    def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Return for each token the mean of values over the trained tokens of its sequence, [tokens]."""
+        count = len(self.bounds) - 1
+        lengths = self.bounds.diff().long()
+        owner = torch.repeat_interleave(torch.arange(count, device=values.device), lengths)
+        trained = (self.weight != 0).to(values.dtype)
+        sums = values.new_zeros(count).index_add(0, owner, values * trained)
+        return (sums / values.new_zeros(count).index_add(0, owner, trained).clamp(min=1.0))[owner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLosses:
+    """What tokens cost, and what there is to report of them; all [tokens]."""
+
+    losses: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+class PolicyLoss(ABC):
+    """Computes what each token costs.
+
+    Args:
+        settings: Of the trainer.
+    """
+
+    needs: ClassVar[Need] = Need.NOTHING
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Names of what it reports: means over trained tokens."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        """Compute the losses of a micro-batch; its metrics are those of :attr:`metrics`."""

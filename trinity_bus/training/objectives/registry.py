@@ -1,0 +1,94 @@
+"""Finds the parts of an objective by name: this package's own, and those that installed packages register.
+
+A name comes from the settings of whoever runs the trainer, never off the wire. What it stands for is imported when it
+is asked for, so names can be checked without importing torch.
+"""
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+from trinity_bus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trinity_bus.config import TrainerSettings
+
+_HERE: Final = "trinity_bus.training.objectives"
+BUILT_IN: Final[dict[str, dict[str, str]]] = {
+    "advantage": {"grpo": "advantages.grpo:GRPO", "rloo": "advantages.rloo:RLOO"},
+    "loss": {"ppo": "losses.ppo:PPO", "gspo": "losses.gspo:GSPO"},
+    "correction": {
+        "none": "corrections.uncorrected:Uncorrected",
+        "truncated": "corrections.truncated:Truncated",
+        "masked": "corrections.masked:Masked",
+    },
+}
+"""Kind of part, name, and where it is."""
+GROUPS: Final = {
+    "advantage": "trinity_bus.advantages",
+    "loss": "trinity_bus.losses",
+    "correction": "trinity_bus.corrections",
+}
+"""Where other packages register theirs: kind of part to group of entry points."""
+
+
+def known(kind: str) -> dict[str, EntryPoint]:
+    """Return all parts of a kind by name.
+
+    Raises:
+        ConfigError: A package registers a name that there is already.
+    """
+    group = GROUPS[kind]
+    found = {name: EntryPoint(name, f"{_HERE}.{place}", group) for name, place in BUILT_IN[kind].items()}
+    for entry in entry_points(group=group):
+        if entry.name in found:
+            raise ConfigError(f"{entry.value} registers the {kind} {entry.name!r}, which {found[entry.name].value} is")
+        found[entry.name] = entry
+    return found
+
+
+def find(kind: str, name: str) -> EntryPoint:
+    """Return where a part is; it is not imported yet.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    parts = known(kind)
+    if name not in parts:
+        near = difflib.get_close_matches(name, parts, 1)
+        raise ConfigError(
+            f"trainer.{kind}={name!r} is not known{f'; did you mean {near[0]!r}?' if near else ''}; "
+            f"there are {', '.join(parts)}, and packages can register more as {GROUPS[kind]!r}"
+        )
+    return parts[name]
+
+
+def check(settings: "TrainerSettings") -> None:
+    """Find every part that the settings name, before anything is loaded.
+
+    Raises:
+        ConfigError: One is not known.
+    """
+    for kind in BUILT_IN:
+        find(kind, getattr(settings, kind))
+
+
+def make(kind: str, base: type[Any], settings: "TrainerSettings") -> Any:
+    """Import and make the part of a kind that the settings name.
+
+    Args:
+        kind: Key of :data:`BUILT_IN`.
+        base: What it must be derived from.
+        settings: Of the trainer; handed to it.
+
+    Raises:
+        ConfigError: There is none of this name, it cannot be imported, or it is something else.
+    """
+    entry = find(kind, getattr(settings, kind))
+    try:
+        part = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"trainer.{kind}={entry.name!r}: {entry.value} cannot be imported: {error}") from error
+    if not (isinstance(part, type) and issubclass(part, base)):
+        raise ConfigError(f"trainer.{kind}={entry.name!r}: {entry.value} is no {base.__name__}")
+    return part(settings)
