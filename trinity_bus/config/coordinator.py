@@ -110,7 +110,8 @@ class CoordinatorSettings(Section):
         return MAX_BATCH_PARTS // MAX_BATCH_TASKS * self.max_batch_tasks
 
     @model_validator(mode="after")
-    def _fits_records(self) -> Self:
+    def fits_records(self) -> Self:
+        """Refuse batches whose manifest could be larger than a record; asked again when ``mesh`` has said its word."""
         if self.batch_size > self.max_batch_tasks:
             raise PydanticCustomError(
                 "too_many_tasks",
@@ -122,10 +123,6 @@ class CoordinatorSettings(Section):
                     "name": env_name("coordinator.batch_size"),
                 },
             )
-        return self
-
-    @model_validator(mode="after")
-    def _splits_fit(self) -> Self:
         parts = self.batch_size * -(-self.group_size // (self.max_repeat_times_per_runner or self.group_size))
         if parts > self.max_batch_parts:
             raise PydanticCustomError(
