@@ -110,6 +110,9 @@ class CoordinatorSettings(Section):
         return MAX_BATCH_PARTS // MAX_BATCH_TASKS * self.max_batch_tasks
 
     @model_validator(mode="after")
+    def _fits(self) -> Self:
+        return self.fits_records()
+
     def fits_records(self) -> Self:
         """Refuse batches whose manifest could be larger than a record; asked again when ``mesh`` has said its word."""
         if self.batch_size > self.max_batch_tasks:
