@@ -19,6 +19,7 @@ from schemas.command import (
 )
 from schemas.event import (
     CoordinatorHeartbeat,
+    ExperiencePiece,
     ExplorerHeartbeat,
     ExplorerLeft,
     Position,
@@ -55,6 +56,7 @@ __all__ = [
     "CoordinatorHeartbeat",
     "Dispatch",
     "ExperienceGroup",
+    "ExperiencePiece",
     "ExplorerHeartbeat",
     "ExplorerLeft",
     "FinalizeBatch",

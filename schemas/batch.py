@@ -23,6 +23,8 @@ from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
 MAX_BATCH_TASKS = 16_384
+TASKS_PER_MIB = 1024
+"""Tasks whose lines of a manifest take a MiB at most, with two parts each; one MiB more is for all else."""
 MAX_BATCH_PARTS = 32_768
 """Parts of all tasks of a batch together, so that its manifest can be sent. At least two of each task."""
 
@@ -50,7 +52,10 @@ because its batch was ended without it."""
 
 
 class ResultPart(Item, frozen=True, kw_only=True):
-    """What one attempt gave to a task's result. A task that was not split has one."""
+    """What one attempt gave to a task's result; of a group that is too large for one record, what one of them has.
+
+    A task has one, unless it was split over attempts, or its group over records.
+    """
 
     attempt: AtLeastOne
     samples: Number

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.experience import MAX_SAMPLES
+from schemas.experience import MAX_PIECES, MAX_SAMPLES
 from schemas.free_form import MAX_ITEMS
 from schemas.items import AtLeastOne, Item, Name, Number
 from schemas.numbers import MAX_MIB, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
@@ -34,6 +34,13 @@ class Position(Item, frozen=True, kw_only=True):
 
     partition: Number
     offset: Number
+
+
+class ExperiencePiece(Item, frozen=True, kw_only=True):
+    """One record of a group that is too large for one."""
+
+    samples: AtLeastOne
+    position: Position
 
 
 class RunningAttempt(Item, frozen=True, kw_only=True):
@@ -128,7 +135,7 @@ class ExplorerLeft(Record):
 
 
 class RolloutFinished(Record):
-    """One attempt ended. Sent after its experiences are durable, so ``experience`` can be read at once."""
+    """One attempt ended. Sent after its experiences are durable, so they can be read at once."""
 
     SCHEMA: ClassVar[str] = "event.rollout_finished"
 
@@ -144,7 +151,7 @@ class RolloutFinished(Record):
     metrics: list[Metrics] = Field(default_factory=list)
     """One per run, as the workflow gave them."""
     experience: Position | None = None
-    """The experience record of this attempt; absent for eval batches and failures."""
+    """The experience record of this attempt; absent for eval batches, failures, and where there are ``pieces``."""
     samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)] = 0
     version_min: VersionOrNone = -1
     version_max: VersionOrNone = -1
@@ -154,6 +161,9 @@ class RolloutFinished(Record):
     seconds: Seconds = 0.0
     error: str | None = None
     """The first error, with its type, where status is not ``completed``."""
+    pieces: Annotated[list[ExperiencePiece], Field(max_length=MAX_PIECES)] = Field(default_factory=list)
+    """The experience records of a group that is too large for one, in the order of its samples. A coordinator that does
+    not know this field finds no experience, and has the attempt made again."""
 
 
 class TrainerHeartbeat(Record):

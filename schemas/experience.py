@@ -40,6 +40,8 @@ type Bool = NDArray[np.bool_]
 
 MAX_SAMPLES = 16_384
 """Samples of one group: enough for 16 turns of each of the most runs that a task may ask for."""
+MAX_PIECES = 32
+"""Records that the group of one attempt may be split into: see ``schemas.pieces``."""
 MAX_SPANS = 65_536
 MAX_METRICS = 64
 """Metrics of one sample."""

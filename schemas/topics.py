@@ -59,7 +59,7 @@ type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer",
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _MIB = 1 << 20
-_ROOM = 64 << 10
+ROOM = 64 << 10
 """For the key, the headers and Kafka's framing of one record."""
 
 
@@ -79,7 +79,7 @@ class Topic:
     """Per partition; -1 is no limit."""
     keep_ms: int | None = None
     """Where the coordinator deletes what is not needed any more: how long it keeps that all the same."""
-    max_message_bytes: int = _MIB + _ROOM
+    max_message_bytes: int = _MIB + ROOM
     min_compaction_lag_ms: int = 0
     delete_retention_ms: int = _DAY_MS
     segment_ms: int = 7 * _DAY_MS
@@ -122,7 +122,7 @@ TASKS = Topic(
     cleanup="delete",
     keep_ms=7 * _DAY_MS,
     retention_bytes=4 << 30,
-    max_message_bytes=Task.MAX_BYTES + _ROOM,
+    max_message_bytes=Task.MAX_BYTES + ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
     writers=("producer", "operator", "taskset"),
@@ -171,7 +171,7 @@ ROLLOUTS = Topic(
     partitions=16,
     cleanup="delete",
     retention_ms=_DAY_MS,
-    max_message_bytes=Dispatch.MAX_BYTES + _ROOM,
+    max_message_bytes=Dispatch.MAX_BYTES + ROOM,
     description="Orders to one explorer: run this task now, stop it, or end because another has your name.",
     records=(Dispatch, Cancel, Superseded),
     writers=("coordinator",),
@@ -184,7 +184,7 @@ EXPERIENCES = Topic(
     cleanup="delete",
     keep_ms=7 * _DAY_MS,
     retention_bytes=8 << 30,
-    max_message_bytes=ExperienceGroup.MAX_BYTES + _ROOM,
+    max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
     writers=("explorer", "producer", "operator"),
@@ -236,7 +236,7 @@ BATCHES = Topic(
     key="batch id, or skip and batch id",
     partitions=1,
     cleanup="compact",
-    max_message_bytes=BatchRecord.MAX_BYTES + _ROOM,
+    max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
     segment_ms=_DAY_MS,
     segment_bytes=64 * _MIB,
@@ -301,7 +301,7 @@ DEAD_LETTERS = Topic(
     cleanup="delete",
     retention_ms=30 * _DAY_MS,
     retention_bytes=4 << 30,
-    max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * _ROOM,
+    max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * ROOM,
     description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. Of "
     "what is larger than its topic allows, and of batches that cannot be unpacked, the first KiB, with size and hash. "
     "That of a task ends the task.",
@@ -340,7 +340,7 @@ COORDINATOR_STATE = Topic(
     key="entity",
     partitions=1,
     cleanup="compact",
-    max_message_bytes=BatchRecord.MAX_BYTES + _ROOM,
+    max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     delete_retention_ms=7 * _DAY_MS,
     segment_ms=_HOUR_MS,
     segment_bytes=64 * _MIB,

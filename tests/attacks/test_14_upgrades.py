@@ -165,7 +165,7 @@ def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
         elif kind in ("assigned", "finalizers"):
             body = [[*row, {"more": key}] for row in body]
         elif kind == "answer":
-            body = [*body, "more"]
+            body = [*body, [], "more"]  # behind the pieces, which level 2 did not have
         elif kind in ("tasks", "results"):
             body = [msgpack.packb([*msgpack.unpackb(item), "more"]) for item in body]
         elif kind in ("outcomes", "replies"):

@@ -63,7 +63,8 @@ def test_a_new_topic_has_the_copies_that_the_cluster_allows(
 def test_an_existing_topic_that_would_lose_records_is_refused(
     copies: int, min_in_sync: int, unclean: bool, problem: str | None
 ) -> None:
-    wrong = mismatches(TASKS, Found(**AS_NEEDED, copies=copies, min_in_sync=min_in_sync, unclean=unclean))
+    found = Found(**AS_NEEDED, copies=copies, min_in_sync=min_in_sync, unclean=unclean)
+    wrong = mismatches(TASKS, found, TASKS.max_message_bytes)
     assert wrong == [] if problem is None else wrong[0].startswith(problem)
 
 

@@ -225,6 +225,7 @@ async def span_of_an_attempt(
             bounds=Bounds(vocabulary=100, positions=100),
             served=served,
             slots=Occupancy("idle", 1),
+            max_group_bytes=1 << 20,
             on_ended=lambda _: ended.set(),
             record_content=record_content,
         )

@@ -3,13 +3,15 @@
 A dead letter has the key, value and headers of the record that it stands for; what is added is in ``dlq.`` headers (see
 :mod:`trinity_bus.bus.headers`). Producing its key, value and remaining headers to the topic named there tries it again.
 
-What is larger than its topic allows, and a batch that cannot be unpacked, is cut: the first KiB is kept, with the size
-and the hash of all of it, so that the letter of a record is never larger than what a topic takes.
+What is larger than its topic allows, or than the topic of dead letters has room for, and a batch that cannot be
+unpacked, is cut: the first KiB is kept, with the size and the hash of all of it, so that the letter of a record is
+never larger than what a topic takes.
 """
 
 import hashlib
 from typing import Any
 
+from schemas.topics import ROOM
 from trinity_bus.bus.batches import HEAD_BYTES
 from trinity_bus.bus.headers import (
     DLQ_DETAIL,
@@ -28,13 +30,16 @@ MAX_DETAIL_BYTES = 2000
 _OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256})
 
 
-def dead_letter(received: Received[Any], reason: str, detail: str) -> tuple[bytes | None, bytes | None, Headers]:
+def dead_letter(
+    received: Received[Any], reason: str, detail: str, max_message_bytes: int
+) -> tuple[bytes | None, bytes | None, Headers]:
     """Key, value and headers of the dead letter for a record.
 
     Args:
         received: The record that could not be taken.
         reason: One machine-readable word, such as ``"unknown_workflow"``.
         detail: A sentence for people; cut at 2,000 bytes.
+        max_message_bytes: What the topic of dead letters takes.
     """
     key, value = received.raw_key, None if received.is_null else received.raw
     kept: Headers = tuple((name, data) for name, data in received.headers if name not in _OWN)
@@ -49,7 +54,7 @@ def dead_letter(received: Received[Any], reason: str, detail: str) -> tuple[byte
         added.append((DLQ_LAST_OFFSET, str(received.last_offset).encode()))
     if received.unreadable is not None:
         added += _whole(received.unreadable.size, received.unreadable.sha256)
-    elif _size(key, value, kept) > received.topic.max_message_bytes:
+    elif _size(key, value, kept) > min(received.topic.max_message_bytes, max_message_bytes - ROOM):
         added += _whole(len(value or b""), hashlib.sha256(value or b"").hexdigest())
         key, value, kept = (key or b"")[:HEAD_BYTES], (value or b"")[:HEAD_BYTES], ()
     return key, value, (*kept, *added)

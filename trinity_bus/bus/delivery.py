@@ -62,9 +62,23 @@ class Delivery:
 
 
 def check(
-    topic: Topic, key: bytes | None, value: bytes | None, partition: int | None, headers: list[tuple[str, bytes]]
+    topic: Topic,
+    key: bytes | None,
+    value: bytes | None,
+    partition: int | None,
+    headers: list[tuple[str, bytes]],
+    *,
+    max_message_bytes: int,
 ) -> None:
     """Refuse what the broker would refuse, before anything is queued.
+
+    Args:
+        topic: Where to.
+        key: Of the record.
+        value: Of the record.
+        partition: Where to, if it was named.
+        headers: Of the record.
+        max_message_bytes: The topic's limit.
 
     Raises:
         RecordTooLargeError: It is over the topic's limit.
@@ -75,10 +89,9 @@ def check(
     if partition is not None and not 0 <= partition < topic.partitions:
         raise SendError(f"send to {topic.name}: partition {partition} is not one of its {topic.partitions}")
     size = len(key or b"") + len(value or b"") + sum(len(name) + len(data or b"") for name, data in headers)
-    if size + RECORD_OVERHEAD_BYTES > topic.max_message_bytes:
+    if size + RECORD_OVERHEAD_BYTES > max_message_bytes:
         raise RecordTooLargeError(
-            f"a record of {size:,} bytes is over the limit of topic {topic.name}, {topic.max_message_bytes:,} bytes: "
-            "split it"
+            f"a record of {size:,} bytes is over the limit of topic {topic.name}, {max_message_bytes:,} bytes: split it"
         )
 
 

@@ -244,10 +244,11 @@ class Producer:
         """
         if self._outgoing is None:
             raise BusError(f"send to {topic.name}: many records at once need an open transaction")
+        limit = self._settings.max_message_bytes(topic)
         for key, value in entries:
             await self._let_others_run()
             raw_key = key.encode()
-            check(topic, raw_key, value, partition, [])
+            check(topic, raw_key, value, partition, [], max_message_bytes=limit)
             await self._outgoing.add(topic, partition, raw_key, value, [])
 
     async def send_dead_letter(
@@ -261,7 +262,7 @@ class Producer:
             detail: A sentence for people.
             to: The topic of dead letters that this process may write.
         """
-        key, value, headers = dead_letter(received, reason, detail)
+        key, value, headers = dead_letter(received, reason, detail, self._settings.max_message_bytes(to))
         metrics.DEAD_LETTERS.add(
             1, {names.MESSAGING_DESTINATION_TEMPLATE: received.topic.name, names.DEAD_LETTER_REASON: reason}
         )
@@ -359,15 +360,16 @@ class Producer:
             context = traceparent or current_traceparent()
             if context is not None:
                 headers.append((TRACEPARENT, context.encode()))
+        limit = self._settings.max_message_bytes(topic)
         if self._outgoing is not None and span is None:
-            check(topic, key, value, partition, headers)
+            check(topic, key, value, partition, headers, max_message_bytes=limit)
             if partition is None:
                 partition = partition_of(key or b"", topic.partitions)
             return await self._outgoing.add(topic, partition, key, value, headers)
         name = topic.full_name(self._settings.namespace)
         delivery = Delivery(topic, f"send to {name}", span)
         try:
-            check(topic, key, value, partition, headers)
+            check(topic, key, value, partition, headers, max_message_bytes=limit)
             sending = await self._queue(name, key, value, partition, headers)
         except BaseException as error:
             delivery.refused(error)

@@ -25,7 +25,7 @@ from aiokafka.errors import for_code
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import CREATION_S
-from trinity_bus.config import KafkaSettings
+from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import BusError, TopicMismatchError
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,11 @@ class Found:
     """What was set for this topic alone."""
 
 
+def config_of(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
+    """Return Kafka's configuration of a topic, on this cluster."""
+    return topic.config() | {_MAX_MESSAGE: str(settings.max_message_bytes(topic))}
+
+
 def outdated(topic: Topic, found: Found) -> dict[str, str]:
     """Return what of an existing topic keeps its records for another time than it should, with what it should be."""
     wanted = topic.config()
@@ -90,18 +95,26 @@ def _min_in_sync(copies: int) -> int:
     return 2 if copies >= _COPIES else 1
 
 
-def mismatches(topic: Topic, found: Found) -> list[str]:
+def mismatches(topic: Topic, found: Found, max_message_bytes: int) -> list[str]:
     """Return what makes an existing topic unusable for its records; empty if nothing.
 
     Partitions must be equal: a key's partition depends on their number, and a topic with one has it for its order.
+
+    Args:
+        topic: As it should be.
+        found: As it is.
+        max_message_bytes: What the settings say that it must take, at least.
     """
     wrong = []
     if found.partitions != topic.partitions:
         wrong.append(f"it has {found.partitions} partitions and needs exactly {topic.partitions}")
     if found.cleanup != topic.cleanup:
         wrong.append(f"its {_CLEANUP} is {found.cleanup} and must be {topic.cleanup}")
-    if found.max_message_bytes < topic.max_message_bytes:
-        wrong.append(f"its {_MAX_MESSAGE} is {found.max_message_bytes} and must be at least {topic.max_message_bytes}")
+    if found.max_message_bytes < max_message_bytes:
+        wrong.append(
+            f"its {_MAX_MESSAGE} is {found.max_message_bytes} and must be at least {max_message_bytes}, or "
+            f"{env_name('mesh.max_record_mib')} smaller"
+        )
     if found.min_in_sync < (least := _min_in_sync(found.copies)):
         wrong.append(
             f"its {_MIN_IN_SYNC} is {found.min_in_sync} and must be {least} with {found.copies} copies, or a record "
@@ -169,7 +182,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
                     name,
                     num_partitions=topic.partitions,
                     replication_factor=copies,
-                    topic_configs=topic.config() | durability(copies),
+                    topic_configs=config_of(topic, settings) | durability(copies),
                 )
                 for name, topic in names.items()
             ]
@@ -183,7 +196,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     wrong = [
         f"topic {name} exists but {', '.join(problems)}"
         for name, topic in names.items()
-        if (problems := mismatches(topic, found[name]))
+        if (problems := mismatches(topic, found[name], settings.max_message_bytes(topic)))
     ]
     if wrong:
         raise TopicMismatchError(

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.record import Identifier
 from schemas.task import Task
 from trinity_bus.config.mesh import of_mesh
@@ -64,6 +64,7 @@ class CoordinatorSettings(Section):
     takeover_s: Annotated[Seconds, Field(validate_default=True)] = 1.5
     """Silence after which one that stands by takes over; more than twice ``heartbeat_s``."""
     model: Identifier = of_mesh("model")
+    max_record_mib: int = of_mesh("max_record_mib")
     dedup_window: Count = 100_000
     """How many ended tasks are remembered, to recognize a task id that is sent twice."""
     max_open_tasks: Count = 4096
@@ -98,10 +99,35 @@ class CoordinatorSettings(Section):
             )
         return value
 
+    @property
+    def max_batch_tasks(self) -> int:
+        """Return how many tasks a batch may have, so that its manifest is no larger than the cluster's records."""
+        return min(MAX_BATCH_TASKS, TASKS_PER_MIB * (self.max_record_mib - 1))
+
+    @property
+    def max_batch_parts(self) -> int:
+        """Return how many parts they may have together; at least two of each."""
+        return MAX_BATCH_PARTS // MAX_BATCH_TASKS * self.max_batch_tasks
+
     @model_validator(mode="after")
-    def _splits_fit(self) -> Self:
+    def _fits(self) -> Self:
+        return self.fits_records()
+
+    def fits_records(self) -> Self:
+        """Refuse batches whose manifest could be larger than a record; asked again when ``mesh`` has said its word."""
+        if self.batch_size > self.max_batch_tasks:
+            raise PydanticCustomError(
+                "too_many_tasks",
+                "{batch_size} tasks are more than a batch may have with records of {mib} MiB, {most}: lower {name}",
+                {
+                    "batch_size": self.batch_size,
+                    "mib": self.max_record_mib,
+                    "most": self.max_batch_tasks,
+                    "name": env_name("coordinator.batch_size"),
+                },
+            )
         parts = self.batch_size * -(-self.group_size // (self.max_repeat_times_per_runner or self.group_size))
-        if parts > MAX_BATCH_PARTS:
+        if parts > self.max_batch_parts:
             raise PydanticCustomError(
                 "too_many_parts",
                 "{batch_size} tasks of {group_size} runs are {parts} parts of {per_part}, and a batch has {most} at "
@@ -111,7 +137,7 @@ class CoordinatorSettings(Section):
                     "group_size": self.group_size,
                     "parts": parts,
                     "per_part": self.max_repeat_times_per_runner,
-                    "most": MAX_BATCH_PARTS,
+                    "most": self.max_batch_parts,
                     "name": env_name("coordinator.max_repeat_times_per_runner"),
                 },
             )

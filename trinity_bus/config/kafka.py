@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import SecretStr, model_validator
 
+from schemas.topics import Topic
 from trinity_bus.config.mesh import Namespace, of_mesh
 from trinity_bus.config.section import Section, missing
 from trinity_bus.config.values import Count, ExistingFile, Seconds, Servers
@@ -15,6 +16,7 @@ class KafkaSettings(Section):
     bootstrap_servers: Servers | None = None
     """``host:port`` of one or more brokers, separated by commas. Unset: the embedded broker."""
     namespace: Namespace = of_mesh("namespace")
+    max_record_mib: int = of_mesh("max_record_mib")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """How to connect. The two with SSL check the broker's certificate and host name."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
@@ -44,6 +46,10 @@ class KafkaSettings(Section):
     outage_s: Seconds = 60.0
     """How long the brokers may be away before what runs gives up: until then, records wait to be sent, readers wait for
     more, and nothing is lost."""
+
+    def max_message_bytes(self, topic: Topic) -> int:
+        """Return Kafka's limit for one batch of records of a topic, on this cluster."""
+        return min(topic.max_message_bytes, self.max_record_mib << 20)
 
     @model_validator(mode="after")
     def _complete_credentials(self) -> Self:

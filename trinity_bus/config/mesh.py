@@ -18,6 +18,11 @@ from trinity_bus.config.values import Count
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
+MIN_RECORD_MIB = 5
+"""A task has 4 at most, and the order to run it some KiB more."""
+MAX_RECORD_MIB = 65
+"""With it every topic takes the largest of its records."""
+
 _OF_MESH: dict[str, Any] = {"of_mesh": True}
 
 
@@ -37,6 +42,10 @@ class MeshSettings(Section):
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256
     """Longest response of tasks that name none, in tokens; less than ``max_model_len``."""
+    max_record_mib: Annotated[int, Field(ge=MIN_RECORD_MIB, le=MAX_RECORD_MIB)] = MAX_RECORD_MIB
+    """Largest record that the cluster takes (its ``max.message.bytes``), in MiB; managed ones often take 8. Topics are
+    made with it, groups that are larger are split over several records, and batches have 1024 tasks at most for each
+    MiB but the first."""
 
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> Self:

@@ -48,6 +48,11 @@ class Sections(BaseSettings):
             return section
         return section.model_copy(update={name: getattr(mesh, name) for name in shared - section.model_fields_set})
 
+    @field_validator("coordinator", mode="after")
+    @classmethod
+    def _batches_fit_records(cls, section: CoordinatorSettings) -> CoordinatorSettings:
+        return section.fits_records()
+
 
 def sections() -> dict[str, type[Section]]:
     """Return the type of each section by its name."""

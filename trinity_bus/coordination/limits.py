@@ -11,15 +11,17 @@ all metrics                             ``MAX_METRICS`` names of ``MAX_METRIC_NA
 trace links                             128 of 128 bytes
 ======================================  ===================================================================
 
-A batch has ``MAX_BATCH_TASKS`` tasks at most, and they have ``MAX_BATCH_PARTS`` parts together: each task may be split
-into ``MAX_BATCH_PARTS / expected tasks`` parts. The result of one task, of ``MAX_REPEAT_TIMES`` parts at most, is far
+A batch has ``MAX_BATCH_TASKS`` tasks at most, and they have ``MAX_BATCH_PARTS`` parts together; fewer where records are
+smaller (``mesh.max_record_mib``). Each task has ``parts / expected tasks`` at most, be they of several attempts or the
+pieces of one that is too large for a record. The result of one task, of ``MAX_REPEAT_TIMES`` parts at most, is far
 smaller.
 """
 
 from schemas import BatchRecord
-from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
+from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.record import Metrics
 from schemas.task import MAX_REPEAT_TIMES
+from schemas.topics import ROOM
 
 MAX_ERROR_BYTES = 500
 MAX_METRICS = 1024
@@ -38,20 +40,26 @@ MAX_SLOTS = 16_384
 MAX_BATCH_WAITERS = 1024
 """Clients that wait for the end of one batch."""
 
-_LARGEST = (
-    (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS
-    + 80 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
-    + MAX_METRICS * (4 * MAX_METRIC_NAME + 9)
-    + 128 * 128
-    + 1024
-)
-if _LARGEST > BatchRecord.MAX_BYTES:
+_LINES = (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS + 80 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
+_REST = MAX_METRICS * (4 * MAX_METRIC_NAME + 9) + 128 * 128 + 1024
+_SMALLER_FIT = _LINES * TASKS_PER_MIB <= MAX_BATCH_TASKS << 20 and _REST + ROOM <= 1 << 20
+if _LINES + _REST > BatchRecord.MAX_BYTES or not _SMALLER_FIT:
     raise ValueError("the limits of batches allow records that nobody may send")
 
 
-def parts_allowed(expected: int | None) -> int:
-    """Into how many parts each task of a batch of ``expected`` tasks may be split; None: of an open one."""
-    return MAX_REPEAT_TIMES if expected is None else MAX_BATCH_PARTS // max(1, expected)
+def parts_allowed(expected: int | None, in_batch: int) -> int:
+    """Into how many parts each task of a batch of ``expected`` tasks may be split; None: of an open one.
+
+    Args:
+        expected: Tasks of the batch.
+        in_batch: Parts that a batch may have, ``coordinator.max_batch_parts``.
+    """
+    return MAX_REPEAT_TIMES if expected is None else in_batch // max(1, expected)
+
+
+def pieces_allowed(expected: int | None, in_batch: int, parts: int) -> int:
+    """How many records the experiences of one attempt may be in, at a task that was split into ``parts``."""
+    return max(1, min(parts_allowed(expected, in_batch), MAX_REPEAT_TIMES) // parts)
 
 
 def short_error(error: str) -> str:

@@ -49,7 +49,9 @@ from schemas import (
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches import results
+from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.endings import Endings
+from trinity_bus.coordination.batches.parts import PIECES_LEVEL
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
@@ -66,6 +68,7 @@ from trinity_bus.coordination.effects import (
     RejectTask,
 )
 from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
+from trinity_bus.coordination.limits import pieces_allowed
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
@@ -275,13 +278,26 @@ class CoordinatorMachine:
             detail = f"attempt {event.attempt} of {event.explorer} does not count"
             self._out.observe(Fact.LATE_RESULT, event.task_id, detail)
             return
-        batch = self.ledger.batches[self.ledger.tasks[event.task_id].batch_id]
-        accept_partial = self._settings.return_partial_tasks
-        problem = results.problem(event, batch.batch_type, batch.min_version, accept_partial=accept_partial)
+        task = self.ledger.tasks[event.task_id]
+        batch = self.ledger.batches[task.batch_id]
+        problem = results.problem(
+            event,
+            batch.batch_type,
+            batch.min_version,
+            accept_partial=self._settings.return_partial_tasks,
+            max_pieces=self._pieces_allowed(batch, task),
+        )
         if problem is not None:
             self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
         else:
             self._endings.answered(attempt, event, traceparent)
+
+    def _pieces_allowed(self, batch: Batch, task: OpenTask) -> int:
+        """How many records the experiences of one attempt may be in."""
+        parts = len(task.parts)
+        if parts > 1 and self.level < PIECES_LEVEL:
+            return 1
+        return pieces_allowed(batch.expected, self._settings.max_batch_parts, parts)
 
     def _time_passed(self) -> None:
         now = self._clock.now

@@ -193,7 +193,7 @@ def without_lost(record: BatchRecord, begins: Mapping[int, int], ends: Mapping[i
     manifest, lost = [], 0
     for entry in record.manifest:
         places = (part.position for part in entry.parts if part.position is not None)
-        gone = next((p for p in places if not begins[p.partition] <= p.offset < ends[p.partition]), None)
+        gone = next((p for p in places if not begins.get(p.partition, 0) <= p.offset < ends.get(p.partition, 0)), None)
         if gone is None:
             manifest.append(entry)
             continue

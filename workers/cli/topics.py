@@ -10,6 +10,7 @@ from rich.table import Table
 from schemas.topics import TOPICS, Topic
 from trinity_bus.bus import Bus
 from trinity_bus.bus.connection import administrator, kafka_errors
+from trinity_bus.bus.topics import config_of
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
@@ -91,7 +92,7 @@ def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"On
         facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
         facts.add_row("written by", ", ".join(topic.writers))
         facts.add_row("read by", ", ".join(topic.readers))
-        for setting, value in topic.config().items():
+        for setting, value in config_of(topic, bus.settings).items():
             facts.add_row(setting, value)
         out.print(facts)
         if name not in await _present(bus.settings):

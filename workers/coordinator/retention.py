@@ -182,7 +182,8 @@ def _counting(machine: CoordinatorMachine) -> Iterator[Position]:
         for result in batch.results.values():
             yield from (part.position for part in result.entry.parts if part.position is not None)
         for task in batch.open_tasks.values():
-            yield from (position for answer in task.answers if (position := answer.part.record.position) is not None)
+            parts = (part.record for answer in task.answers for part in answer.parts)
+            yield from (part.position for part in parts if part.position is not None)
 
 
 def _placed(topic: Topic, offsets: dict[int, int]) -> Cuts:

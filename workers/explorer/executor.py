@@ -28,8 +28,9 @@ from collections.abc import Awaitable, Callable
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from schemas import Cancel, Dispatch, Position, RolloutFinished, RunningAttempt
+from schemas import Cancel, Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished, RunningAttempt
 from schemas.errors import SchemaError
+from schemas.pieces import split_group
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Producer
@@ -73,6 +74,7 @@ class RolloutExecutor:
         bounds: What the model can be trained on.
         served: The version that the engine serves.
         slots: Told what the attempts are waiting for.
+        max_group_bytes: Of one record of experiences; a larger group is split over several.
         on_ended: Told of every attempt that has ended, however.
         record_content: Whether spans may tell what workflows say in their errors.
     """
@@ -86,6 +88,7 @@ class RolloutExecutor:
         bounds: Bounds,
         served: ServedVersion,
         slots: Occupancy,
+        max_group_bytes: int,
         on_ended: Callable[[AttemptKey], None],
         record_content: bool = False,
     ) -> None:
@@ -95,6 +98,7 @@ class RolloutExecutor:
         self._bounds = bounds
         self._served = served
         self._slots = slots
+        self._max_group_bytes = max_group_bytes
         self._on_ended = on_ended
         self._record_content = record_content
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
@@ -231,21 +235,38 @@ class RolloutExecutor:
         """Make the experiences durable, where there are any; only then is there a result.
 
         Raises:
-            WorkflowError, SchemaError: The runner's answer is none.
+            WorkflowError, SchemaError: The runner's answer is none, or a sample of it is larger than a record.
             UntrainableSampleError: No model can be trained on it.
         """
         group = decode_answer(order, yielded.group, self._who.model)
-        position = None
+        position, pieces = None, []
         if order.batch_type == "train":
             outcome.check_trainable(group, self._bounds)
-            sent = await self._producer.send(EXPERIENCES, group.task_id, group, encoded=yielded.group)
-            position = await sent
+            if len(yielded.group) <= self._max_group_bytes:
+                sent = await self._producer.send(EXPERIENCES, group.task_id, group, encoded=yielded.group)
+                position = await sent
+            else:
+                pieces = await self._publish_pieces(split_group(group, self._max_group_bytes))
         result = outcome.finished(
-            order, group, experience=position, seconds=time.perf_counter() - began, error=yielded.error
+            order,
+            group,
+            experience=position,
+            pieces=pieces,
+            seconds=time.perf_counter() - began,
+            error=yielded.error,
         )
         for kind, count in (("prompt", result.prompt_tokens), ("response", result.response_tokens)):
             TOKENS.add(count, {names.RL_WORKFLOW: order.task.workflow, names.RL_TOKEN_KIND: kind})
         return result
+
+    async def _publish_pieces(self, groups: list[ExperienceGroup]) -> list[ExperiencePiece]:
+        """Make the pieces of one group durable; whoever dies amid them has told nobody where they lie."""
+        sent = [await self._producer.send(EXPERIENCES, group.task_id, group) for group in groups]
+        positions = await asyncio.gather(*sent)
+        return [
+            ExperiencePiece(samples=len(group), position=position)
+            for group, position in zip(groups, positions, strict=True)
+        ]
 
 
 def _kind(error: str) -> str:

@@ -1,8 +1,9 @@
 """What an attempt yielded, as the records that tell of it. Pure: no clock, no client, no task."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas import Dispatch, ExperienceGroup, Position, RolloutFinished
+from schemas import Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME
@@ -44,7 +45,8 @@ def finished(
     order: Dispatch,
     group: ExperienceGroup,
     *,
-    experience: Position | None,
+    experience: Position | None = None,
+    pieces: Sequence[ExperiencePiece] = (),
     seconds: float,
     error: str | None = None,
 ) -> RolloutFinished:
@@ -53,7 +55,8 @@ def finished(
     Args:
         order: What was asked for.
         group: What it yielded.
-        experience: Where it lies in the log.
+        experience: Where it lies in the log, where it is one record.
+        pieces: Where it lies, where it is several.
         seconds: How long it took.
         error: The first error, where the workflow told one.
     """
@@ -80,6 +83,7 @@ def finished(
         response_tokens=len(group.logprobs),
         seconds=seconds,
         error=_missing(len(runs), order.repeat_times, error) if missing else None,
+        pieces=list(pieces),
     )
 
 

@@ -38,7 +38,7 @@ from contextlib import AsyncExitStack
 
 from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState
-from schemas.topics import EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS, ROOM
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings
 from trinity_bus.errors import SupersededError
@@ -170,6 +170,7 @@ class ExplorerService:
             bounds=self._engine.bounds,
             served=served,
             slots=slots,
+            max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
             on_ended=self._orders.ended,
             record_content=self._record_content,
         )

@@ -13,6 +13,7 @@ from trinity_bus.bus.delivery import RECORD_OVERHEAD_BYTES, check
 from trinity_bus.bus.producer import MAX_BATCH_BYTES
 from trinity_bus.bus.topics import Found, mismatches
 from trinity_bus.config import KafkaSettings
+from trinity_bus.config.mesh import MIN_RECORD_MIB
 from trinity_bus.errors import (
     BrokerUnreachableError,
     BusError,
@@ -28,20 +29,31 @@ def test_batches_fit_every_topic() -> None:
     assert all(topic.max_message_bytes > MAX_BATCH_BYTES + RECORD_OVERHEAD_BYTES for topic in TOPICS)
 
 
-def test_a_record_over_the_limit_is_refused_by_name() -> None:
-    check(TASKS, b"k", bytes(TASKS.max_message_bytes - RECORD_OVERHEAD_BYTES - 1), None, [])
-    with pytest.raises(RecordTooLargeError, match=r"over the limit of topic tasks"):
-        check(TASKS, b"k", bytes(TASKS.max_message_bytes - RECORD_OVERHEAD_BYTES), None, [])
+@pytest.mark.parametrize("record_mib", [5, 65])
+def test_a_record_over_the_limit_is_refused_by_name(record_mib: int) -> None:
+    limit = KafkaSettings(max_record_mib=record_mib).max_message_bytes(EXPERIENCES)
+    assert limit == min(record_mib << 20, EXPERIENCES.max_message_bytes)
+    check(EXPERIENCES, b"k", bytes(limit - RECORD_OVERHEAD_BYTES - 1), None, [], max_message_bytes=limit)
+    with pytest.raises(RecordTooLargeError, match=rf"over the limit of topic experiences, {limit:,} bytes"):
+        check(EXPERIENCES, b"k", bytes(limit - RECORD_OVERHEAD_BYTES), None, [], max_message_bytes=limit)
     with pytest.raises(RecordTooLargeError):
-        check(TASKS, b"k", b"", None, [("h", bytes(TASKS.max_message_bytes))])
+        check(EXPERIENCES, b"k", b"", None, [("h", bytes(limit))], max_message_bytes=limit)
+
+
+def test_what_every_topic_needs_besides_large_groups_and_batches_fits_the_smallest_records() -> None:
+    smallest = KafkaSettings(max_record_mib=MIN_RECORD_MIB)
+    cut = {topic.name for topic in TOPICS if smallest.max_message_bytes(topic) < topic.max_message_bytes}
+    letters = {"dead-letters", "explorer-dead-letters", "trainer-dead-letters"}
+    assert cut == {"experiences", "batches", "coordinator-state"} | letters
+    assert all(KafkaSettings().max_message_bytes(topic) == topic.max_message_bytes for topic in TOPICS)
 
 
 def test_a_record_needs_a_place_and_a_content() -> None:
     with pytest.raises(SendError, match="partition 8 is not one of its 8"):
-        check(EXPERIENCES, b"k", b"v", 8, [])
+        check(EXPERIENCES, b"k", b"v", 8, [], max_message_bytes=1 << 20)
     with pytest.raises(SendError, match="a key or a value"):
-        check(BATCHES, None, None, None, [])
-    check(BATCHES, b"k", None, 0, [])
+        check(BATCHES, None, None, None, [], max_message_bytes=1 << 20)
+    check(BATCHES, b"k", None, 0, [], max_message_bytes=1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +66,14 @@ def test_a_record_needs_a_place_and_a_content() -> None:
         pytest.param(Found(8, "compact", 1 << 30), "its cleanup.policy is compact and must be delete", id="cleanup"),
         pytest.param(
             Found(8, "delete", 1000),
-            f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}",
+            f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}, or "
+            "TRINITY_BUS_MESH__MAX_RECORD_MIB smaller",
             id="small messages",
         ),
     ],
 )
 def test_an_existing_topic_must_suit_its_records(found: Found, problem: str | None) -> None:
-    assert mismatches(TASKS, found) == ([] if problem is None else [problem])
+    assert mismatches(TASKS, found, TASKS.max_message_bytes) == ([] if problem is None else [problem])
 
 
 @pytest.mark.parametrize(

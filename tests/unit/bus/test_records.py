@@ -16,6 +16,9 @@ from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS, Topic
 from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
 from trinity_bus.bus.headers import header
 from trinity_bus.bus.received import receive, receive_all
+from trinity_bus.config import KafkaSettings
+
+LIMIT = DEAD_LETTERS.max_message_bytes
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -77,7 +80,7 @@ def test_a_key_that_is_not_text_is_kept() -> None:
 def test_a_dead_letter_keeps_everything_and_says_why() -> None:
     headers = (("content-type", b"text/plain"), ("traceparent", TRACE.encode()), ("dlq.reason", b"earlier"))
     received = receive(TASKS, consumed(b"\xc1", key=b"\xff", headers=headers), TASKS.records)
-    key, value, kept = dead_letter(received, "unknown_workflow", "no explorer knows 'm\ud800th'")
+    key, value, kept = dead_letter(received, "unknown_workflow", "no explorer knows 'm\ud800th'", LIMIT)
     assert (key, value) == (b"\xff", b"\xc1")
     assert kept == (
         ("content-type", b"text/plain"),
@@ -92,9 +95,18 @@ def test_a_dead_letter_keeps_everything_and_says_why() -> None:
 
 def test_a_dead_letter_of_nothing_is_nothing_and_details_are_cut() -> None:
     received = receive(TASKS, consumed(None), TASKS.records)
-    _, value, headers = dead_letter(received, "no_value", "x" * 5000)
+    _, value, headers = dead_letter(received, "no_value", "x" * 5000, LIMIT)
     assert value is None
     assert len(dict(headers)["dlq.detail"]) == 2000
+
+
+@pytest.mark.parametrize(("size", "kept"), [(1000, 1000), ((5 << 20) - (64 << 10), 1024)])
+def test_a_dead_letter_that_the_cluster_would_not_take_is_cut(size: int, kept: int) -> None:
+    received = receive(BATCHES, consumed(b"\xc1" * size), BATCHES.records)
+    limit = KafkaSettings(max_record_mib=5).max_message_bytes(DEAD_LETTERS)
+    _, value, headers = dead_letter(received, "not_msgpack", "why", limit)
+    assert len(value or b"") == kept
+    assert (dict(headers).get("dlq.size") == str(size).encode()) == (kept < size)
 
 
 async def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:

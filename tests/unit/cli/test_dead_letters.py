@@ -4,6 +4,8 @@ from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import Received, dead_letter
 from workers.cli.dead_letters import describe
 
+LIMIT = DEAD_LETTERS.max_message_bytes
+
 
 def received(raw: bytes, **changes: Any) -> Received[Any]:
     given: dict[str, Any] = {
@@ -22,7 +24,9 @@ def received(raw: bytes, **changes: Any) -> Received[Any]:
 
 
 def test_a_dead_letter_tells_when_why_and_where_from() -> None:
-    key, value, headers = dead_letter(received(b"{oops"), "not_msgpack_or_json", "expected a quote")
+    key, value, headers = dead_letter(
+        received(b"{oops"), "not_msgpack_or_json", "expected a quote", DEAD_LETTERS.max_message_bytes
+    )
     assert key is not None
     letter = describe(received(value or b"", topic=DEAD_LETTERS, key=key.decode(), headers=headers))
     assert letter == {

@@ -34,6 +34,18 @@ def test_defaults_need_no_environment() -> None:
     assert settings.coordinator.group_size == 8
 
 
+def test_every_section_knows_how_large_the_records_of_the_cluster_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_MESH__MAX_RECORD_MIB", "8")
+    settings = Settings()
+    assert (settings.kafka.max_record_mib, settings.coordinator.max_record_mib) == (8, 8)
+    assert (settings.coordinator.max_batch_tasks, settings.coordinator.max_batch_parts) == (7168, 14_336)
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__BATCH_SIZE", "7169")
+    with pytest.raises(
+        ConfigError, match=r"7169 tasks are more than a batch may have with records of 8 MiB, 7168: lower"
+    ):
+        Settings()
+
+
 def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "one:9092, [::1]:9093")
     monkeypatch.setenv("TRINITY_BUS_KAFKA__SASL_PASSWORD", "hunter2")

@@ -4,13 +4,15 @@ import pytest
 
 from schemas import Task
 from schemas.codec import decode
-from schemas.topics import TASKS
+from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.headers import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
 from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError
 from workers.coordinator.changelog import pack_positions, unpack_positions
 from workers.coordinator.outputs import as_received
 from workers.coordinator.spans import sound
+
+LIMIT = DEAD_LETTERS.max_message_bytes
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -29,7 +31,9 @@ def test_positions_that_cannot_be_read_are_an_error_with_a_name(value: bytes) ->
 def test_a_task_refused_long_after_it_was_read_makes_a_whole_dead_letter() -> None:
     task = Task(task_id="late", workflow="nobody-has-it", prompt="1 + 1")
     refused = RejectTask(task, Origin(3, 17), RejectionReason.UNKNOWN_WORKFLOW, "no explorer has it", TRACE)
-    key, value, headers = dead_letter(as_received(refused), refused.refusal.value, refused.detail)
+    key, value, headers = dead_letter(
+        as_received(refused), refused.refusal.value, refused.detail, DEAD_LETTERS.max_message_bytes
+    )
     assert key == b"late"
     assert value is not None
     assert decode(value, Task) == task

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from schemas import Dispatch, ExperienceGroup, Position, Rollout, Task
+from schemas import Dispatch, ExperienceGroup, ExperiencePiece, Position, Rollout, Task
 from schemas.trainable import Bounds
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners.errors import WorkflowRaisedError
@@ -66,6 +66,13 @@ def test_a_result_sums_up_its_runs() -> None:
         {"reward": 0.0, "time/run_execution": 0.25, "time/task_execution": 0.25},
     ]
     assert result.error is None
+
+
+def test_a_result_of_a_group_in_pieces_names_all_of_them_and_no_single_one() -> None:
+    runs = [rollout([1, 2, 3], 1.0, [(0, 5)]), rollout([4], 0.0, [(0, 6)])]
+    pieces = [ExperiencePiece(samples=1, position=Position(partition=1, offset=offset)) for offset in (9, 11)]
+    result = finished(order(), group(runs), pieces=pieces, seconds=0.25)
+    assert (result.experience, result.pieces, result.samples) == (None, pieces, 2)
 
 
 def test_a_run_that_was_timed_by_itself_keeps_its_time() -> None:

@@ -17,6 +17,7 @@ from schemas import (
     CoordinatorHeartbeat,
     Dispatch,
     ExperienceGroup,
+    ExperiencePiece,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
@@ -296,11 +297,34 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
     ),
 )
 
+NEWER: dict[str, Record] = {
+    "event.rollout_finished.v1.pieces.msgpack": RolloutFinished(
+        explorer="explorer-0",
+        incarnation="life-1",
+        task_id="task-1",
+        attempt=1,
+        batch_id="batch-1",
+        batch_type="train",
+        status="completed",
+        completed_runs=4,
+        total_runs=4,
+        samples=4,
+        version_min=1,
+        version_max=2,
+        pieces=[
+            ExperiencePiece(samples=3, position=Position(partition=3, offset=17)),
+            ExperiencePiece(samples=1, position=Position(partition=3, offset=18)),
+        ],
+    ),
+}
+"""Shapes that version 1 got later, by the names of their files."""
+
 
 def main() -> None:
     """Write the files that are missing."""
-    for record in RECORDS:
-        path = GOLDEN / f"{record.SCHEMA}.v{record.VERSION}.msgpack"
+    named = {f"{record.SCHEMA}.v{record.VERSION}.msgpack": record for record in RECORDS} | NEWER
+    for name, record in named.items():
+        path = GOLDEN / name
         if not path.exists():
             path.write_bytes(encode(record))
 

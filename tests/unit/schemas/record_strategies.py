@@ -17,6 +17,7 @@ from schemas import (
     CoordinatorHeartbeat,
     Dispatch,
     ExperienceGroup,
+    ExperiencePiece,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
@@ -218,6 +219,7 @@ records = st.one_of(
         metrics=st.lists(metrics, max_size=2),
         experience=st.none() | positions,
         error=st.none() | text,
+        pieces=st.lists(st.builds(ExperiencePiece, samples=positive, position=positions), max_size=3),
     ),
     st.builds(
         TrainerHeartbeat,

@@ -5,7 +5,7 @@ import pytest
 
 from schemas import ExperienceGroup, Record, Task, codec
 from schemas.experience import COLUMNS
-from tests.unit.schemas.make_golden import GOLDEN, RECORDS
+from tests.unit.schemas.make_golden import GOLDEN, NEWER, RECORDS
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.SCHEMA)
@@ -18,6 +18,11 @@ def test_golden_records_decode(record: Record | ExperienceGroup) -> None:
     for name in ExperienceGroup.__struct_fields__:
         np.testing.assert_equal(getattr(back, name), getattr(record, name))
     assert len(COLUMNS) == 8
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_golden_records_of_later_shapes_decode(name: str) -> None:
+    assert codec.decode((GOLDEN / name).read_bytes(), type(NEWER[name])) == NEWER[name]
 
 
 def test_every_type_has_its_golden_record() -> None:

@@ -16,12 +16,17 @@ answers, the other is cancelled. An attempt is known by the id of its task and i
 whatever the part, have the same. Once it has ended, nothing that it still says counts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from schemas import Position, ResultPart
 from schemas.record import Metrics
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.tables import Row
+
+PIECES_LEVEL = 3
+"""Of the state that can hold an answer in several records."""
 
 type AttemptKey = tuple[str, int]
 """Task id and number of an attempt."""
@@ -72,7 +77,10 @@ class StoredPart(Value, array_like=True):
 class PartAnswer(Row, array_like=True):
     """What a good attempt gave."""
 
+    SINCE: ClassVar[Mapping[str, int]] = {"more": PIECES_LEVEL}
+
     part: StoredPart
+    """Its experiences; of a group in several records, the first."""
     completed_runs: int
     whole: bool
     """Whether these are all runs of the part."""
@@ -88,6 +96,13 @@ class PartAnswer(Row, array_like=True):
     explorer: str
     traceparent: str | None
     """Context of the rollout."""
+    more: list[StoredPart] = []  # noqa: RUF012 - msgspec gives each its own
+    """The other records of its group."""
+
+    @property
+    def parts(self) -> list[StoredPart]:
+        """All records of its experiences, in their order."""
+        return [self.part, *self.more]
 
 
 class LostPart(Value, array_like=True):

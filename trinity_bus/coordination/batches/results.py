@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schemas import RolloutFinished, TaskResult
+from schemas import Position, RolloutFinished, TaskResult
 from schemas.batch import TaskStatus
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.batches.parts import Part, PartAnswer, StoredPart
@@ -11,7 +11,9 @@ from trinity_bus.coordination.limits import bounded, short_error
 from trinity_bus.rollout.metrics import TASK_TIME, calculate_task_level_metrics
 
 
-def problem(event: RolloutFinished, batch_type: BatchType, min_version: int, *, accept_partial: bool) -> str | None:
+def problem(
+    event: RolloutFinished, batch_type: BatchType, min_version: int, *, accept_partial: bool, max_pieces: int
+) -> str | None:
     """Why the attempt is no answer to its part; None if it is one.
 
     Args:
@@ -19,6 +21,7 @@ def problem(event: RolloutFinished, batch_type: BatchType, min_version: int, *, 
         batch_type: Of the task.
         min_version: The oldest version that its batch may be drawn with.
         accept_partial: Whether the runs of an attempt that broke off count.
+        max_pieces: Records that its experiences may be in.
     """
     if event.status == "failed" or event.completed_runs < 1:
         return event.error or "the rollout failed and did not say why"
@@ -26,10 +29,23 @@ def problem(event: RolloutFinished, batch_type: BatchType, min_version: int, *, 
         return event.error or f"{event.completed_runs} of {event.total_runs} runs completed"
     if batch_type == "eval":
         return None
-    if event.experience is None or event.samples < 1:
-        return f"the rollout is {event.status}, but has no experience that could be trained on"
-    if event.version_min < min_version:
+    missing = _missing(event, max_pieces)
+    if missing is None and event.version_min < min_version:
         return f"drawn with version {event.version_min}, the batch needs {min_version} or newer"
+    return missing
+
+
+def _missing(event: RolloutFinished, max_pieces: int) -> str | None:
+    """Why there is nothing of an attempt that could be trained on; None if there is."""
+    if (event.experience is None and not event.pieces) or event.samples < 1:
+        return f"the rollout is {event.status}, but has no experience that could be trained on"
+    if event.pieces and (event.experience is not None or event.samples != sum(p.samples for p in event.pieces)):
+        return f"the rollout has {event.samples} samples, and its pieces are others"
+    if len(event.pieces) > max_pieces:
+        return (
+            f"its experiences are in {len(event.pieces)} records, and a part of a task of this batch may have "
+            f"{max_pieces}: send smaller batches or groups, or finish an upgrade (trinity-bus upgrade finalize)"
+        )
     return None
 
 
@@ -41,13 +57,9 @@ def answer(
     error = None
     if not whole:
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
-    position = event.experience if batch_type == "train" else None
+    first, *more = _stored(event, batch_type)
     return PartAnswer(
-        part=StoredPart(
-            attempt=event.attempt,
-            samples=event.samples,
-            place=None if position is None else (position.partition, position.offset),
-        ),
+        part=first,
         completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
         whole=whole,
         metrics=[*event.metrics, {TASK_TIME: event.seconds}],
@@ -58,7 +70,21 @@ def answer(
         error=error,
         explorer=event.explorer,
         traceparent=traceparent,
+        more=more,
     )
+
+
+def _stored(event: RolloutFinished, batch_type: BatchType) -> list[StoredPart]:
+    """Return the records of its experiences; of an eval batch one without a place."""
+    if batch_type == "eval":
+        return [StoredPart(event.attempt, event.samples, None)]
+    if event.experience is not None:
+        return [StoredPart(event.attempt, event.samples, _place(event.experience))]
+    return [StoredPart(event.attempt, piece.samples, _place(piece.position)) for piece in event.pieces]
+
+
+def _place(position: Position) -> tuple[int, int]:
+    return position.partition, position.offset
 
 
 def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> Result:
@@ -78,7 +104,7 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
         order=task.order,
         task_id=task.task.task_id,
         status="completed" if whole else "partial",
-        parts=[answer.part for answer in answers],
+        parts=[part for answer in answers for part in answer.parts],
         error=None if error is None else short_error(error),
         version_min=min([answer.version_min for answer in answers]),
         version_max=max([answer.version_max for answer in answers]),

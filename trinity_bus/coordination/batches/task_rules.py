@@ -1,7 +1,6 @@
 """Which tasks fit into their batches, and which the operator allows. Pure: settings, and what is said of the batch."""
 
 from schemas import Task
-from schemas.batch import MAX_BATCH_TASKS
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.batch import NOBODY, Batch
 from trinity_bus.coordination.batches.usage import Use
@@ -34,10 +33,11 @@ class TaskRules:
             batch: That it names; None for one that is new.
             use: What its producer takes now.
         """
-        if task.batch_size is not None and task.batch_size > MAX_BATCH_TASKS:
+        most = self._settings.max_batch_tasks
+        if task.batch_size is not None and task.batch_size > most:
             return (
                 RejectionReason.BATCH_TOO_LARGE,
-                f"a batch has {MAX_BATCH_TASKS} tasks at most, not {task.batch_size}",
+                f"a batch has {most} tasks at most, not {task.batch_size}",
             )
         return (
             self._does_not_fit(task, batch) or self._too_many_parts(task, batch) or self._over_a_cap(task, batch, use)
@@ -115,7 +115,7 @@ class TaskRules:
         if per_part is None:
             return None
         expected = self.size_of(task) if batch is None else batch.expected
-        parts, allowed = -(-self.runs_of(task) // per_part), parts_allowed(expected)
+        parts, allowed = -(-self.runs_of(task) // per_part), parts_allowed(expected, self._settings.max_batch_parts)
         if parts <= allowed:
             return None
         return RejectionReason.BATCH_TOO_LARGE, (

@@ -32,7 +32,6 @@ from typing import assert_never
 
 from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBatch, SubmitBatch
 from schemas import BatchLifecycleState as State
-from schemas.batch import MAX_BATCH_TASKS
 from schemas.command import BatchResult, CommandError
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.batches.endings import Endings
@@ -137,8 +136,9 @@ class BatchCommands:
             return "already_active", f"Batch {batch_id} is already active."
         if batch_id in self._ledger.closed:
             return "batch_closed", f"Batch {batch_id} has ended; ids are not used again, name another one."
-        if expected is not None and expected > MAX_BATCH_TASKS:
-            return "batch_too_large", f"A batch has {MAX_BATCH_TASKS} tasks at most, not {expected}."
+        most = self._settings.max_batch_tasks
+        if expected is not None and expected > most:
+            return "batch_too_large", f"A batch has {most} tasks at most, not {expected}."
         if expected is None and not self._room_for_open_batch():
             return "invalid", f"{MAX_OPEN_BATCHES} open batches have work; abort those that are no longer needed."
         return None

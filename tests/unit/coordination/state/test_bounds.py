@@ -14,7 +14,10 @@ from schemas.command import BatchResult
 from schemas.numbers import MAX_VERSION
 from schemas.record import MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
+from schemas.topics import BATCHES, ROOM
 from tests.support.simulation.harness import Harness, batches, dispatches, statuses
+from trinity_bus.config import CoordinatorSettings, KafkaSettings
+from trinity_bus.config.mesh import MAX_RECORD_MIB, MIN_RECORD_MIB
 from trinity_bus.coordination.batches import admission
 from trinity_bus.coordination.batches.batch import Batch, enough
 from trinity_bus.coordination.batches.parts import StoredPart, split
@@ -25,6 +28,7 @@ from trinity_bus.coordination.limits import (
     MAX_METRICS,
     MAX_SLOTS,
     parts_allowed,
+    pieces_allowed,
     short_error,
 )
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -42,9 +46,22 @@ def test_the_parts_of_a_group_are_its_runs_in_order(runs: int, per_part: int | N
     assert [part.index for part in parts] == list(range(len(parts)))
 
 
-@given(st.integers(1, MAX_BATCH_TASKS))
-def test_every_task_may_have_two_parts_and_all_together_fit_a_batch(expected: int) -> None:
-    assert 2 <= parts_allowed(expected) <= MAX_BATCH_PARTS // expected
+@given(st.data(), st.integers(MIN_RECORD_MIB, MAX_RECORD_MIB))
+def test_every_task_may_have_two_parts_and_all_together_fit_a_batch(data: st.DataObject, record_mib: int) -> None:
+    settings = CoordinatorSettings(max_record_mib=record_mib)
+    expected = data.draw(st.integers(1, settings.max_batch_tasks))
+    assert 2 <= parts_allowed(expected, settings.max_batch_parts) <= settings.max_batch_parts // expected
+
+
+def test_today_s_records_hold_as_many_tasks_and_parts_as_ever() -> None:
+    settings = CoordinatorSettings()
+    assert (settings.max_batch_tasks, settings.max_batch_parts) == (MAX_BATCH_TASKS, MAX_BATCH_PARTS)
+
+
+@given(st.none() | st.integers(1, MAX_BATCH_TASKS), st.integers(1, MAX_REPEAT_TIMES))
+def test_the_pieces_of_all_parts_are_no_more_than_parts_may_be(expected: int | None, parts: int) -> None:
+    pieces = pieces_allowed(expected, MAX_BATCH_PARTS, parts)
+    assert pieces == 1 or pieces * parts <= min(parts_allowed(expected, MAX_BATCH_PARTS), MAX_REPEAT_TIMES)
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.999))
@@ -141,12 +158,17 @@ def entry(number: int, parts: int) -> ManifestEntry:
     )
 
 
-@pytest.mark.parametrize("tasks", [1, 5000, MAX_BATCH_TASKS])
-def test_the_largest_batch_can_be_sent(tasks: int) -> None:
+@pytest.mark.parametrize(
+    ("record_mib", "tasks"),
+    [(MAX_RECORD_MIB, 1), (MAX_RECORD_MIB, 5000), (MAX_RECORD_MIB, MAX_BATCH_TASKS), (8, 7168), (5, 1), (5, 4096)],
+)
+def test_the_largest_batch_can_be_sent(record_mib: int, tasks: int) -> None:
+    in_batch = CoordinatorSettings(max_record_mib=record_mib).max_batch_parts
+    limit = KafkaSettings(max_record_mib=record_mib).max_message_bytes(BATCHES) - ROOM
     batch = Batch("b" * MAX_ID_LENGTH, "train", tasks, 1, min_wait_num=tasks, state=BatchLifecycleState.FINALIZED)
     metrics = {f"{'\N{SNOWMAN}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
     for number in range(tasks):
-        manifest = entry(number, min(parts_allowed(tasks), MAX_REPEAT_TIMES))
+        manifest = entry(number, min(parts_allowed(tasks, in_batch), MAX_REPEAT_TIMES))
         result = Result(
             order=number,
             task_id=manifest.task_id,
@@ -162,7 +184,7 @@ def test_the_largest_batch_can_be_sent(tasks: int) -> None:
         batch.results[manifest.task_id] = result
         batch.count(result)
     record = batch.record(reason="r" * MAX_ERROR_BYTES, with_results=True)
-    assert len(encode(record)) <= record.MAX_BYTES
+    assert len(encode(record)) <= limit
     assert len(record.manifest) == tasks
     result_of = BatchResult(
         batch_id=record.batch_id,

@@ -1,0 +1,49 @@
+"""``python -m tests.support.fakes.dying_explorer``: an explorer on a FAKE engine that dies amid the pieces of a group.
+
+It kills itself with SIGKILL when one record of experiences is durable, before it sends the next.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable
+from typing import Any
+
+from schemas import Position
+from schemas.topics import EXPERIENCES, Topic
+from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import Settings
+from trinity_bus.runners.fork_server import ForkServer
+from workers.explorer.service import ExplorerService
+
+
+class DyingProducer(Producer):
+    """Lives until one record of experiences is durable."""
+
+    async def send(self, topic: Topic, *args: Any, **kwargs: Any) -> Awaitable[Position]:
+        sending = await super().send(topic, *args, **kwargs)
+        if topic is EXPERIENCES:
+            await sending
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sending
+
+
+class DyingBus(Bus):
+    """Makes such producers."""
+
+    def producer(self, *, transactional_id: str | None = None) -> Producer:
+        return DyingProducer(self.settings, client_id=self.client_id, transactional_id=transactional_id)
+
+
+async def main() -> None:
+    """The explorer, with an answer of so many tokens as the environment says."""
+    settings = Settings()
+    engine = FakeEngine(answer="4" * int(os.environ["ANSWER_TOKENS"]))
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
+        async with DyingBus(settings.kafka, client_id=settings.explorer.name) as bus:
+            await ExplorerService(settings, bus, engine, fork_server).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
