@@ -108,7 +108,7 @@ class Endings:
         part.lost += 1
         part.failed_on = attempt.explorer
         task.first_error = task.first_error or error
-        self._ledger.progressed(task)
+        self._ledger.progressed(task, part)
         if part.running:
             return
         batch = self._ledger.batches[task.batch_id]
@@ -117,7 +117,7 @@ class Endings:
             self._ledger.queue.enqueue(batch, task, part)
             return
         task.fail(part)
-        self._ledger.progressed(task)
+        self._ledger.progressed(task, part)
         if not (self._settings.return_partial_tasks or batch.is_open):
             self.give_up(task, error)
         elif not task.parts_left:

@@ -38,7 +38,7 @@ from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.admission import Admission
 from trinity_bus.coordination.batches.backlog import Backlog
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
-from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, PartAnswer
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, PartAnswer
 from trinity_bus.coordination.batches.shares import Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
@@ -225,10 +225,10 @@ class Ledger:
                 self.backlog.results.add(1, len(packed))
         return batch
 
-    def progressed(self, task: OpenTask) -> None:
-        """Note that an attempt at the task has ended, and the task has not."""
+    def progressed(self, task: OpenTask, lost_at: Part | None = None) -> None:
+        """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
         task_id = task.task.task_id
-        self._progress[task_id] = task.progress(self._progress.get(task_id))
+        self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer) -> None:
         """Note that a part of the task is answered, and the task has not ended."""

@@ -17,6 +17,7 @@ The result of a failed task is its *first* error: later ones are often its conse
 """
 
 import dataclasses
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from msgspec import Struct, field
@@ -148,19 +149,17 @@ class OpenTask:
         part.failed = True
         self.parts_left -= 1
 
-    def progress(self, before: Progress | None) -> Progress:
-        """Return what is kept of its attempts that have ended, and was kept of them before."""
-        known = {} if before is None else {kept.index: kept for kept in before.parts}
-        lost = [
-            known.get(part.index, LostPart(part.index)).but(
-                lost=part.lost, failed=part.failed, failed_on=part.failed_on
-            )
-            for part in self.parts
-            if part.lost
-        ]
-        return (before or Progress()).but(
-            last_ended=self.last_ended, first_error=self.first_error, parts=lost, lost_s=self.lost_s
-        )
+    def progress(self, before: Progress | None, part: Part | None) -> Progress:
+        """Return what is kept of its attempts that have ended.
+
+        Args:
+            before: What was kept so far.
+            part: Where an attempt was lost since; None: nowhere. The others are not looked at: a task may have
+                hundreds, and all of them may be lost at once.
+        """
+        kept = before or Progress()
+        parts = kept.parts if part is None else _with(kept.parts, part)
+        return kept.but(last_ended=self.last_ended, first_error=self.first_error, parts=parts, lost_s=self.lost_s)
 
     def take_progress(self, progress: Progress) -> None:
         """Becomes what it was when this was kept."""
@@ -172,6 +171,18 @@ class OpenTask:
             part.lost, part.failed_on = kept.lost, kept.failed_on
             if kept.failed:
                 self.fail(part)
+
+
+def _with(kept: list[LostPart], part: Part) -> list[LostPart]:
+    """Return what is kept of a task's parts, which is sorted by their indices, with one of them as it is now."""
+    at = bisect_left(kept, part.index, key=lambda of: of.index)
+    known = at < len(kept) and kept[at].index == part.index
+    now = kept[at] if known else LostPart(part.index)
+    return [
+        *kept[:at],
+        now.but(lost=part.lost, failed=part.failed, failed_on=part.failed_on),
+        *kept[at + known :],
+    ]
 
 
 class Result(Struct, array_like=True, frozen=True):
