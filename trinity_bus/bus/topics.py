@@ -17,10 +17,11 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import for_code
+from aiokafka.errors import UnknownTopicOrPartitionError, for_code
 
 from schemas.topics import Topic
 from trinity_bus.bus.connection import kafka_errors
@@ -233,6 +234,18 @@ async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tup
                 log.info("topic %s is kept as today's version keeps it", name)
 
 
+async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, list[Any]]:
+    """Return each topic's configuration, entry by entry; without the topics that the broker asked does not know yet."""
+    configs: dict[str, list[Any]] = {}
+    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
+        for code, message, _, name, entries in response.resources:
+            if code and code != UnknownTopicOrPartitionError.errno:
+                raise BusError(f"topic {name} cannot be described: {message or for_code(code).__name__}")
+            if not code:
+                configs[name] = entries
+    return configs
+
+
 async def _described(
     admin: AIOKafkaAdminClient, names: list[str], refused: set[str], timeout_s: float
 ) -> dict[str, Found]:
@@ -245,9 +258,11 @@ async def _described(
         timeout_s: How long the others may take.
     """
     copies: dict[str, list[int]] = {}
+    configs: dict[str, list[Any]] = {}
     try:
         async with asyncio.timeout(min(timeout_s, CREATION_S) if refused else timeout_s):
-            # A created topic reaches the brokers' metadata a moment later; nothing tells when.
+            # A created topic reaches each broker's metadata a moment later; nothing tells when. The second question may
+            # go to another broker than the first.
             while True:
                 described = await admin.describe_topics(names)
                 copies = {
@@ -255,6 +270,9 @@ async def _described(
                     for topic in described
                     if topic["error_code"] == 0 and all(p["leader"] >= 0 for p in topic["partitions"])
                 }
+                if len(copies) == len(names):
+                    configs = await _configs(admin, names)
+                    copies = {name: of_each for name, of_each in copies.items() if name in configs}
                 if len(copies) == len(names):
                     break
                 await asyncio.sleep(0.05)
@@ -268,24 +286,17 @@ async def _described(
         raise BusError(
             f"topics {', '.join(lacking)} have no leader after {timeout_s:g} s: is the cluster healthy?"
         ) from None
-    configs: dict[str, dict[str, str]] = {}
-    own: dict[str, dict[str, str]] = {}
-    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
-        for code, message, _, name, entries in response.resources:
-            if code:
-                raise BusError(f"topic {name} cannot be described: {message or for_code(code).__name__}")
-            configs[name] = {entry[0]: entry[1] for entry in entries}
-            own[name] = {entry[0]: entry[1] for entry in entries if entry[3] == _OF_TOPIC}
+    everything = {name: {entry[0]: entry[1] for entry in entries} for name, entries in configs.items()}
     return {
         name: Found(
             partitions=len(copies[name]),
-            cleanup=configs[name][_CLEANUP],
-            max_message_bytes=int(configs[name][_MAX_MESSAGE]),
+            cleanup=everything[name][_CLEANUP],
+            max_message_bytes=int(everything[name][_MAX_MESSAGE]),
             copies=min(copies[name]),
-            min_in_sync=int(configs[name][_MIN_IN_SYNC]),
-            unclean=configs[name][_UNCLEAN] == "true",
-            kept={key: configs[name][key] for key in _KEPT},
-            own=own[name],
+            min_in_sync=int(everything[name][_MIN_IN_SYNC]),
+            unclean=everything[name][_UNCLEAN] == "true",
+            kept={key: everything[name][key] for key in _KEPT},
+            own={entry[0]: entry[1] for entry in configs[name] if entry[3] == _OF_TOPIC},
         )
         for name in names
     }

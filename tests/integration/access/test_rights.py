@@ -245,7 +245,9 @@ class Services:
         kafka = self._cluster.user(self._namespace, user)
         password = kafka.sasl_password
         assert password is not None
-        own = {name: value for name, value in kafka if value is not None and name not in {"namespace", "sasl_password"}}
+        # What services share stands in a section of its own.
+        others = {"namespace", "max_record_mib", "sasl_password"}
+        own = {name: value for name, value in kafka if value is not None and name not in others}
         return {
             **os.environ,
             **{f"TRINITY_BUS_KAFKA__{name.upper()}": str(value) for name, value in own.items()},
