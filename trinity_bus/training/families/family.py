@@ -7,7 +7,7 @@ families that there are so far, see ``tensors``.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from trinity_bus.training.families.shape import ModelShape
 
@@ -16,21 +16,13 @@ class UnsupportedError(ValueError):
     """A configuration asks for something that is not implemented."""
 
 
-class Implemented(NamedTuple):
-    """A field of a configuration, and the only value of it that is implemented."""
-
-    field: str
-    value: object
-    default: object
-    """What the family takes where the field is absent."""
-
-
 class ModelFamily(ABC):
     """One family of models, named as Hugging Face's ``model_type``."""
 
     model_type: ClassVar[str]
     title: ClassVar[str]
-    implemented: ClassVar[tuple[Implemented, ...]]
+    implemented: ClassVar[Mapping[str, object]]
+    """Fields, and the only value of each that is implemented: the one that the family takes where it is absent."""
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         """Read a configuration.
@@ -42,9 +34,8 @@ class ModelFamily(ABC):
             UnsupportedError: It uses something that is not implemented.
             KeyError, TypeError, ValueError: It is no configuration of this family.
         """
-        for field, value, default in self.implemented:
-            found = config.get(field, default)
-            if found != value:
+        for field, value in self.implemented.items():
+            if (found := config.get(field, value)) != value:
                 raise UnsupportedError(f"{field}={found!r} cannot be trained here; {value!r} can")
         return self._shape(config)
 
@@ -57,6 +48,11 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a configuration says about rotary positions, under the name of today or of before."""
     rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope
+
+
+def rope_type(rope: Mapping[str, Any]) -> str:
+    """Return how rotary positions are scaled, under the name of today or of before."""
+    return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def dense_shape(
@@ -75,7 +71,7 @@ def dense_shape(
         KeyError, TypeError, ValueError: A field is missing or of another kind.
     """
     rope = rope_parameters(config)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope_type(rope)
     expected = "default" if llama3_rope_factor is None else "llama3"
     if kind != expected:
         raise UnsupportedError(f"rope_type={kind!r} cannot be trained here; {expected!r} can")

@@ -1,14 +1,14 @@
 """Llama 2 and 3, dense: no biases, no norms within attention; from 3.1 on low frequencies of positions are scaled."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from trinity_bus.training.families.family import (
-    Implemented,
     ModelFamily,
     UnsupportedError,
     dense_shape,
     rope_parameters,
+    rope_type,
 )
 from trinity_bus.training.families.shape import ModelShape
 
@@ -21,15 +21,15 @@ class Llama(ModelFamily):
 
     model_type = "llama"
     title = "Llama"
-    implemented = (
-        Implemented("hidden_act", "silu", "silu"),
-        Implemented("attention_bias", False, False),
-        Implemented("mlp_bias", False, False),
-    )
+    implemented: ClassVar[Mapping[str, object]] = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
 
     def _shape(self, config: Mapping[str, Any]) -> ModelShape:
         rope = rope_parameters(config)
-        if rope.get("rope_type", rope.get("type")) != "llama3":
+        if rope_type(rope) != "llama3":
             return dense_shape(config, qk_norm=False, qkv_bias=False)
         for field, value in _SCALING.items():
             if float(rope[field]) != value:

@@ -1,9 +1,9 @@
 """Qwen2 and Qwen2.5, dense: the projections to queries, keys and values have biases."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from trinity_bus.training.families.family import Implemented, ModelFamily, dense_shape
+from trinity_bus.training.families.family import ModelFamily, dense_shape
 from trinity_bus.training.families.shape import ModelShape
 
 
@@ -12,10 +12,10 @@ class Qwen2(ModelFamily):
 
     model_type = "qwen2"
     title = "Qwen2"
-    implemented = (
-        Implemented("hidden_act", "silu", "silu"),
-        Implemented("use_sliding_window", False, False),
-    )
+    implemented: ClassVar[Mapping[str, object]] = {
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+    }
 
     def _shape(self, config: Mapping[str, Any]) -> ModelShape:
         return dense_shape(config, qk_norm=False, qkv_bias=True)

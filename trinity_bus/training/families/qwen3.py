@@ -1,9 +1,9 @@
 """Qwen3, dense: queries and keys are normalized in each head, no biases."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from trinity_bus.training.families.family import Implemented, ModelFamily, dense_shape
+from trinity_bus.training.families.family import ModelFamily, dense_shape
 from trinity_bus.training.families.shape import ModelShape
 
 
@@ -12,11 +12,11 @@ class Qwen3(ModelFamily):
 
     model_type = "qwen3"
     title = "Qwen3"
-    implemented = (
-        Implemented("hidden_act", "silu", "silu"),
-        Implemented("attention_bias", False, False),
-        Implemented("use_sliding_window", False, False),
-    )
+    implemented: ClassVar[Mapping[str, object]] = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "use_sliding_window": False,
+    }
 
     def _shape(self, config: Mapping[str, Any]) -> ModelShape:
         return dense_shape(config, qk_norm=True, qkv_bias=False)

@@ -9,18 +9,16 @@ Source: Zheng et al., "Group Sequence Policy Optimization", arXiv:2507.18071, eq
 token to token, eq. 14. Sequences' ratios are far nearer to 1 than tokens': the paper clips at 3e-4 and 4e-4.
 """
 
-from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens, bounded
-from trinity_bus.training.objectives.losses.ppo import clipped_surrogate
+import torch
+
+from trinity_bus.training.objectives.losses.loss import Tokens, bounded
+from trinity_bus.training.objectives.losses.ppo import PPO
 
 
-class GSPO(PolicyLoss):
+class GSPO(PPO):
     """The clipped surrogate, sequence by sequence."""
 
-    metrics = ("clip_fraction", "ratio_mean")
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        """See :meth:`PolicyLoss.__call__`."""
-        of_sequence = tokens.sequence_mean(tokens.logprobs.detach() - tokens.old_logprobs)
-        ratio = bounded(of_sequence + tokens.logprobs - tokens.logprobs.detach()).exp()
-        surrogate, clipped = clipped_surrogate(ratio, tokens.advantages, self.settings)
-        return TokenLosses(losses=surrogate, metrics={"clip_fraction": clipped.float(), "ratio_mean": ratio.detach()})
+    def ratio(self, tokens: Tokens) -> torch.Tensor:
+        """Return the ratio of each token's sequence, [tokens]; the token's own gradient."""
+        now = tokens.logprobs.detach()
+        return bounded(tokens.sequence_mean(now - tokens.old_logprobs) + tokens.logprobs - now).exp()

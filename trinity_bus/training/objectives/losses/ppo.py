@@ -12,21 +12,7 @@ Deep Reinforcement Learning", arXiv:1912.09729, eq. 5.
 
 import torch
 
-from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens, bounded
-
-
-def clipped_surrogate(
-    ratio: torch.Tensor, advantages: torch.Tensor, settings: TrainerSettings
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the surrogate of each token, and whether clipping stopped its gradient; all [tokens]."""
-    plain = -advantages * ratio
-    surrogate = torch.maximum(plain, -advantages * ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high))
-    clipped = surrogate > plain
-    if settings.dual_clip is not None:
-        bound = -advantages * settings.dual_clip
-        surrogate = torch.where(advantages < 0, torch.minimum(surrogate, bound), surrogate)
-    return surrogate, clipped
 
 
 class PPO(PolicyLoss):
@@ -34,8 +20,18 @@ class PPO(PolicyLoss):
 
     metrics = ("clip_fraction", "ratio_mean")
 
+    def ratio(self, tokens: Tokens) -> torch.Tensor:
+        """Return probability now over probability under the old policy, [tokens]; has a gradient."""
+        return bounded(tokens.logprobs - tokens.old_logprobs).exp()
+
     def __call__(self, tokens: Tokens) -> TokenLosses:
         """See :meth:`PolicyLoss.__call__`."""
-        ratio = bounded(tokens.logprobs - tokens.old_logprobs).exp()
-        surrogate, clipped = clipped_surrogate(ratio, tokens.advantages, self.settings)
+        settings, advantages = self.settings, tokens.advantages
+        ratio = self.ratio(tokens)
+        plain = -advantages * ratio
+        surrogate = torch.maximum(plain, -advantages * ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high))
+        clipped = surrogate > plain
+        if settings.dual_clip is not None:
+            bound = -advantages * settings.dual_clip
+            surrogate = torch.where(advantages < 0, torch.minimum(surrogate, bound), surrogate)
         return TokenLosses(losses=surrogate, metrics={"clip_fraction": clipped.float(), "ratio_mean": ratio.detach()})
