@@ -17,6 +17,7 @@ from trinity_bus.rollout.workflow import (
     Tokenizer,
     Workflow,
     WorkflowError,
+    merge_sampling,
     prompt_tokens,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "Workflow",
     "WorkflowError",
     "get_workflow",
+    "merge_sampling",
     "prompt_tokens",
     "register",
     "workflows",

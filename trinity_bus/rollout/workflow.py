@@ -20,6 +20,7 @@ from schemas.experience import Rollout, VersionSpan
 from schemas.record import BatchType
 from schemas.task import Sampling, Task
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 
 
@@ -111,6 +112,8 @@ class RolloutContext:
     """Trace context of this rollout, the parent of the engine's own spans."""
     state: RunState = field(default_factory=RunState)
     """What the workflow has said of itself."""
+    asked: list[Sampling] = field(default_factory=list)
+    """How the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``."""
 
     def set_state(self, **values: Any) -> None:
         """Say something about this run that people can see while it goes on: in the states of the runners.
@@ -137,6 +140,7 @@ class RolloutContext:
             WorkflowError: The engine gave another number of responses.
         """
         merged = merge_sampling(self.sampling, sampling)
+        note_sampling(self.asked, merged)
         completions = await self.engine.generate(prompt_token_ids, merged, n, self.traceparent)
         if len(completions) != n:
             raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
