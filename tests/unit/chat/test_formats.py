@@ -39,7 +39,8 @@ ADD = ToolCall("add", {"a": 1})
         pytest.param(read_llama, '{"name": "add", "parameters": {"a": 1}}', "", [ADD], id="llama"),
         pytest.param(
             read_llama,
-            'x <|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}', "x", [ADD, ADD], id="llama, several",
+            'x <|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}',
+            "x", [ADD, ADD], id="llama, several",
         ),
         pytest.param(read_llama, '{"result": 4}', '{"result": 4}', [], id="llama, an answer in JSON"),
         pytest.param(read_llama, "{so it goes", "{so it goes", [], id="llama, an answer with a brace"),
