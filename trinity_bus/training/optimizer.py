@@ -18,8 +18,8 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.megatron import (
     DistributedDataParallel,
     OptimizerConfig,
-    clip_grad_by_total_norm_fp32,
     get_megatron_optimizer,
+    optimizers,
 )
 
 
@@ -76,7 +76,7 @@ class AdamW:
         if math.isfinite(norm):
             for optimizer in self._megatron.chained_optimizers:
                 if parameters := optimizer.get_parameters():
-                    clip_grad_by_total_norm_fp32(parameters, self._max_grad_norm, norm)
+                    optimizers.clip_grad_by_total_norm_fp32(parameters, self._max_grad_norm, norm)
             self._megatron.step_with_ready_grads()
         return norm
 
