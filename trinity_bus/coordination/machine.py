@@ -296,7 +296,7 @@ class CoordinatorMachine:
             self._endings.answered(attempt, event, traceparent)
 
     def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
-        """Return the runs of an attempt that are kept while its others are tried again; none where it is all or nothing.
+        """Return the runs of an attempt that are kept while its others are tried again; none where that cannot be.
 
         Not beside another attempt at the part, which does all of its runs, nor where the answers would be in more
         records than a task of its batch may have.

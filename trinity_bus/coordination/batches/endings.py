@@ -13,7 +13,7 @@ what happens                            what follows
 ======================================  ================================================================================
 an attempt is good                      its part is answered, another attempt at the part is cancelled; the task ends
                                         with its last part
-an attempt breaks off, some runs done   these are kept, and the others are tried again, as a part (or several) of their own
+an attempt breaks off, some runs done   these are kept, and the others are tried again, as parts of their own
 an attempt fails, is out of time, or    the part is tried again while tries are left and nobody else is at it; else the
 its explorer is gone                    task fails, or goes on for the runs of its other parts (partial results)
 enough tasks of a batch are finished    ``wait_after_min_s`` later the others are cut off
@@ -94,7 +94,7 @@ class Endings:
         task, part = self._dispatcher.stop(attempt)
         batch = self._ledger.batches[task.batch_id]
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
-        detail = f"attempt {attempt.number} on {attempt.explorer}: {error}; {len(done)} of its {part.runs} runs are kept"
+        detail = f"attempt {attempt.number} on {attempt.explorer}: {error}; {len(done)} of {part.runs} runs are kept"
         self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
         task.first_error = task.first_error or error
         rest = task.cut(part, done, attempt.explorer)

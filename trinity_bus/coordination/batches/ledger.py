@@ -231,7 +231,7 @@ class Ledger:
         self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
-        """Note that a part of the task is answered, and the task has not ended; and where some of its runs were lost."""
+        """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""
         self.progressed(task, *lost_at)
         self._answers[_answer_name(task.task.task_id, index)] = answer
 

@@ -164,7 +164,7 @@ def test_of_an_attempt_that_broke_off_only_the_runs_that_failed_are_asked_for_ag
     assert [(d.attempt, d.run_id_base, d.repeat_times) for d in dispatches(again)] == [(4, 3, 1)]
     harness.restart()
     harness.beat(slots=8)
-    one = {"completed_runs": 1, "total_runs": 1, "samples": 1}
+    one: dict[str, Any] = {"completed_runs": 1, "total_runs": 1, "samples": 1}
     assert statuses(harness.finished("a", attempt=4, **one, experience=Position(partition=0, offset=73))) == []
     (result,) = answers(harness.finished("a", attempt=2, **one, experience=Position(partition=0, offset=71)))
     assert (result.status, result.completed_runs, result.total_runs, result.error) == ("completed", 6, 6, None)
