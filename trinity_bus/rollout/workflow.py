@@ -12,7 +12,9 @@ Cancellation: ``run`` is cancelled when its time is up or when the attempt no lo
 ``CancelledError`` through; when it does not within ``explorer.cancel_grace_s``, its runner is killed.
 """
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -100,6 +102,8 @@ class RolloutContext:
 
     engine: Engine
     tokenizer: Tokenizer
+    task_id: str = ""
+    """Whose rollout this is."""
     repeat_times: int
     """How many runs are asked for: ``run`` returns a rollout of each, in order, or several."""
     run_id_base: int = 0
@@ -111,6 +115,8 @@ class RolloutContext:
     """Trace context of this rollout, the parent of the engine's own spans."""
     state: RunState = field(default_factory=RunState)
     """What the workflow has said of itself."""
+    requests: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers what is asked of the engine."""
 
     def set_state(self, **values: Any) -> None:
         """Say something about this run that people can see while it goes on: in the states of the runners.
@@ -128,15 +134,23 @@ class RolloutContext:
     ) -> Sequence[Completion]:
         """Draw ``n`` responses to one prompt.
 
+        Where there is a seed, what is drawn follows from it, the task, the run, and how many requests this context has
+        made before: not from the explorer, nor from what else it draws, nor from how the runs of a task are shared out.
+
         Args:
             prompt_token_ids: [tokens] the prompt.
             sampling: The task's wishes; an absent field takes the explorer's default.
-            n: How many responses.
+            n: How many responses; of as many runs, from ``run_id_base`` on.
 
         Raises:
             WorkflowError: The engine gave another number of responses.
         """
         merged = merge_sampling(self.sampling, sampling)
+        if merged.seed is not None:
+            own = sampling is not None and sampling.seed is not None
+            first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
+            # The engine adds its place to the seed of each of the n.
+            merged = merged.model_copy(update={"seed": first + self.run_id_base})
         completions = await self.engine.generate(prompt_token_ids, merged, n, self.traceparent)
         if len(completions) != n:
             raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
@@ -157,6 +171,19 @@ class Workflow(Protocol):
             WorkflowError: The task lacks something that this workflow needs.
         """
         ...
+
+
+def request_seed(seed: int, task_id: str, number: int) -> int:
+    """Return the seed of a task's request: another for each, and the same in every process.
+
+    Args:
+        seed: The explorer's.
+        task_id: Of the task.
+        number: How many requests came before.
+    """
+    digest = hashlib.blake2b(f"{seed}/{number}/{task_id}".encode(), digest_size=8).digest()
+    # Room for what is added, and no sign.
+    return int.from_bytes(digest) >> 2
 
 
 def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
