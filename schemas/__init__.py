@@ -35,12 +35,14 @@ from schemas.event import (
     WeightsSynced,
 )
 from schemas.experience import ExperienceGroup, Rollout, Sample, build_group
+from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
-from schemas.task import Message, Sampling, Task
+from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "CancelTasks",
     "CommandError",
     "CommandReply",
+    "ContentPart",
     "CoordinatorHeartbeat",
     "Dispatch",
     "ExperienceGroup",
@@ -61,6 +64,8 @@ __all__ = [
     "ExplorerLeft",
     "FinalizeBatch",
     "FinalizeUpgrade",
+    "FunctionCall",
+    "FunctionSchema",
     "ManifestEntry",
     "Member",
     "Message",
@@ -82,12 +87,15 @@ __all__ = [
     "SkipBatch",
     "SkippedBatch",
     "StepTrained",
+    "StructuredOutputs",
     "SubmitBatch",
     "Superseded",
     "Task",
     "TaskResult",
     "TaskStatus",
     "TasksetPosition",
+    "Tool",
+    "ToolCall",
     "TrainerHeartbeat",
     "VersionRefused",
     "VersionWanted",

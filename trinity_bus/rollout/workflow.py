@@ -20,7 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from schemas.experience import Rollout, VersionSpan
 from schemas.record import BatchType
-from schemas.task import Sampling, Task
+from schemas.sampling import Sampling
+from schemas.task import Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.state import RunState
 
@@ -190,7 +191,8 @@ def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
     """Return the defaults, with every field that ``wishes`` sets put in their place."""
     if wishes is None:
         return defaults
-    return defaults.model_copy(update=wishes.model_dump(exclude_none=True))
+    named = {name: value for name in type(wishes).model_fields if (value := getattr(wishes, name)) is not None}
+    return defaults.model_copy(update=named)
 
 
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
@@ -211,7 +213,7 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
                 f"task {task.task_id!r} has messages but the model's tokenizer has no chat template; send a prompt"
             )
         token_ids = tokenizer.apply_chat_template(
-            [message.model_dump() for message in task.messages],
+            [message.model_dump(exclude_none=True) for message in task.messages],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from schemas.task import Message, Sampling, Task
+from schemas.message import Message
+from schemas.sampling import Sampling
+from schemas.task import Task
 from trinity_bus.rollout import (
     REGISTRY,
     Rollout,
