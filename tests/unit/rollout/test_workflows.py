@@ -34,6 +34,8 @@ class Said:
 class WordTokenizer:
     """Words to ids as they come; 0 is the beginning and 1 the end of a sequence."""
 
+    all_special_ids = (0, 1)
+
     def __init__(self, chat_template: Any = None) -> None:
         self.chat_template = chat_template
         self.words = ["<bos>", "<eos>"]
@@ -46,8 +48,15 @@ class WordTokenizer:
         return " ".join(self.words[i] for i in token_ids if i > 1 or not skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **options: Any,
+    ) -> Any:
         assert add_generation_prompt
         assert tokenize
         assert not return_dict
