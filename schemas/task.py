@@ -94,6 +94,8 @@ class Task(Record):
     producer: Identifier | None = None
     """Who sends it, by a name of its own choice: slots are shared among producers, and caps are for each. Absent: the
     client that has submitted the batch; else all who give no name are one."""
+    pool: Identifier | None = None
+    """Who answers it: explorers of this pool. Absent: those of the model that is trained."""
 
     @model_validator(mode="after")
     def _has_something_to_run(self) -> "Task":
