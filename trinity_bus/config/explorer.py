@@ -59,7 +59,8 @@ class ExplorerSettings(Section):
     """How the engine's process starts. ``fork`` saves an import and computes with one thread. ``auto``: ``fork`` on
     a CPU with one thread."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    """Of the engine's random numbers. Unset: another at each start. Give each of several explorers its own."""
+    """Of what is drawn: each request is seeded from it, its task and its run, whichever explorer with this seed serves
+    it. A task's own seed counts more. Unset: another at each start."""
     start_timeout_s: Seconds = 600.0
     """Limit of starting the engine."""
     drain_s: Seconds = 2.0

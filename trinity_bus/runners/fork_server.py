@@ -78,7 +78,7 @@ class ForkServer:
             )
         self._channel.setblocking(False)
         modules = explorer.workflow_modules
-        sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens)
+        sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens, seed=explorer.seed)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._channel.send(
             TO_FORK_SERVER.encode(

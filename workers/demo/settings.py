@@ -97,6 +97,8 @@ def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int])
     slots = math.ceil(BATCH_SIZE / options.explorers)
     return {
         "TRINITY_BUS_EXPLORER__NAME": options.explorer_names[index],
+        # The same for all of them: what a task draws does not hang on who runs it.
+        "TRINITY_BUS_EXPLORER__SEED": str(options.seed),
         "TRINITY_BUS_EXPLORER__SLOTS": str(slots),
         "TRINITY_BUS_EXPLORER__MAX_NUM_SEQS": str(slots * GROUP_SIZE),
         "TRINITY_BUS_EXPLORER__CPU_KVCACHE_GIB": "0.5",

@@ -33,7 +33,7 @@ def test_each_service_gets_settings_that_are_valid(
     if spec.name == "trainer":
         assert (settings.trainer.total_steps, settings.trainer.seed) == (9, 7)
     if spec.name.startswith("explorer"):
-        assert settings.explorer.name == spec.name
+        assert (settings.explorer.name, settings.explorer.seed) == (spec.name, 7)
         assert settings.explorer.model_path == str(options.model_dir)
 
 
