@@ -30,11 +30,12 @@ from schemas.event import (
     StepTrained,
     Superseded,
     TrainerHeartbeat,
+    UnservedPool,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
 )
-from schemas.experience import ExperienceGroup, Rollout, Sample, build_group
+from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
 from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
@@ -83,6 +84,7 @@ __all__ = [
     "RunnersReport",
     "RunningAttempt",
     "Sample",
+    "SampledWith",
     "Sampling",
     "SkipBatch",
     "SkippedBatch",
@@ -97,6 +99,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "TrainerHeartbeat",
+    "UnservedPool",
     "VersionRefused",
     "VersionWanted",
     "WeightsSynced",

@@ -19,6 +19,7 @@ MAX_WORD_CHARS = 4096
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_VOCABULARY = 2**31 - 1
 MAX_NEW_TOKENS = 1 << 20
+MAX_TEMPERATURE = 10
 
 type TokenId = Annotated[int, Field(ge=0, le=MAX_VOCABULARY)]
 type TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
@@ -56,13 +57,15 @@ class Sampling(Record):
 
     SCHEMA: ClassVar[str] = "sampling"
 
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
+    """Only so many of the likeliest tokens; -1 and 0: all."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens that are at least so likely, as a share of the likeliest one's probability."""
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None

@@ -70,6 +70,8 @@ class Task(Record):
     producer: Identifier | None = None
     """Who sends it, by a name of its own choice: slots are shared among producers, and caps are for each. Absent: the
     client that has submitted the batch; else all who give no name are one."""
+    pool: Identifier | None = None
+    """Who answers it: explorers of this pool. Absent: those of the model that is trained."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     """What the model may call: the chat template tells it. Which of them there are is for the workflow to say."""

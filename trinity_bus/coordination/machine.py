@@ -46,6 +46,7 @@ from schemas import (
     PublishVersion,
     RollBack,
     RolloutFinished,
+    UnservedPool,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches import results
@@ -69,6 +70,7 @@ from trinity_bus.coordination.effects import (
 )
 from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
 from trinity_bus.coordination.limits import records_left
+from trinity_bus.coordination.pools import Kind, kind_of
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
@@ -92,6 +94,7 @@ class Figures:
     attempts_per_task: int
     dynamic_timeout_s: float
     wait_after_min_s: float
+    unserved: list[UnservedPool]
 
 
 class CoordinatorMachine:
@@ -127,7 +130,7 @@ class CoordinatorMachine:
         self._choice = VersionChoice(context, self.state)
         self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.hand_out_again)
         self._store = StateStore(self._dirty)
-        self._judged: tuple[int, int, bool] | None = None
+        self._judged: tuple[int, int] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
     # -- what whoever runs it calls ----------------------------------------------------------------------------------
@@ -201,6 +204,7 @@ class CoordinatorMachine:
             attempts_per_task=self._settings.max_attempts,
             dynamic_timeout_s=self._timeouts.limit(),
             wait_after_min_s=self._settings.wait_after_min_s,
+            unserved=self.ledger.queue.unserved(self.fleet.pools(), self._settings.model),
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -209,8 +213,9 @@ class CoordinatorMachine:
         task = arrived.task
         refused = self.ledger.refusal(task)
         # In a named batch it counts, and fails when its turn comes: without it the batch would never be full.
-        if refused is None and task.batch_id is None and self._nobody_knows(task.workflow):
-            refused = RejectionReason.UNKNOWN_WORKFLOW, self._unknown(task.workflow)
+        kind = kind_of(task, self._settings.model)
+        if refused is None and task.batch_id is None and self._nobody_knows(kind):
+            refused = RejectionReason.UNKNOWN_WORKFLOW, self._unknown(kind)
         if refused is not None:
             self._out.add(RejectTask(task, arrived.origin, *refused, arrived.traceparent))
             return
@@ -284,7 +289,7 @@ class CoordinatorMachine:
         problem = results.problem(
             event,
             batch.batch_type,
-            batch.min_version,
+            -1 if self.fleet.is_fixed(attempt.explorer) else batch.min_version,
             accept_partial=self._settings.return_partial_tasks or bool(done),
             max_pieces=self._pieces_allowed(batch, task),
         )
@@ -338,7 +343,7 @@ class CoordinatorMachine:
         self._endings.finalize()
         announcement = self._choice.settle() or self._released()
         if announcement is None:
-            announcement = self.sync.next_round(self.fleet.live(), now)
+            announcement = self.sync.next_round(self.fleet.followers(), now)
         if announcement is not None:
             self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
         self._settle_batches()
@@ -355,7 +360,7 @@ class CoordinatorMachine:
         """Return the announcement of a version that was held, and is no more."""
         if self.sync.state.held is None:
             return None
-        return self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), self._clock.now)
+        return self.sync.release(self.ledger.oldest_needed(), self.fleet.followers(), self._clock.now)
 
     def _settle_batches(self) -> None:
         """End and start batches until nothing more follows from it."""
@@ -369,19 +374,19 @@ class CoordinatorMachine:
 
     def _give_up_unknown(self) -> bool:
         """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
-        looked = (self.fleet.membership_changes, self.ledger.queue.additions, self.fleet.can_judge())
+        looked = (self.fleet.membership_changes, self.ledger.queue.additions)
         if looked == self._judged:
             return False
         hopeless: dict[str, OpenTask] = {}
         for batch in self.ledger.queue:
-            for workflow in [name for name in batch.queued if self._nobody_knows(name)]:
-                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[workflow])}
-                self.ledger.queue.clear(batch, workflow)
+            for kind in [kind for kind in batch.queued if self._nobody_knows(kind)]:
+                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[kind])}
+                self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
-            error = self._unknown(task.task.workflow)
+            error = self._unknown(task.kind)
             self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
             self._endings.give_up(task, error)
-        self._judged = (self.fleet.membership_changes, self.ledger.queue.additions, self.fleet.can_judge())
+        self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -391,9 +396,11 @@ class CoordinatorMachine:
         self._endings.lose(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 
-    def _nobody_knows(self, workflow: str) -> bool:
-        return not self.fleet.knows(workflow) and self.fleet.can_judge()
+    def _nobody_knows(self, kind: Kind) -> bool:
+        return not self.fleet.knows(kind) and self.fleet.can_judge(kind[0])
 
-    def _unknown(self, workflow: str) -> str:
-        known = ", ".join(self.fleet.workflows()) or "none at all"
-        return f"no explorer has a workflow {workflow!r}; known are {known}"
+    def _unknown(self, kind: Kind) -> str:
+        pool, workflow = kind
+        known = ", ".join(self.fleet.workflows(pool)) or "none at all"
+        whose = f" of pool {pool!r}" if pool else ""
+        return f"no explorer{whose} has a workflow {workflow!r}; known are {known}"

@@ -60,10 +60,16 @@ class InferenceEngine:
         settings: The explorer's.
         sync_timeout_s: Limit of each wait within a transfer of weights.
         weights_cafile: Certificates to trust, where weights are pulled by TLS.
+        first_version: Of the weights that it starts with; -1: none that is known.
     """
 
     def __init__(
-        self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0, weights_cafile: Path | None = None
+        self,
+        settings: ExplorerSettings,
+        *,
+        sync_timeout_s: float = 30.0,
+        weights_cafile: Path | None = None,
+        first_version: int = UNKNOWN_VERSION,
     ) -> None:
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
@@ -74,7 +80,7 @@ class InferenceEngine:
         self._numbers = itertools.count()
         self._syncing = asyncio.Lock()
         self._dead: EngineDeadError | None = None
-        self._version = UNKNOWN_VERSION
+        self._first_version = self._version = first_version
 
     @property
     def model_name(self) -> str:
@@ -94,7 +100,7 @@ class InferenceEngine:
 
     @property
     def model_version(self) -> int:
-        """The version that it serves; -1 before it serves one that was announced."""
+        """The version that it serves; -1 before it serves one that is known."""
         return self._version
 
     @property
@@ -203,7 +209,8 @@ class InferenceEngine:
             if final is None or len(final.outputs) != n:
                 raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
             answered(span, final)
-        return [completion_of(output) for output in sorted(final.outputs, key=lambda output: output.index)]
+        outputs = sorted(final.outputs, key=lambda output: output.index)
+        return [completion_of(output, self._first_version) for output in outputs]
 
     async def _draw(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
         """Return the engine's ``RequestOutput`` with all responses, or None where it gave none."""

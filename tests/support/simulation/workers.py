@@ -40,6 +40,9 @@ class Explorer:
     name: str
     slots: int
     workflows: list[str]
+    pool: str | None = None
+    fixed: bool = False
+    """Whether it serves one checkpoint, of which nobody knows a version."""
     incarnations: int = 0
     alive: bool = False
     state: ExplorerState = "ready"
@@ -79,7 +82,7 @@ class Explorer:
     def begin(self) -> None:
         """Starts what waits for no version."""
         for name, order in list(self.waiting.items()):
-            if self.version >= order.min_version:
+            if self.version >= order.min_version or (self.fixed and order.min_version == 0):
                 del self.waiting[name]
                 self.running[name] = Running(order, self.version)
 
@@ -99,6 +102,8 @@ class Explorer:
             running=[RunningAttempt(task_id=task_id, attempt=attempt) for task_id, attempt in self.running],
             model_version=self.version,
             workflows=self.workflows,
+            pool=self.pool,
+            follows="none" if self.fixed else "trainer",
         )
 
     def finish(
@@ -138,7 +143,7 @@ class Explorer:
         if not done:
             return event, None
         where = None if position is None else (position.partition, position.offset)
-        return event, Produced(where, tuple(runs), attempt.version_min)
+        return event, Produced(where, tuple(runs), attempt.version_min, fixed=self.fixed)
 
     def synced(self, version: ModelVersion, *, ok: bool) -> WeightsSynced:
         return WeightsSynced(

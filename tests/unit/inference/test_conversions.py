@@ -44,7 +44,7 @@ def test_a_completion_is_what_the_engine_drew() -> None:
     completion = completion_of(output([5, 6], weight_versions=[span("default", 0, 1), span("2", 1, 2)]))
     assert completion.token_ids == [5, 6]
     assert completion.logprobs == [-0.1, -0.1]
-    assert completion.versions == [(0, -1), (1, 2)]
+    assert completion.versions == [(1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,11 @@ def test_spans_ascend_and_empty_ones_are_left_out(parts: list[tuple[str, int]]) 
         start += length
     found = version_spans(spans)
     assert [first for first, _ in found] == sorted({first for first, _ in found})
-    assert len(found) == sum(length > 0 for _, length in parts)
+    assert len(found) == sum(length > 0 and version != "default" for version, length in parts)
+    # What was drawn before any announcement is of the version that the engine was started with, where that is known.
+    known = version_spans(spans, first_version=4)
+    assert len(known) == sum(length > 0 for _, length in parts)
+    assert {version for _, version in known} <= {0, 1, 4, 17}
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=5))

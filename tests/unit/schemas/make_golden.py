@@ -56,7 +56,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.codec import encode
-from tests.unit.schemas.record_strategies import small_group
+from tests.unit.schemas.record_strategies import full_group, small_group
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -303,7 +303,8 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
     ),
 )
 
-NEWER: dict[str, Record] = {
+NEWER: dict[str, Record | ExperienceGroup] = {
+    "experience.v1.full.msgpack": full_group(),
     "task.v1.tools.msgpack": Task(
         task_id="task-1",
         workflow="agent",

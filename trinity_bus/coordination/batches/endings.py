@@ -59,6 +59,7 @@ class Endings:
         self._clock = context.clock
         self._out = context.out
         self._ledger = state.ledger
+        self._fleet = state.fleet
         self._waiters = state.waiters
         self._outcomes = state.outcomes
         self._dispatcher = dispatcher
@@ -170,10 +171,9 @@ class Endings:
                 self.failed(attempt, reason, Fact.ATTEMPT_FAILED, cancel=cancel, timed=False)
 
     def hand_out_again(self, reason: str) -> None:
-        """Stop all that runs; it waits to be handed out anew, and no try is lost."""
-        for attempt in sorted(
-            self._ledger.running.values(), key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)
-        ):
+        """Stop all that runs with the trainer's weights; it waits to be handed out anew, and no try is lost."""
+        drawn = [attempt for attempt in self._ledger.running.values() if not self._fleet.is_fixed(attempt.explorer)]
+        for attempt in sorted(drawn, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
             self._ledger.progressed(task)

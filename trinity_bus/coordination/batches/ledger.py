@@ -35,6 +35,7 @@ from schemas import BatchLifecycleState as State
 from schemas import BatchRecord, SubmitBatch, Task
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import pools
 from trinity_bus.coordination.batches.admission import Admission
 from trinity_bus.coordination.batches.backlog import Backlog
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
@@ -309,6 +310,7 @@ class Ledger:
     def _join(self, task: OpenTask, batch: Batch) -> None:
         """Note that an open task is one of the batch from now on."""
         task.producer = sender(task.task, batch)
+        task.kind = pools.kind_of(task.task, self._settings.model)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 

@@ -39,6 +39,7 @@ from trinity_bus.coordination.batches.parts import (
     stretches,
 )
 from trinity_bus.coordination.inputs import Origin
+from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
 
 
@@ -101,6 +102,8 @@ class OpenTask:
     """Seconds that attempts without an answer took together, as far as that is known."""
     producer: str = ""
     """Who counts as its sender; follows from the task and its batch."""
+    kind: Kind = ("", "")
+    """By which explorers are found that can run it; follows from the task."""
     homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
     """Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
     This and the next follow from the parts."""
