@@ -89,7 +89,6 @@ samplings = st.builds(
     max_tokens=st.none() | st.integers(1, 4096),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop=st.none() | st.lists(text, max_size=2),
-    min_p=st.none() | st.floats(0, 1),
     presence_penalty=st.none() | st.floats(-2, 2),
     frequency_penalty=st.none() | st.floats(-2, 2),
     repetition_penalty=st.none() | st.floats(0.01, 100),
