@@ -143,7 +143,7 @@ def test_what_alters_the_distribution_is_told() -> None:
 
 def test_the_largest_conversation_is_read_in_time_and_takes_no_more_memory_than_it_may() -> None:
     call = {"id": "c", "function": {"name": "f"}}
-    messages = [{"role": "a", "content": ""}] * (MAX_MESSAGES - MAX_MESSAGE_ITEMS)
+    messages: list[dict[str, Any]] = [{"role": "a", "content": ""}] * (MAX_MESSAGES - MAX_MESSAGE_ITEMS)
     messages += [{"role": "a", "tool_calls": [call]}] * MAX_MESSAGE_ITEMS
     value = _msgpack(messages=messages, tools=TOOLS * MAX_TOOLS)
     decode(value, Task)
