@@ -34,12 +34,14 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.skipped import Rollback, SkippedBatch
+from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.task import Message, Sampling, Task
 from schemas.taskset import TasksetPosition
 
@@ -54,6 +56,7 @@ __all__ = [
     "CommandError",
     "CommandReply",
     "CoordinatorHeartbeat",
+    "Demonstration",
     "Dispatch",
     "ExperienceGroup",
     "ExperiencePiece",
@@ -61,11 +64,13 @@ __all__ = [
     "ExplorerLeft",
     "FinalizeBatch",
     "FinalizeUpgrade",
+    "LeftOut",
     "ManifestEntry",
     "Member",
     "Message",
     "ModelVersion",
     "Position",
+    "Preference",
     "PublishVersion",
     "PublishedVersion",
     "Record",
@@ -82,6 +87,8 @@ __all__ = [
     "Sampling",
     "SkipBatch",
     "SkippedBatch",
+    "StepBegun",
+    "StepGroup",
     "StepTrained",
     "SubmitBatch",
     "Superseded",
