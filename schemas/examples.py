@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
+from schemas.message import MAX_MESSAGES, MAX_PROMPT_CHARS, Message
 from schemas.record import Identifier, Record
-from schemas.task import MAX_MESSAGES, MAX_PROMPT_CHARS, Message
 
 MAX_WEIGHT = 1e6
 
