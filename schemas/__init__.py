@@ -34,7 +34,7 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
-from schemas.experience import ExperienceGroup, Rollout, Sample, build_group
+from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
@@ -78,6 +78,7 @@ __all__ = [
     "RunnersReport",
     "RunningAttempt",
     "Sample",
+    "SampledWith",
     "Sampling",
     "SkipBatch",
     "SkippedBatch",

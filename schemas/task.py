@@ -18,6 +18,7 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 1024
 MAX_VOCABULARY = 2**31 - 1
 MAX_REPEAT_TIMES = 1024
+MAX_TEMPERATURE = 10
 
 
 class Sampling(Record):
@@ -25,9 +26,12 @@ class Sampling(Record):
 
     SCHEMA: ClassVar[str] = "sampling"
 
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
+    """Only so many of the likeliest tokens; -1 and 0: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens that are at least so likely, as a share of the likeliest one's probability."""
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None

@@ -25,7 +25,7 @@ def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_to
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
     }
-    for name in ("top_p", "top_k", "seed"):
+    for name in ("top_p", "top_k", "min_p", "seed"):
         if (value := getattr(sampling, name)) is not None:
             arguments[name] = value
     if sampling.stop:

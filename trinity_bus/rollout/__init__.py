@@ -16,6 +16,7 @@ from trinity_bus.rollout.workflow import (
     RolloutContext,
     Workflow,
     WorkflowError,
+    merge_sampling,
     prompt_tokens,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "Workflow",
     "WorkflowError",
     "get_workflow",
+    "merge_sampling",
     "prompt_tokens",
     "register",
     "workflows",

@@ -23,6 +23,7 @@ from schemas.record import BatchType
 from schemas.task import Sampling, Task
 from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 
 
@@ -72,6 +73,8 @@ class RolloutContext:
     """Trace context of this rollout, the parent of the engine's own spans."""
     state: RunState = field(default_factory=RunState)
     """What the workflow has said of itself."""
+    asked: list[Sampling] = field(default_factory=list)
+    """How the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``."""
     requests: Iterator[int] = field(default_factory=itertools.count)
     """Numbers what is asked of the engine."""
 
@@ -103,6 +106,7 @@ class RolloutContext:
             WorkflowError: The engine gave another number of responses.
         """
         merged = merge_sampling(self.sampling, sampling)
+        note_sampling(self.asked, merged)
         if merged.seed is not None:
             own = sampling is not None and sampling.seed is not None
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))

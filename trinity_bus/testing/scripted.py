@@ -20,6 +20,7 @@ from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
+from trinity_bus.rollout.stamp import stamped
 
 LOGPROB: Final = -1.0
 """Of every token."""
@@ -151,6 +152,7 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
         WorkflowError: The workflow cannot run the task, gave another number of runs or too many metrics, or a sample
             that no model can be trained on.
         SchemaError: A rollout's tokens, logprobs and mask differ in length.
+        UnknownSamplingError: It has asked the engine in several ways, and does not say which rollout was drawn how.
         Exception: Whatever the workflow raises.
     """
     runs = task.repeat_times or 1
@@ -166,7 +168,8 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
         repeat_times=runs,
         timeout_s=task.timeout_s or 60.0,
     )
-    group = decode_answer(order, encode_answer(order, rollouts, _NAME), _NAME)
+    said = stamped(rollouts, context.asked) if task.batch_type == "train" else rollouts
+    group = decode_answer(order, encode_answer(order, said, _NAME), _NAME)
     if found := flaws(group, _BOUNDS):
         raise WorkflowError(f"run {found[0].sample} cannot be trained on: {found[0].detail}")
     if len(rollouts) != runs:

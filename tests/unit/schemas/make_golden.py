@@ -50,7 +50,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.codec import encode
-from tests.unit.schemas.record_strategies import small_group
+from tests.unit.schemas.record_strategies import full_group, small_group
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -297,7 +297,8 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
     ),
 )
 
-NEWER: dict[str, Record] = {
+NEWER: dict[str, Record | ExperienceGroup] = {
+    "experience.v1.full.msgpack": full_group(),
     "event.rollout_finished.v1.pieces.msgpack": RolloutFinished(
         explorer="explorer-0",
         incarnation="life-1",
