@@ -44,7 +44,7 @@ from schemas import optional_columns
 from schemas.column import Column
 from schemas.errors import SchemaError, shown
 from schemas.record import BatchType, Metrics
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 type Int32 = NDArray[np.int32]

@@ -27,7 +27,7 @@ from enum import StrEnum
 import numpy as np
 
 from schemas.experience import Bool, ExperienceGroup, Float32, Sample
-from schemas.task import MAX_TEMPERATURE
+from schemas.sampling import MAX_TEMPERATURE
 
 MAX_REWARD = 1e9
 """Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the

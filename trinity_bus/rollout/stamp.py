@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from schemas.experience import Rollout
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from trinity_bus.errors import TrinityError
 
 
