@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trinity_bus.bus.connection import client_options
-from trinity_bus.config import Settings, SynchronizerSettings, WrongSettingsError, env_name, required
+from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
@@ -45,8 +45,7 @@ def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
         # Without a password, it would ask for one on the terminal.
         context.load_cert_chain(sync.tls_certfile, sync.tls_keyfile, password=str)
     except (OSError, ValueError) as error:
-        name = env_name("synchronizer.tls_certfile")
-        raise ConfigError(f"{name}={str(sync.tls_certfile)!r}: it or its key cannot be used: {error}") from None
+        raise ConfigError(f"synchronizer.tls_certfile or its key cannot be used: {error}") from None
     return context
 
 
@@ -58,15 +57,15 @@ def _connection(settings: Settings) -> None:
 
 def _trained_dtype(settings: Settings) -> None:
     if settings.mesh.dtype == "float16":
-        raise ConfigError(f"{env_name('mesh.dtype')}=float16: the trainer trains in bfloat16 or float32")
+        raise ConfigError("mesh.dtype is float16: the trainer trains in bfloat16 or float32")
 
 
 def _own_ranks(settings: Settings) -> None:
     del settings
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        names = [env_name(f"trainer.{name}") for name in ("tensor_parallel", "pipeline_parallel")]
         raise ConfigError(
-            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set {' or '.join(names)}"
+            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set "
+            "trainer.tensor_parallel or trainer.pipeline_parallel"
         )
 
 
@@ -95,7 +94,7 @@ def problems(service: str, settings: Settings) -> list[str]:
         try:
             precondition(settings)
         except ConfigError as error:
-            found.append(str(error))
+            found.append(Origins(Settings).told(str(error)))
     return found
 
 
