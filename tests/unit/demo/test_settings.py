@@ -1,5 +1,6 @@
 """The services' settings are a file in the run's folder, in which nothing of the user's is lost but secrets."""
 
+import json
 import os
 import subprocess
 import sys
@@ -48,12 +49,10 @@ def test_the_file_is_valid_and_says_what_the_demo_decides(
 def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:
     write_mesh_file(options, KAFKA)
     program = [sys.executable, "-m", "workers.cli.app"]
-    command = [*program, "--config", str(options.mesh_file), "config", "show", "trainer"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [*program, "--config", str(options.mesh_file), "config", "show", "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     line = options.mesh_file.read_text().splitlines().index("total_steps = 9") + 1
-    assert [row.split() for row in shown.splitlines() if "trainer.total_steps" in row] == [
-        ["trainer.total_steps", "9", f"{options.mesh_file}:{line}"]
-    ]
+    assert shown["trainer.total_steps"] == {"value": 9, "from": f"{options.mesh_file}:{line}"}
 
 
 def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_stay_out_of_the_file(

@@ -157,7 +157,7 @@ def test_explorer_driven_publishes_only_what_was_asked_for() -> None:
     [
         ({"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1}, 1, "max_staleness to 2 or more"),
         ({"sync_style": "trainer_driven", "sync_interval": 4}, 2, "max_staleness to 3 or more"),
-        ({"sync_style": "fully_async", "trainer_sync_interval": 2}, 0, "TRAINER_SYNC_INTERVAL to 1 or less"),
+        ({"sync_style": "fully_async", "trainer_sync_interval": 2}, 0, "trainer_sync_interval to 1 or less"),
         ({"sync_style": "explorer_driven", "sync_interval": 2, "sync_offset": 1}, 1, "max_staleness to 2 or more"),
     ],
 )
