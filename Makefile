@@ -21,6 +21,9 @@ ifneq ($(shell test -w "$${HOME:-/nonexistent}" && echo yes),yes)
 export HOME := $(CURDIR)/.cache/home
 endif
 
+# Containers often forbid it, to stay small; here every process would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test stack-test fuzz check docs site sbom audit hooks wheel images bench clean
 
 help: ## Show this.
@@ -28,7 +31,7 @@ help: ## Show this.
 
 setup: $(STAMP) ## Install everything: environment, pinned packages, the broker's jars.
 
-$(STAMP): tools/bootstrap.sh requirements/$(DEVICE).lock pyproject.toml trinity_bus/broker/kafka.lock
+$(STAMP): tools/bootstrap.sh tools/compile_imports.py requirements/$(DEVICE).lock pyproject.toml trinity_bus/broker/kafka.lock
 	@tools/bootstrap.sh $(DEVICE) $(STAMP)
 
 demo: setup ## Run the whole mesh and watch a model learn. Options: ARGS='...'

@@ -1,12 +1,17 @@
 """Fixtures that all tests share."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 
+# Tests start some hundred processes; without bytecode each of them, and each session, would compile its imports anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell that runs the tests in the background has them ignore it, and so would every service that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

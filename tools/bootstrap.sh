@@ -12,7 +12,7 @@ LOCK="requirements/$DEVICE.lock"
 [ -f "$LOCK" ] || fail "there is no $LOCK; DEVICE is cpu or gpu"
 
 # What the environment was made from: with the same content there is nothing to do, whatever the files' times say.
-inputs() { cat "$LOCK" pyproject.toml tools/bootstrap.sh tools/env.sh trinity_bus/broker/kafka.lock | cksum; }
+inputs() { cat "$LOCK" pyproject.toml tools/bootstrap.sh tools/compile_imports.py tools/env.sh trinity_bus/broker/kafka.lock | cksum; }
 
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$(inputs)" ] && .venv/bin/python -c '' 2>/dev/null; then
   touch "$STAMP"
@@ -63,6 +63,9 @@ if [ -t 2 ]; then VERBOSITY=(); else VERBOSITY=(--quiet); fi
 "$UV" pip sync "${VERBOSITY[@]}" --python .venv/bin/python --require-hashes "$LOCK"
 # Built with the setuptools of the lock file: nothing that is not pinned takes part.
 "$UV" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
+
+say "Compiling what services import"
+.venv/bin/python -m tools.compile_imports
 
 say "Preparing the embedded broker"
 .venv/bin/trinity-bus broker prepare

@@ -78,14 +78,14 @@ class ForkServer:
             )
         self._channel.setblocking(False)
         modules = explorer.workflow_modules
-        sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens)
+        sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens, seed=explorer.seed)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._channel.send(
             TO_FORK_SERVER.encode(
                 LoadWorkflows(
                     tokenizer=tokenizer,
                     model_path=explorer.model_path or "",
-                    model=settings.mesh.model,
+                    model=explorer.served_model,
                     sampling=sampling.model_dump_json(exclude_none=True).encode(),
                     modules=[] if modules is None else modules.split(","),
                     explorer=explorer.name,

@@ -27,7 +27,7 @@ _GRACE_S = 40.0
 @app.command()
 def demo(
     *,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights and of the order of tasks.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights, the order of tasks, and the draws.")] = 0,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Most steps of training.")] = MAX_STEPS,
     explorers: Annotated[int, typer.Option("--explorers", min=1, max=16, help="Processes that generate.")] = 2,
     max_staleness: Annotated[

@@ -93,6 +93,8 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "coordinator.batch_size": BATCH_SIZE,
         "coordinator.group_size": GROUP_SIZE,
         "coordinator.max_staleness": options.max_staleness,
+        # The same for all of them: what a task draws does not hang on who runs it.
+        "explorer.seed": options.seed,
         "explorer.slots": slots,
         "explorer.max_num_seqs": slots * GROUP_SIZE,
         "explorer.cpu_kvcache_gib": 0.5,

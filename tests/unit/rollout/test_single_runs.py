@@ -49,6 +49,21 @@ async def test_a_run_may_give_several_rollouts_and_each_knows_its_run_and_what_i
     assert times[1] == times[2] >= 0.0
 
 
+async def test_each_run_has_requests_of_its_own() -> None:
+    """So what one draws does not hang on how they take turns."""
+    bases, numbers = [], []
+
+    class Asking(Mine):
+        async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+            bases.append(ctx.run_id_base)
+            numbers.append([next(ctx.requests), next(ctx.requests)])
+            return await super().run_once(task, ctx, run_id)
+
+    await run(Asking(), base=8)
+    assert bases == [8, 9, 10, 11]
+    assert numbers == [[0, 1]] * 4
+
+
 async def test_a_run_without_a_rollout_has_broken_off() -> None:
     class Nothing(Mine):
         async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:  # type: ignore[override]

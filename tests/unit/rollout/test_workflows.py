@@ -1,12 +1,15 @@
 """Workflows, run against an engine that answers from a list and a tokenizer of words."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from schemas.task import Message, Sampling, Task
+from schemas.message import FunctionSchema, Message, Tool
+from schemas.sampling import Sampling
+from schemas.task import Task
 from trinity_bus.rollout import (
     REGISTRY,
     Rollout,
@@ -31,6 +34,8 @@ class Said:
 class WordTokenizer:
     """Words to ids as they come; 0 is the beginning and 1 the end of a sequence."""
 
+    all_special_ids = (0, 1)
+
     def __init__(self, chat_template: Any = None) -> None:
         self.chat_template = chat_template
         self.words = ["<bos>", "<eos>"]
@@ -43,12 +48,20 @@ class WordTokenizer:
         return " ".join(self.words[i] for i in token_ids if i > 1 or not skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **options: Any,
+    ) -> Any:
         assert add_generation_prompt
         assert tokenize
         assert not return_dict
         text = " ".join(f"{message['role']} {message['content']}" for message in conversation)
+        text = "".join(f"tool {tool['function']['name']} " for tool in tools or []) + text
         return self.encode(text + " assistant", add_special_tokens=False)
 
 
@@ -132,6 +145,17 @@ def test_messages_go_through_the_chat_template() -> None:
         prompt_tokens(task, WordTokenizer())
 
 
+def test_the_chat_template_is_told_of_the_tasks_tools() -> None:
+    tokenizer = WordTokenizer("a template")
+    task = Task(
+        task_id="t",
+        workflow="agent",
+        messages=[Message(role="user", content="2 + 2 ?")],
+        tools=[Tool(function=FunctionSchema(name="add"))],
+    )
+    assert tokenizer.decode(prompt_tokens(task, tokenizer)).startswith("tool add user 2 + 2 ?")
+
+
 def test_a_prompt_is_needed_and_only_one() -> None:
     both = Task(task_id="t", workflow="math", prompt="a", messages=[Message(role="user", content="b")])
     neither = Task(task_id="t", workflow="math", data={"a": 1})
@@ -178,3 +202,30 @@ def test_a_name_belongs_to_one_workflow() -> None:
 
             async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
                 raise NotImplementedError
+
+
+async def asked_seeds(ctx: RolloutContext, own: Sampling | None = None) -> list[int | None]:
+    """Of two requests of one response each."""
+    engine = ctx.engine
+    assert isinstance(engine, ScriptedEngine)
+    for _ in range(2):
+        await ctx.generate([0], own)
+    return [sampling.seed for _, sampling, _, _ in engine.asked[-2:]]
+
+
+async def test_where_the_explorer_has_a_seed_each_request_follows_from_it_the_task_and_the_run() -> None:
+    def of(task_id: str, base: int = 0, seed: int | None = 7) -> RolloutContext:
+        return dataclasses.replace(context(["4"]), task_id=task_id, run_id_base=base, sampling=Sampling(seed=seed))
+
+    seeds = await asked_seeds(of("one"))
+    assert seeds == await asked_seeds(of("one"))
+    assert [None if seed is None else seed + 8 for seed in seeds] == await asked_seeds(of("one", base=8))
+    others = [*seeds, *await asked_seeds(of("two")), *await asked_seeds(of("one", seed=8))]
+    assert len(set(others)) == 6
+    assert all(seed is not None and 0 <= seed < 2**62 for seed in others)
+    assert await asked_seeds(of("one", seed=None)) == [None, None]
+
+
+async def test_a_tasks_own_seed_counts_more_and_no_two_runs_draw_the_same() -> None:
+    ctx = dataclasses.replace(context(["4"]), task_id="one", run_id_base=8, sampling=Sampling(seed=7))
+    assert await asked_seeds(ctx, Sampling(seed=3)) == [11, 11]
