@@ -22,6 +22,7 @@ from schemas.columns import GroupHeader
 from schemas.experience import COLUMNS, ExperienceGroup
 from schemas.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
 from schemas.group_rules import IDENTIFIERS
+from schemas.optional_columns import OPTIONAL_COLUMNS
 from schemas.record import Record
 from schemas.task import Task
 from schemas.topics import (
@@ -35,7 +36,7 @@ from schemas.topics import (
 )
 
 PATH = Path(__file__).parent.parent / "docs" / "asyncapi.yaml"
-CONTRACT_VERSION = "1.0.0"
+CONTRACT_VERSION = "1.1.0"
 """Minor: something optional was added. Major: a record type has a new major version."""
 _BINDING = "0.5.0"
 _LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
@@ -48,11 +49,11 @@ _INTRODUCTION = f"""\
 Reinforcement fine-tuning of language models over Apache Kafka. Whoever produces `tasks` is answered on `batches`;
 whoever reads `experiences` sees every sample that was ever drawn.
 
-Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a msgpack
-array of such a map and one binary. Tasks may be JSON too, and may then leave out these two keys. A reader ignores
-fields that it does not know and refuses major versions that it does not know. Absent fields have the documented
-default; null is written by leaving the field out. An array or map has at most {MAX_ITEMS} entries, a record at most
-{MAX_CONTAINERS} arrays and maps, free-form data at most {MAX_DEPTH} levels.
+Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a
+msgpack array of such a map and one binary. Tasks and examples may be JSON too, and may then leave out these two
+keys. A reader ignores fields that it does not know and refuses major versions that it does not know. Absent
+fields have the documented default; null is written by leaving the field out. An array or map has at most
+{MAX_ITEMS} entries, a record at most {MAX_CONTAINERS} arrays and maps, free-form data at most {MAX_DEPTH} levels.
 """
 
 
@@ -312,7 +313,7 @@ def _experience_schemas() -> dict[str, Any]:
                 "minItems": 4,
                 "maxItems": 4,
             }
-            for column in COLUMNS
+            for column in (*COLUMNS, *OPTIONAL_COLUMNS)
         },
     }
     group = {

@@ -14,7 +14,9 @@ from schemas import (
     Cancel,
     CancelTasks,
     CommandReply,
+    ContentPart,
     CoordinatorHeartbeat,
+    Demonstration,
     Dispatch,
     ExperienceGroup,
     ExperiencePiece,
@@ -22,11 +24,15 @@ from schemas import (
     ExplorerLeft,
     FinalizeBatch,
     FinalizeUpgrade,
+    FunctionCall,
+    FunctionSchema,
+    LeftOut,
     ManifestEntry,
     Member,
     Message,
     ModelVersion,
     Position,
+    Preference,
     PublishedVersion,
     PublishVersion,
     Record,
@@ -38,19 +44,24 @@ from schemas import (
     RunningAttempt,
     Sampling,
     SkipBatch,
+    StepBegun,
+    StepGroup,
     StepTrained,
+    StructuredOutputs,
     SubmitBatch,
     Superseded,
     Task,
     TaskResult,
     TasksetPosition,
+    Tool,
+    ToolCall,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
 )
 from schemas.codec import encode
-from tests.unit.schemas.record_strategies import small_group
+from tests.unit.schemas.record_strategies import full_group, small_group
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -295,9 +306,88 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         reason="its checkpoint is gone",
         available=[4, 5],
     ),
+    StepBegun(
+        trainer="trainer-0",
+        incarnation="life-1",
+        run="run-1",
+        model="policy",
+        step=3,
+        batch_id="batch-3",
+        sequence=3,
+        next_offset=17,
+        seed=7,
+        groups=[
+            StepGroup(
+                task_id="task-1",
+                parts=[ResultPart(attempt=1, samples=3, position=Position(partition=3, offset=17))],
+            )
+        ],
+        left_out=[LeftOut(task_id="task-1", reason="bad_reward", samples=[0, 2], detail="reward inf")],
+        replayed=[StepGroup(task_id="task-0", parts=[ResultPart(attempt=1, samples=1)])],
+        demonstrations=[Position(partition=0, offset=4)],
+        skipped="its rewards are wrong",
+    ),
+    Demonstration(example_id="d-1", prompt="What is 6 times 7?", response="42", weight=0.5),
+    Preference(
+        example_id="p-1",
+        messages=[Message(role="user", content="What is 6 times 7?")],
+        chosen="42",
+        rejected="41",
+    ),
 )
 
-NEWER: dict[str, Record] = {
+NEWER: dict[str, Record | ExperienceGroup] = {
+    "experience.v1.full.msgpack": full_group(),
+    "task.v1.tools.msgpack": Task(
+        task_id="task-1",
+        workflow="agent",
+        messages=[
+            Message(role="user", content=[ContentPart(text="Who wrote it?")]),
+            Message(
+                role="assistant",
+                reasoning_content="I look it up.",
+                tool_calls=[ToolCall(id="call-1", function=FunctionCall(name="search", arguments='{"query": "it"}'))],
+            ),
+            Message(role="tool", content="Kreps", tool_call_id="call-1", name="search"),
+        ],
+        tools=[
+            Tool(
+                function=FunctionSchema(
+                    name="search", description="Look it up.", parameters={"type": "object", "properties": {}}
+                )
+            )
+        ],
+        sampling=Sampling(
+            min_p=0.125,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.5,
+            stop_token_ids=[7],
+            ignore_eos=True,
+            min_tokens=2,
+            bad_words=["no"],
+            logit_bias={"5": 2.0},
+            allowed_token_ids=[1, 2],
+            structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
+            skip_special_tokens=False,
+            thinking_token_budget=16,
+        ),
+    ),
+    "event.rollout_finished.v1.runs.msgpack": RolloutFinished(
+        explorer="explorer-0",
+        incarnation="life-1",
+        task_id="task-1",
+        attempt=1,
+        batch_id="batch-1",
+        batch_type="train",
+        status="partial",
+        completed_runs=2,
+        total_runs=4,
+        samples=5,
+        experience=Position(partition=3, offset=17),
+        error="ValueError: no",
+        runs=[0, 3],
+    ),
     "event.rollout_finished.v1.pieces.msgpack": RolloutFinished(
         explorer="explorer-0",
         incarnation="life-1",
