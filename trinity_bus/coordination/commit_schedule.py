@@ -24,8 +24,8 @@ COMMIT_EVERY_S: Final = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
 orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
 COMMIT_SHARE: Final = 0.5
-"""Most of the time that may be spent in transactions: where they take long the machines are busy, and fewer, larger ones
-leave more of them to the work itself."""
+"""Most of the time that may be spent in transactions: where they take long the machines are busy, and fewer, larger
+ones leave more of them to the work itself."""
 COMMIT_LATEST_S: Final = 0.03
 """After so long the next one begins, whatever the last one took."""
 LINGER_S: Final = 0.05
