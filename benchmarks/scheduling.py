@@ -142,7 +142,7 @@ async def _measure(
 ) -> tuple[throughput.Measured, dict[float, throughput.Measured], throughput.Measured]:
     """Return the saturated mesh, the mesh at each of the moderate rates, and bare aiokafka."""
     before, total = size.warm_up + tasks, size.warm_up + tasks + size.offered * len(OFFERED_RATES)
-    offered = {}
+    offered: dict[float, throughput.Measured] = {}
     async with Bus(made.kafka, client_id="benchmark") as bus:
         saturated = await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
         for rate in OFFERED_RATES:
