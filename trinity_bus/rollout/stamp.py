@@ -7,8 +7,8 @@ the engine was asked is known here; which sample came of which question is not, 
     asked in several ways    --> each sample has to say it (``Rollout.sampling``), or nobody knows: an error
     never asked              --> nothing was drawn: nothing is said
 
-No trainer can repeat a distribution that penalties, biases or constraints have altered (``Sampling.altered_by``): what was
-drawn from one is carried, and rewarded, and its mask is all False, so that it is not trained on. A metric counts it.
+No trainer can repeat a distribution that penalties, biases or constraints have altered (``Sampling.altered_by``). What
+was drawn from one is carried, and rewarded, and its mask is all False: it is not trained on. A metric counts it.
 """
 
 from collections.abc import Sequence
