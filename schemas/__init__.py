@@ -45,9 +45,11 @@ from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Answer, DrawnResponse, Turn
 
 __all__ = [
     "AbortBatch",
+    "Answer",
     "BatchLifecycleState",
     "BatchRecord",
     "BatchResult",
@@ -59,6 +61,7 @@ __all__ = [
     "ContentPart",
     "CoordinatorHeartbeat",
     "Dispatch",
+    "DrawnResponse",
     "ExperienceGroup",
     "ExperiencePiece",
     "ExplorerHeartbeat",
@@ -99,6 +102,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "TrainerHeartbeat",
+    "Turn",
     "UnservedPool",
     "VersionRefused",
     "VersionWanted",

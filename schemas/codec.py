@@ -43,6 +43,7 @@ from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Turn
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
@@ -60,6 +61,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     Dispatch,
     Cancel,
     ExperienceGroup,
+    Turn,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,

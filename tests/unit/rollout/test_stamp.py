@@ -76,8 +76,8 @@ def test_what_was_drawn_from_an_altered_distribution_is_rewarded_and_not_trained
     assert (honest.mask, honest.metrics) == (None, {})
     (only,) = stamped([rollout()], [altered])
     assert (only.mask, only.sampling) == ([False], altered)
+    asked: list[Sampling] = []
+    for way in (HOT, altered):
+        note_sampling(asked, way)
     with pytest.raises(UnknownSamplingError, match="2 ways"):
-        asked: list[Sampling] = []
-        note_sampling(asked, HOT)
-        note_sampling(asked, altered)
         stamped([rollout()], asked)
