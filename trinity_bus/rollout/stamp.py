@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.experience import Rollout
-from schemas.sampling import ALTERING, Sampling
+from schemas.sampling import Sampling
 from trinity_bus.errors import TrinityError
 
 
@@ -64,7 +64,7 @@ def _honest(rollout: Rollout) -> Rollout:
     return replace(rollout, mask=mask, metrics={**rollout.metrics, ALTERED: 1.0})
 
 
-_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", *ALTERING)
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")
 
 
 def _distribution(sampling: Sampling) -> tuple[Any, ...]:
