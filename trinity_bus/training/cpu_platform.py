@@ -11,7 +11,7 @@ The first two go through the global name ``torch`` of each Megatron module. So M
 :data:`FACTORIES` mean the CPU. torch itself stays as it is for the rest of the process. The third is a method of
 tensors and is answered for the length of the one call that asks (:data:`TYPE_ASSERTIONS`).
 
-:data:`JIT_REASON` tells of the one measure that is taken for speed.
+:data:`JIT_REASON` and :data:`ROTARY_REASON` tell of what is done for speed.
 
 Where CUDA is there, :func:`prepare` only imports. Each entry of the tables is needed: a test takes one away at a time
 and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
@@ -52,8 +52,22 @@ TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
         "clip_grad_by_total_norm_fp32",
         "asserts that gradients are of type 'torch.cuda.FloatTensor'",
     ),
+    "megatron.core.optimizer.distrib_optimizer": (
+        "DistributedOptimizer._build_model_and_main_param_groups",
+        "asserts the same of the weights that it shards",
+    ),
 }
 """Module to the function in it that asserts a CUDA tensor type, and what it asserts."""
+
+RANDOM: Final = "megatron.core.tensor_parallel.random"
+RANDOM_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "_get_cuda_rng_state": (lambda **_: None, "saved before a layer whose activations are computed again"),
+    "_set_cuda_rng_state": (
+        lambda *_, **__: None,
+        "queues a call for when there is CUDA, at each such layer, for ever",
+    ),
+}
+"""Functions of :data:`RANDOM` that save and restore CUDA's generator, which does not exist here."""
 
 TIED_REASON: Final = (
     "Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the "
@@ -63,6 +77,12 @@ TIED_REASON: Final = (
 JIT_REASON: Final = (
     "Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of "
     "the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is."
+)
+
+ROTARY: Final = ("megatron.core.models.common.embeddings.rope_utils", "_apply_rotary_pos_emb_thd")
+ROTARY_REASON: Final = (
+    "Megatron looks the angles of a packed micro-batch up sequence by sequence, in every layer, for queries and keys: "
+    "thousands of small calls where sequences are many and short. On a CPU they are looked up all at once."
 )
 
 _MODULES: Final = (
@@ -152,6 +172,22 @@ def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _all_at_once(genuine: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """See :data:`ROTARY_REASON`."""
+    plain = genuine.__globals__["_apply_rotary_pos_emb_bshd"]
+
+    @functools.wraps(genuine)
+    def wrapped(
+        t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *, cp_group: object, **options: Any
+    ) -> torch.Tensor:
+        del cp_group  # of one rank: SDPAttention knows no other
+        positions = torch.arange(len(t)) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+        rotated: torch.Tensor = plain(t[:, None], freqs[positions], **options)[:, 0]
+        return rotated
+
+    return wrapped
+
+
 @contextlib.contextmanager
 def _no_compilation() -> Iterator[None]:
     """See :data:`JIT_REASON`."""
@@ -169,6 +205,23 @@ def _no_compilation() -> Iterator[None]:
 def on_cpu() -> bool:
     """Return True where Megatron runs on the CPU because there is no CUDA device."""
     return not torch.cuda.is_available()
+
+
+def replace_function(module: str, path: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put another function in the place of one in a module, or in a class of it.
+
+    Args:
+        module: Its name.
+        path: Of the function within it.
+        replacement: Makes the other one of it.
+    """
+    *classes, name = path.split(".")
+    owner = functools.reduce(getattr, classes, sys.modules[module])
+    found = vars(owner)[name]
+    if isinstance(found, staticmethod | classmethod):
+        setattr(owner, name, type(found)(replacement(found.__func__)))
+    else:
+        setattr(owner, name, replacement(found))
 
 
 @functools.cache
@@ -190,8 +243,11 @@ def prepare() -> _TorchView | None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and vars(module).get("torch") is torch:
             module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
-    for owner, (function, _) in TYPE_ASSERTIONS.items():
-        setattr(sys.modules[owner], function, _saying_cuda(getattr(sys.modules[owner], function)))
+    for module_name, (path, _) in TYPE_ASSERTIONS.items():
+        replace_function(module_name, path, _saying_cuda)
+    for path, (meaning, _) in RANDOM_CALLS.items():
+        replace_function(RANDOM, path, lambda genuine, meaning=meaning: functools.wraps(genuine)(meaning))
+    replace_function(*ROTARY, _all_at_once)
     language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule
     language_module.setup_embeddings_and_output_layer = _leaving_tensors_here(
         language_module.setup_embeddings_and_output_layer
