@@ -30,17 +30,22 @@ from schemas.event import (
     StepTrained,
     Superseded,
     TrainerHeartbeat,
+    UnservedPool,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
+from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
-from schemas.task import Message, Sampling, Task
+from schemas.step import LeftOut, StepBegun, StepGroup
+from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
 __all__ = [
@@ -53,7 +58,9 @@ __all__ = [
     "CancelTasks",
     "CommandError",
     "CommandReply",
+    "ContentPart",
     "CoordinatorHeartbeat",
+    "Demonstration",
     "Dispatch",
     "ExperienceGroup",
     "ExperiencePiece",
@@ -61,11 +68,15 @@ __all__ = [
     "ExplorerLeft",
     "FinalizeBatch",
     "FinalizeUpgrade",
+    "FunctionCall",
+    "FunctionSchema",
+    "LeftOut",
     "ManifestEntry",
     "Member",
     "Message",
     "ModelVersion",
     "Position",
+    "Preference",
     "PublishVersion",
     "PublishedVersion",
     "Record",
@@ -82,14 +93,20 @@ __all__ = [
     "Sampling",
     "SkipBatch",
     "SkippedBatch",
+    "StepBegun",
+    "StepGroup",
     "StepTrained",
+    "StructuredOutputs",
     "SubmitBatch",
     "Superseded",
     "Task",
     "TaskResult",
     "TaskStatus",
     "TasksetPosition",
+    "Tool",
+    "ToolCall",
     "TrainerHeartbeat",
+    "UnservedPool",
     "VersionRefused",
     "VersionWanted",
     "WeightsSynced",

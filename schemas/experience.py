@@ -44,7 +44,7 @@ from schemas import optional_columns
 from schemas.column import Column
 from schemas.errors import SchemaError, shown
 from schemas.record import BatchType, Metrics
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 type Int32 = NDArray[np.int32]
@@ -75,7 +75,10 @@ COLUMNS = (
 
 
 class SampledWith(NamedTuple):
-    """How the tokens of a sample were drawn: a row of ``sampling``."""
+    """How the tokens of a sample were drawn: a row of ``sampling``.
+
+    Where something else had a say too (``Sampling.altered_by``), all but the temperature are NaN.
+    """
 
     temperature: float
     """What logits were divided by; 0 drew the likeliest token."""
@@ -88,8 +91,9 @@ class SampledWith(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """Whether some tokens could not be drawn at all, so that probabilities are not those of the whole softmax."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.temperature == 0
+        """Whether it was drawn from another distribution than the softmax at its temperature."""
+        whole = self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+        return self.temperature == 0 or not whole
 
 
 class Sample(Struct, frozen=True, kw_only=True, eq=False):
@@ -284,7 +288,7 @@ def build_group(
         try:
             prompt, response = tokens.add(one.prompt_token_ids), tokens.add(one.response_token_ids)
             drawn = logprobs.add(one.logprobs)
-            masked = masks.add(np.ones(response, np.uint8) if one.mask is None else one.mask)
+            masked = masks.ones(response) if one.mask is None else masks.add(one.mask)
         except (TypeError, ValueError, OverflowError) as error:
             raise SchemaError(f"task {shown(task_id)}, sample {i}: {error}") from error
         if not response == drawn == masked:
@@ -366,4 +370,5 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
 
 def _is_number(value: Any) -> bool:
     """Whether it is one number, be it in a tensor."""
-    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)
+    # Most are, and to ask for it by name is the cheapest.
+    return type(value) is float or (isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0))

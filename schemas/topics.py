@@ -46,10 +46,12 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
@@ -88,6 +90,8 @@ class Topic:
     records: tuple[type, ...]
     """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
     nobody says what is not theirs to say."""
+    any_partition: bool = False
+    """Whether any of its partitions will do for any record: nobody depends on the order of those of a key."""
     sender: str | None = None
     """The field of its records that names who wrote them, which is their key too; None where there is no such."""
     writers: tuple[Role, ...]
@@ -181,6 +185,7 @@ EXPERIENCES = Topic(
     name="experiences",
     key="task id",
     partitions=8,
+    any_partition=True,
     cleanup="delete",
     keep_ms=7 * _DAY_MS,
     retention_bytes=8 << 30,
@@ -246,10 +251,50 @@ BATCHES = Topic(
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
+STEPS = Topic(
+    name="steps",
+    key="trainer name/step",
+    partitions=1,
+    cleanup="compact",
+    max_message_bytes=StepBegun.MAX_BYTES + ROOM,
+    min_compaction_lag_ms=_HOUR_MS,
+    segment_ms=_DAY_MS,
+    segment_bytes=64 * _MIB,
+    description="What each step is about to train on, and what it leaves out and why, written before it begins: the "
+    "last thousand of each trainer. A step that is taken again after a crash obeys it.",
+    records=(StepBegun,),
+    writers=("trainer",),
+    readers=("trainer", "operator"),
+)
+DEMONSTRATIONS = Topic(
+    name="demonstrations",
+    key="example id",
+    partitions=1,
+    cleanup="delete",
+    retention_bytes=8 << 30,
+    max_message_bytes=Demonstration.MAX_BYTES + ROOM,
+    description="How prompts are to be answered, for a trainer that is told to learn from them; msgpack or JSON.",
+    records=(Demonstration,),
+    writers=("producer", "operator"),
+    readers=("trainer", "operator"),
+)
+PREFERENCES = Topic(
+    name="preferences",
+    key="example id",
+    partitions=1,
+    cleanup="delete",
+    retention_bytes=8 << 30,
+    max_message_bytes=Preference.MAX_BYTES + ROOM,
+    description="Which of two answers to a prompt is the better one, likewise.",
+    records=(Preference,),
+    writers=("producer", "operator"),
+    readers=("trainer", "operator"),
+)
 RESULTS = Topic(
     name="results",
     key="task id",
     partitions=8,
+    any_partition=True,
     cleanup="delete",
     retention_ms=7 * _DAY_MS,
     description="The one accepted answer to each task, the moment it is accepted.",
@@ -360,6 +405,9 @@ TOPICS = (
     *EVENTS,
     RESULTS,
     BATCHES,
+    STEPS,
+    DEMONSTRATIONS,
+    PREFERENCES,
     MODEL_VERSIONS,
     TASKSETS,
     VERSION_HISTORY,

@@ -10,7 +10,8 @@ A record may be well formed and still hold what ends a training step, or spoils 
 ``bad_reward``     its reward, or that of a turn, is infinite, or larger than any that a float32 gradient survives; NaN
                    means that there is none, and is no flaw
 ``bad_sampling``   what it says of how it was drawn is none: a temperature below 0 or above 10, a top-p outside (0, 1],
-                   a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no flaw
+                   a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no flaw, nor is
+                   NaN in the last three: something else limited what was drawn
 ``bad_teacher``    the teacher's log-probability of a token that is trained on is not finite or that of a probability
                    above 1; NaN for all of them: the teacher was not asked, which is no flaw
 ``bad_routes``     it names an expert that the model does not have
@@ -26,8 +27,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from schemas.experience import Bool, ExperienceGroup, Float32, Sample
-from schemas.task import MAX_TEMPERATURE
+from schemas.experience import Bool, ExperienceGroup, Float32, Sample, SampledWith
+from schemas.sampling import MAX_TEMPERATURE
+
+# What the methods of arrays call, by a detour that takes as long as this does for a few numbers.
+_smallest, _largest = np.minimum.reduce, np.maximum.reduce
 
 MAX_REWARD = 1e9
 """Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the
@@ -84,14 +88,18 @@ def flaws(group: ExperienceGroup, bounds: Bounds) -> list[Flaw]:
 
 def _flawless(group: ExperienceGroup, bounds: Bounds) -> bool:
     """Whether all samples are in order: a few passes over whole columns, because nearly all groups are."""
-    if len(group.tokens) and not 0 <= int(group.tokens.min()) <= int(group.tokens.max()) < bounds.vocabulary:
+    # As unsigned numbers, negative ones are larger than any vocabulary.
+    if len(group.tokens) and _largest(group.tokens.view(np.uint32)) >= bounds.vocabulary:
         return False
-    if int(group.prompt_lengths.min()) < 1 or int(group.lengths.max()) > bounds.positions:
+    if _smallest(group.prompt_lengths) < 1 or _largest(group.lengths) > bounds.positions:
         return False
-    # Also of tokens that are not trained on: which those are, the slow way tells.
-    if not _are_logprobs(group.logprobs).all():
+    # Also of tokens that are not trained on: which those are, the slow way tells. Of a NaN, neither comparison is true.
+    drawn = group.logprobs
+    if len(drawn) and not (_smallest(drawn) > -np.inf and _largest(drawn) <= LOGPROB_SLACK):
         return False
-    return bool(_are_rewards(group.rewards).all()) and (group.is_plain or _flawless_optional(group, bounds))
+    if (np.abs(group.rewards) > MAX_REWARD).any():
+        return False
+    return group.is_plain or _flawless_optional(group, bounds)
 
 
 _LEAST = np.array([0, np.nextafter(0, 1, dtype=np.float32), 0, 0], np.float32)
@@ -111,6 +119,11 @@ def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
 
 def _is_sampling(rows: Float32) -> bool:
     return bool(((rows >= _LEAST) & (rows <= _MOST)).all())
+
+
+def _described(drawn: SampledWith) -> SampledWith:
+    """Return the same, as if nothing else had a say in it."""
+    return SampledWith(drawn.temperature, 1, 0, 0) if np.isnan(drawn[1:]).all() else drawn
 
 
 def _are_logprobs(values: Float32) -> Bool:
@@ -151,7 +164,7 @@ def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
     if sample.turn_rewards is not None and not (good := _are_rewards(sample.turn_rewards)).all():
         wrong = sample.turn_rewards[~good][0]
         return FlawKind.BAD_REWARD, f"the reward {wrong:g} of a turn is beyond {MAX_REWARD:g}"
-    if sample.sampling is not None and not _is_sampling(np.array(sample.sampling, np.float32)):
+    if sample.sampling is not None and not _is_sampling(np.array(_described(sample.sampling), np.float32)):
         return FlawKind.BAD_SAMPLING, f"nothing is drawn with {sample.sampling}"
     if sample.teacher_logprobs is not None:
         teacher = sample.teacher_logprobs[sample.mask]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from trinity_bus.bus.connection import client_options
-from trinity_bus.config import Settings, SynchronizerSettings, WrongSettingsError, env_name, required
+from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
+from trinity_bus.config.mesh import Mode
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
@@ -19,6 +20,11 @@ from trinity_bus.training.objectives import registry
 def model_path(settings: Settings) -> Path:
     """Return the folder of the model that is trained."""
     return Path(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
+
+
+def explored_model_path(settings: Settings) -> Path:
+    """Return the folder of the model that an explorer starts from."""
+    return Path(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
 
 
 def checkpoint_dir(settings: Settings) -> Path:
@@ -45,9 +51,25 @@ def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
         # Without a password, it would ask for one on the terminal.
         context.load_cert_chain(sync.tls_certfile, sync.tls_keyfile, password=str)
     except (OSError, ValueError) as error:
-        name = env_name("synchronizer.tls_certfile")
-        raise ConfigError(f"{name}={str(sync.tls_certfile)!r}: it or its key cannot be used: {error}") from None
+        raise ConfigError(f"synchronizer.tls_certfile or its key cannot be used: {error}") from None
     return context
+
+
+def _takes_part(service: str) -> Callable[[Settings], None]:
+    def check(settings: Settings) -> None:
+        mode = settings.mesh.mode
+        if mode not in _MODES[service]:
+            raise ConfigError(f"mesh.mode is {mode}, which has no {service}; see docs/pools.md")
+
+    return check
+
+
+def _has_a_pool(settings: Settings) -> None:
+    if settings.mesh.mode == "both" and settings.explorer.follows == "none" and settings.explorer.is_in_own_pool:
+        raise ConfigError(
+            "explorer.follows is none: beside a trainer it needs a pool of its own, explorer.pool; without one, set "
+            "mesh.mode to explore, bench or serve"
+        )
 
 
 def _connection(settings: Settings) -> None:
@@ -58,26 +80,34 @@ def _connection(settings: Settings) -> None:
 
 def _trained_dtype(settings: Settings) -> None:
     if settings.mesh.dtype == "float16":
-        raise ConfigError(f"{env_name('mesh.dtype')}=float16: the trainer trains in bfloat16 or float32")
+        raise ConfigError("mesh.dtype is float16: the trainer trains in bfloat16 or float32")
 
 
 def _ranks(settings: Settings) -> None:
     if settings.trainer.engine == "torch" and settings.trainer.ranks > 1:
         raise ConfigError(
-            f"{env_name('trainer.engine')}=torch trains on one rank; tensor_parallel, pipeline_parallel and "
-            f"data_parallel ask for {settings.trainer.ranks}"
+            "trainer.engine=torch trains on one rank; trainer.tensor_parallel, .pipeline_parallel and .data_parallel "
+            f"ask for {settings.trainer.ranks}"
         )
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        names = [env_name(f"trainer.{name}") for name in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
         raise ConfigError(
-            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set {' or '.join(names)}"
+            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set "
+            "trainer.tensor_parallel, .pipeline_parallel or .data_parallel"
         )
 
+
+_MODES: Final[Mapping[str, frozenset[Mode]]] = {
+    "explorer": frozenset(["both", "explore", "bench", "serve"]),
+    "trainer": frozenset(["both", "train"]),
+    "taskset": frozenset(["both", "explore", "bench"]),
+}
+"""The modes in which each service takes part; a coordinator does in all."""
 
 PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
-    "explorer": (_connection, model_path),
+    "explorer": (_takes_part("explorer"), _connection, explored_model_path, _has_a_pool),
     "trainer": (
+        _takes_part("trainer"),
         _connection,
         model_path,
         checkpoint_dir,
@@ -87,7 +117,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),
     ),
-    "taskset": (_connection, dataset),
+    "taskset": (_takes_part("taskset"), _connection, dataset),
 }
 """What each service asks for; each raises ``ConfigError``."""
 
@@ -99,7 +129,7 @@ def problems(service: str, settings: Settings) -> list[str]:
         try:
             precondition(settings)
         except ConfigError as error:
-            found.append(str(error))
+            found.append(Origins(Settings).told(str(error)))
     return found
 
 

@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from schemas.record import Identifier
-from trinity_bus.config.names import env_name
-from trinity_bus.config.section import Section
+from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+type Mode = Literal["both", "explore", "train", "bench", "serve"]
 type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 MIN_RECORD_MIB = 5
@@ -33,6 +32,10 @@ class MeshSettings(Section):
     """Stands in front of every topic, group and transactional id, so that several runs can share a cluster."""
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
+    mode: Mode = "both"
+    """Which services take part. ``both``: explorers follow the trainer. ``explore``, ``bench`` and ``serve``: explorers
+    have a fixed checkpoint, and there is no trainer; they draw experiences, evaluate, or only answer. ``train``: the
+    trainer trains on what the log holds, and there are no explorers. See docs/pools.md."""
     model_path: str | None = None
     """Folder of the Hugging Face model that explorers and trainer start from."""
     dtype: Dtype = "auto"
@@ -50,15 +53,9 @@ class MeshSettings(Section):
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> Self:
         if self.max_tokens >= self.max_model_len:
-            raise PydanticCustomError(
-                "no_room",
-                "{tokens}={max_tokens} leaves no room for prompts: {length} is {max_model_len}",
-                {
-                    "tokens": env_name("mesh.max_tokens"),
-                    "max_tokens": self.max_tokens,
-                    "length": env_name("mesh.max_model_len"),
-                    "max_model_len": self.max_model_len,
-                },
+            raise conflict(
+                f"mesh.max_tokens is {self.max_tokens}, which leaves no room for prompts: mesh.max_model_len is "
+                f"{self.max_model_len}"
             )
         return self
 

@@ -50,7 +50,7 @@ def arm(point: str, step: int) -> None:
     elif point == "unnamed":
         Path.rename = dying(Path.rename, lambda path, *_: path.name == folder, before=True)  # type: ignore[method-assign]  # the point of it
     elif point == "durable":
-        checkpoint.commit = dying(checkpoint.commit, lambda _, progress: progress.step == step, before=False)
+        checkpoint.commit = dying(checkpoint.commit, lambda _, progress, __: progress.step == step, before=False)
     else:
         raise SystemExit(f"unknown point {point}")
 
