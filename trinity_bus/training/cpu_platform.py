@@ -11,7 +11,7 @@ The first two go through the global name ``torch`` of each Megatron module. So M
 :data:`FACTORIES` mean the CPU. torch itself stays as it is for the rest of the process. The third is a method of
 tensors and is answered for the length of the one call that asks (:data:`TYPE_ASSERTIONS`).
 
-:data:`JIT_REASON` and :data:`ROTARY_REASON` tell of what is done for speed.
+:data:`JIT_REASON` tells of the one measure that is taken for speed.
 
 Where CUDA is there, :func:`prepare` only imports. Each entry of the tables is needed: a test takes one away at a time
 and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
@@ -77,12 +77,6 @@ TIED_REASON: Final = (
 JIT_REASON: Final = (
     "Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of "
     "the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is."
-)
-
-ROTARY: Final = ("megatron.core.models.common.embeddings.rope_utils", "_apply_rotary_pos_emb_thd")
-ROTARY_REASON: Final = (
-    "Megatron looks the angles of a packed micro-batch up sequence by sequence, in every layer, for queries and keys: "
-    "thousands of small calls where sequences are many and short. On a CPU they are looked up all at once."
 )
 
 _MODULES: Final = (
@@ -172,22 +166,6 @@ def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _all_at_once(genuine: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """See :data:`ROTARY_REASON`."""
-    plain = genuine.__globals__["_apply_rotary_pos_emb_bshd"]
-
-    @functools.wraps(genuine)
-    def wrapped(
-        t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *, cp_group: object, **options: Any
-    ) -> torch.Tensor:
-        del cp_group  # of one rank: SDPAttention knows no other
-        positions = torch.arange(len(t)) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
-        rotated: torch.Tensor = plain(t[:, None], freqs[positions], **options)[:, 0]
-        return rotated
-
-    return wrapped
-
-
 @contextlib.contextmanager
 def _no_compilation() -> Iterator[None]:
     """See :data:`JIT_REASON`."""
@@ -247,7 +225,6 @@ def prepare() -> _TorchView | None:
         replace_function(module_name, path, _saying_cuda)
     for path, (meaning, _) in RANDOM_CALLS.items():
         replace_function(RANDOM, path, lambda genuine, meaning=meaning: functools.wraps(genuine)(meaning))
-    replace_function(*ROTARY, _all_at_once)
     language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule
     language_module.setup_embeddings_and_output_layer = _leaving_tensors_here(
         language_module.setup_embeddings_and_output_layer

@@ -82,19 +82,6 @@ def test_each_call_for_a_generator_is_needed(
         assert torch.cuda._queued_calls
 
 
-def test_angles_that_are_looked_up_at_once_are_the_same(layout: Layout) -> None:
-    cpu_platform.prepare()
-    module, name = cpu_platform.ROTARY
-    ours = getattr(sys.modules[module], name)
-    generator = torch.Generator().manual_seed(0)
-    bounds = torch.tensor([0, 3, 4, 11], dtype=torch.int32)
-    packed, freqs = (torch.randn(size, generator=generator) for size in ((11, 4, 8), (7, 1, 1, 8)))
-    alone = torch.distributed.group.WORLD
-    assert layout.world_size == 1
-    found, expected = (rotary(packed, bounds, freqs, cp_group=alone) for rotary in (ours, ours.__wrapped__))
-    assert torch.equal(found, expected)
-
-
 def test_torch_itself_stays_as_it_is(train: Callable[..., None]) -> None:
     train()
     assert torch.Tensor.type is torch._C.TensorBase.type
