@@ -224,7 +224,7 @@ def prepare() -> _TorchView | None:
     for module_name, (path, _) in TYPE_ASSERTIONS.items():
         replace_function(module_name, path, _saying_cuda)
     for path, (meaning, _) in RANDOM_CALLS.items():
-        replace_function(RANDOM, path, lambda genuine, meaning=meaning: functools.wraps(genuine)(meaning))
+        replace_function(RANDOM, path, functools.partial(functools.update_wrapper, meaning))
     language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule
     language_module.setup_embeddings_and_output_layer = _leaving_tensors_here(
         language_module.setup_embeddings_and_output_layer
