@@ -35,24 +35,26 @@ class AdamW:
 
     def __init__(self, model: DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
         distributed = model.ddp_config.use_distributed_optimizer
-        self._megatron = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=settings.learning_rate,
-                weight_decay=settings.weight_decay,
-                decoupled_weight_decay=True,
-                adam_beta1=settings.adam_beta1,
-                adam_beta2=settings.adam_beta2,
-                clip_grad=settings.max_grad_norm,
-                params_dtype=dtype,
-                bf16=dtype is torch.bfloat16,
-                use_distributed_optimizer=distributed,
-                overlap_param_gather=model.ddp_config.overlap_param_gather,
-            ),
-            [model],
-            # On a CPU all groups are gloo's.
-            use_gloo_process_groups=distributed and not on_cpu(),
-        )
+        # Else the shards of float32 weights are views with a history, and torch warns of each gradient they are given.
+        with torch.no_grad():
+            self._megatron = get_megatron_optimizer(
+                OptimizerConfig(
+                    optimizer="adam",
+                    lr=settings.learning_rate,
+                    weight_decay=settings.weight_decay,
+                    decoupled_weight_decay=True,
+                    adam_beta1=settings.adam_beta1,
+                    adam_beta2=settings.adam_beta2,
+                    clip_grad=settings.max_grad_norm,
+                    params_dtype=dtype,
+                    bf16=dtype is torch.bfloat16,
+                    use_distributed_optimizer=distributed,
+                    overlap_param_gather=model.ddp_config.overlap_param_gather,
+                ),
+                [model],
+                # On a CPU all groups are gloo's.
+                use_gloo_process_groups=distributed and not on_cpu(),
+            )
         for group in self._megatron.param_groups:
             # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
