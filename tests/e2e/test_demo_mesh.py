@@ -80,7 +80,8 @@ class Demo:
         for process in processes(self.mark):
             # It may end between the listing and the look.
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.cmdline()[1:5] == ["-m", "workers.cli.app", "run", name]:
+                # One that was forked has all of it in its title.
+                if " ".join(process.cmdline()).split()[1:5] == ["-m", "workers.cli.app", "run", name]:
                     return process
         return None
 

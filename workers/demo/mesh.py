@@ -1,15 +1,17 @@
 """The demo's services and their ends: coordinator, explorers and trainer under one supervisor."""
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.restarts import Restarts
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BusError
+from trinity_bus.runtime.preload import Preload
 from workers.demo.settings import (
     DemoOptions,
     available_cores,
@@ -17,6 +19,7 @@ from workers.demo.settings import (
     demo_namespace,
     explorer_environment,
     service_environment,
+    shared_environment,
     trainer_environment,
 )
 from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor
@@ -100,8 +103,42 @@ async def broker(settings: Settings, options: DemoOptions, note: Callable[[str],
             raise
 
 
-def specs(options: DemoOptions, kafka: KafkaSettings) -> list[ServiceSpec]:
-    """Return what to run. Explorers and trainer are the last to start and the first to stop."""
+@contextmanager
+def preload(options: DemoOptions) -> Iterator[Preload]:
+    """Provide the process that imports vLLM, once for all explorers."""
+    # That it is there says that nothing is to be looked up on a model hub.
+    options.model_dir.mkdir(parents=True, exist_ok=True)
+    log = options.run_dir / "logs" / "preload.log"
+    log.parent.mkdir(exist_ok=True)
+    env = {**os.environ, **shared_environment(options)}
+    functions = ["trinity_bus.inference.launch:preload", "workers.demo.mesh:import_explorer"]
+    with Preload(functions, main="workers.cli.app:main", env=env, output=log) as found:
+        yield found
+
+
+def check_preload(preload: Preload, options: DemoOptions) -> None:
+    """Look whether explorers can be forked, or could be.
+
+    Raises:
+        ServiceDiedError: What they are forked from has ended.
+    """
+    if (code := preload.process.poll()) is not None:
+        raise ServiceDiedError("preload", f"ended with status {code}", options.run_dir / "logs" / "preload.log")
+
+
+def import_explorer() -> None:
+    """Import the explorer's own code, in the process that explorers are forked from."""
+    import workers.explorer.service  # noqa: F401
+
+
+def specs(options: DemoOptions, kafka: KafkaSettings, preload: Preload | None = None) -> list[ServiceSpec]:
+    """Return what to run. Explorers and trainer are the last to start and the first to stop.
+
+    Args:
+        options: The user's.
+        kafka: How to connect.
+        preload: What explorers are forked from.
+    """
     shared = service_environment(options, kafka)
     cores = available_cores()
     found = [
@@ -118,7 +155,8 @@ def specs(options: DemoOptions, kafka: KafkaSettings) -> list[ServiceSpec]:
         found.append(
             ServiceSpec(
                 name=name,
-                command=command("run", "explorer"),
+                command=["run", "explorer"],
+                forked_from=preload,
                 env=shared | explorer_environment(options, index, cores),
                 grace_s=_GRACE_S,
                 stage=1,
@@ -128,11 +166,11 @@ def specs(options: DemoOptions, kafka: KafkaSettings) -> list[ServiceSpec]:
 
 
 @asynccontextmanager
-async def services(options: DemoOptions, kafka: KafkaSettings) -> AsyncIterator[Supervisor]:
+async def services(options: DemoOptions, kafka: KafkaSettings, preload: Preload) -> AsyncIterator[Supervisor]:
     """All services, launched; stopped at the end, however it comes."""
     supervisor = Supervisor(options.run_dir)
     try:
-        for spec in specs(options, kafka):
+        for spec in specs(options, kafka, preload):
             supervisor.launch(spec)
         yield supervisor
     finally:

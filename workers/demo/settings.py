@@ -72,6 +72,13 @@ def service_environment(options: DemoOptions, kafka: KafkaSettings) -> dict[str,
     return {
         "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
         "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
+        **shared_environment(options),
+    }
+
+
+def shared_environment(options: DemoOptions) -> dict[str, str]:
+    """Return those of them that are known before there is a broker."""
+    return {
         "TRINITY_BUS_MESH__MODEL_PATH": str(options.model_dir.resolve()),
         "TRINITY_BUS_MESH__DTYPE": "float32",
         "TRINITY_BUS_MESH__MAX_MODEL_LEN": str(MAX_LENGTH),

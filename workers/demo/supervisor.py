@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trinity_bus.runtime.process import Child, ProcessError, tail
+from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.process import Child, Process, ProcessError, tail
 
 _POLL_S = 0.05
 _TAIL_LINES = 20
@@ -60,6 +61,8 @@ class ServiceSpec:
     """How long it may take to stop, in seconds."""
     stage: int = 0
     """Higher stages stop first; services of one stage stop together."""
+    forked_from: Preload | None = None
+    """Where it is forked instead of started anew; ``command`` is then its arguments."""
 
 
 class _Service:
@@ -69,8 +72,11 @@ class _Service:
         self.restarts_left = spec.restarts
         self.child = self._spawn()
 
-    def _spawn(self) -> Child:
-        return Child(self.spec.command, env={**os.environ, **self.spec.env}, output=self.log)
+    def _spawn(self) -> Process:
+        env = {**os.environ, **self.spec.env}
+        if self.spec.forked_from is not None:
+            return self.spec.forked_from.start([str(part) for part in self.spec.command], env=env, output=self.log)
+        return Child(self.spec.command, env=env, output=self.log)
 
     def check(self) -> None:
         """Start it again where it has ended and may be; else raise."""
