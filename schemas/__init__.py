@@ -30,17 +30,20 @@ from schemas.event import (
     StepTrained,
     Superseded,
     TrainerHeartbeat,
+    UnservedPool,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
 )
-from schemas.experience import ExperienceGroup, Rollout, Sample, build_group
+from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
+from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
-from schemas.task import Message, Sampling, Task
+from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "CancelTasks",
     "CommandError",
     "CommandReply",
+    "ContentPart",
     "CoordinatorHeartbeat",
     "Dispatch",
     "ExperienceGroup",
@@ -61,6 +65,8 @@ __all__ = [
     "ExplorerLeft",
     "FinalizeBatch",
     "FinalizeUpgrade",
+    "FunctionCall",
+    "FunctionSchema",
     "ManifestEntry",
     "Member",
     "Message",
@@ -78,17 +84,22 @@ __all__ = [
     "RunnersReport",
     "RunningAttempt",
     "Sample",
+    "SampledWith",
     "Sampling",
     "SkipBatch",
     "SkippedBatch",
     "StepTrained",
+    "StructuredOutputs",
     "SubmitBatch",
     "Superseded",
     "Task",
     "TaskResult",
     "TaskStatus",
     "TasksetPosition",
+    "Tool",
+    "ToolCall",
     "TrainerHeartbeat",
+    "UnservedPool",
     "VersionRefused",
     "VersionWanted",
     "WeightsSynced",

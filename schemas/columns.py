@@ -16,13 +16,20 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
+from schemas.column import Column
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.experience import COLUMNS, MAX_METRICS, MAX_SAMPLES, ExperienceGroup
 from schemas.group_rules import check_group, check_types
+from schemas.optional_columns import (
+    MAX_ROUTED_EXPERTS,
+    MAX_ROUTED_LAYERS,
+    OPTIONAL_COLUMNS,
+    present,
+)
 from schemas.record import BatchType, Metrics
 from schemas.weight import SMALL, Scales, weigh_msgpack
 
@@ -46,10 +53,15 @@ type _Ints = tuple[Literal["<i4"], tuple[_Size], _Offset, _Size]
 type _Floats = tuple[Literal["<f4"], tuple[_Size], _Offset, _Size]
 type _Bytes = tuple[Literal["|u1"], tuple[_Size], _Offset, _Size]
 type _Triples = tuple[Literal["<i4"], tuple[_Size, Literal[3]], _Offset, _Size]
+type _Pairs = tuple[Literal["<i4"], tuple[_Size, Literal[2]], _Offset, _Size]
+type _Quadruples = tuple[Literal["<f4"], tuple[_Size, Literal[4]], _Offset, _Size]
+type _Layers = Annotated[int, Meta(ge=1, le=MAX_ROUTED_LAYERS)]
+type _Chosen = Annotated[int, Meta(ge=1, le=MAX_ROUTED_EXPERTS)]
+type _Routes = tuple[Literal["|u1"], tuple[_Size, _Layers, _Chosen], _Offset, _Size]
 
 
 class GroupBuffers(Struct, gc=False):
-    """Where the columns lie: of each its dtype, shape, offset and nbytes."""
+    """Where the columns lie: of each its dtype, shape, offset and nbytes. Those that need not be there are last."""
 
     tokens: _Ints
     lengths: _Ints
@@ -59,14 +71,27 @@ class GroupBuffers(Struct, gc=False):
     rewards: _Floats
     run_ids: _Ints
     versions: _Triples
+    turn_starts: _Pairs | UnsetType = UNSET
+    turn_rewards: _Floats | UnsetType = UNSET
+    sampling: _Quadruples | UnsetType = UNSET
+    teacher_logprobs: _Floats | UnsetType = UNSET
+    routes: _Routes | UnsetType = UNSET
 
 
 # Unpacked once: attribute look-ups would cost a tenth of the time of a decode.
-_TABLE: tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...] = tuple(
-    (column.name, column.dtype_name, column.dtype, column.tail, column.dtype.itemsize * prod(column.tail))
-    for column in COLUMNS
-)
+type _Row = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
+
+
+def _row(column: Column, sizes: tuple[int, ...] = ()) -> _Row:
+    """Return a row of the table; ``sizes`` are what the words in the column's tail stand for."""
+    tail = tuple(size for size in column.tail if isinstance(size, int)) or sizes
+    return column.name, column.dtype_name, column.dtype, tail, column.dtype.itemsize * prod(tail)
+
+
+_TABLE: tuple[_Row, ...] = tuple(map(_row, COLUMNS))
 _columns = attrgetter(*(column.name for column in COLUMNS))
+_optional_entries = attrgetter(*(column.name for column in OPTIONAL_COLUMNS))
+_NO_ENTRIES = (UNSET,) * len(OPTIONAL_COLUMNS)
 
 
 class _Name(Struct, gc=False):
@@ -121,7 +146,8 @@ def encode_group(group: ExperienceGroup) -> bytes:
     table: list[Any] = []
     parts: list[Any] = [_ARRAY_OF_TWO, b"", b"", b""]
     offset = 0
-    for (name, dtype_name, dtype, tail, row_bytes), array in zip(_TABLE, _columns(group), strict=True):
+    rows, columns = (_TABLE, _columns(group)) if group.is_plain else _with_optional(group)
+    for (name, dtype_name, dtype, tail, row_bytes), array in zip(rows, columns, strict=True):
         shape = array.shape
         if array.dtype != dtype or not shape or shape[1:] != tail:
             wanted = f"{dtype} with shape {['n', *tail]}"
@@ -156,6 +182,26 @@ def encode_group(group: ExperienceGroup) -> bytes:
         raise EncodeError("experience: a buffer is not contiguous; use numpy.ascontiguousarray") from error
 
 
+def _with_optional(group: ExperienceGroup) -> tuple[list[_Row], list[NDArray[Any]]]:
+    """Return all columns that a group has, with their rows of the table.
+
+    Raises:
+        EncodeError: A column has another number of dimensions, or more layers or experts than it may have.
+    """
+    rows, columns = list(_TABLE), list(_columns(group))
+    for column, array in present(group):
+        sizes = array.shape[1:]
+        if column.name == "routes" and not (
+            len(sizes) == len(column.tail)
+            and 1 <= sizes[0] <= MAX_ROUTED_LAYERS
+            and 1 <= sizes[1] <= MAX_ROUTED_EXPERTS
+        ):
+            raise EncodeError(f"experience: routes has shape {list(array.shape)}, not [n, layers, k] within the limits")
+        rows.append(_row(column, sizes if column.name == "routes" else ()))
+        columns.append(array)
+    return rows, columns
+
+
 def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
     """Return the header map, whose last byte is the empty string of the padding."""
     header = GroupHeader(
@@ -169,7 +215,7 @@ def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
         model=group.model,
         explorer=group.explorer,
         incarnation=group.incarnation,
-        buffers=GroupBuffers(*table),
+        buffers=_buffers(group, table),
         metrics=group.metrics,
         finish_reasons=group.finish_reasons,
     )
@@ -177,6 +223,13 @@ def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
         return _encode_header(header)
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodeError(f"experience: {error}") from error
+
+
+def _buffers(group: ExperienceGroup, table: list[Any]) -> GroupBuffers:
+    if group.is_plain:
+        return GroupBuffers(*table)
+    optional = zip((column.name for column, _ in present(group)), table[len(_TABLE) :], strict=True)
+    return GroupBuffers(*table[: len(_TABLE)], **dict(optional))
 
 
 def decode_group(value: bytes) -> ExperienceGroup:
@@ -216,15 +269,29 @@ def decode_group(value: bytes) -> ExperienceGroup:
         lengths=_cut(words, 4, "lengths", buffers.lengths, size),
         prompt_lengths=_cut(words, 4, "prompt_lengths", buffers.prompt_lengths, size),
         logprobs=_cut(floats, 4, "logprobs", buffers.logprobs, size),
-        mask_bits=_cut(octets, 1, "mask_bits", buffers.mask_bits, size),
+        mask_bits=_cut(octets, 1, "mask_bits", buffers.mask_bits, size, 0),
         rewards=_cut(floats, 4, "rewards", buffers.rewards, size),
         run_ids=_cut(words, 4, "run_ids", buffers.run_ids, size),
         versions=_cut(words, 12, "versions", buffers.versions, size).reshape(-1, 3),
         metrics=metrics,
         finish_reasons=header.finish_reasons,
     )
+    optional = _optional_entries(buffers)
+    if optional != _NO_ENTRIES:
+        group = msgspec.structs.replace(group, **_cut_optional(octets, optional, size))
     check_group(group)
     return group
+
+
+def _cut_optional(octets: NDArray[Any], entries: tuple[Any, ...], size: int) -> dict[str, NDArray[Any]]:
+    """Return the optional columns that there are, of the whole binary."""
+    found = {}
+    for column, entry in zip(OPTIONAL_COLUMNS, entries, strict=True):
+        if entry is not UNSET:
+            row_bytes = column.dtype.itemsize * prod(entry[1][1:])
+            cut = _cut(octets, row_bytes, column.name, entry, size, 0)
+            found[column.name] = cut.view(column.dtype).reshape(entry[1])
+    return found
 
 
 def _metrics_of(raw: msgspec.Raw, header_bytes: int, size: int) -> list[Metrics]:
@@ -286,11 +353,22 @@ def _refuse_schema(header: _Name) -> None:
         raise UnsupportedVersion(header.schema, header.schema_version, ExperienceGroup.VERSION)
 
 
-def _cut(flat: NDArray[Any], row_bytes: int, name: str, entry: tuple[Any, ...], size: int) -> NDArray[Any]:
-    """Return the numbers of one column, of ``flat``, which is the whole binary of ``size`` bytes read as its dtype."""
+def _cut(  # noqa: PLR0917 - keywords would cost a tenth of its time
+    flat: NDArray[Any], row_bytes: int, name: str, entry: tuple[Any, ...], size: int, shift: int = 2
+) -> NDArray[Any]:
+    """Return the numbers of one column.
+
+    Args:
+        flat: The whole binary, read as numbers of ``1 << shift`` bytes.
+        row_bytes: Of the column.
+        name: Of the column.
+        entry: What the table of buffers says of it.
+        size: Bytes of the binary.
+        shift: See ``flat``.
+    """
     _, shape, offset, nbytes = entry
     end = offset + nbytes
     if shape[0] * row_bytes != nbytes or end > size:
         rule = f"must have a shape that fits its nbytes, within the {size} bytes of the binary"
         raise DecodeError("bad_buffer", f"experience: buffers.{name} = {shown(list(entry))} {rule}")
-    return flat[offset:end] if row_bytes == 1 else flat[offset >> 2 : end >> 2]
+    return flat[offset >> shift : end >> shift]

@@ -24,6 +24,13 @@ MAX_RUNNERS = 1024
 MAX_WORKFLOWS = 4096
 """Of one explorer."""
 
+MAX_ABILITIES = 64
+"""Of one explorer."""
+MAX_ADDRESS_CHARS = 300
+MAX_UNSERVED = 64
+"""Pools without an explorer that a coordinator names."""
+
+type Follows = Literal["trainer", "none"]
 type ExplorerState = Literal["starting", "ready", "syncing", "draining"]
 type RolloutStatus = Literal["completed", "partial", "failed"]
 type RunnerLifeState = Literal["starting", "idle", "busy", "stopping"]
@@ -50,6 +57,14 @@ class RunningAttempt(Item, frozen=True, kw_only=True):
     attempt: AtLeastOne
 
 
+class UnservedPool(Item, frozen=True, kw_only=True):
+    """A pool that tasks ask for, and no live explorer serves."""
+
+    pool: Name
+    parts: AtLeastOne
+    """Parts of tasks that wait for one."""
+
+
 class ExplorerHeartbeat(Record):
     """An explorer lives, has this much room, and serves this model version. The first one is how it joins."""
 
@@ -68,6 +83,18 @@ class ExplorerHeartbeat(Record):
     tokens_generated: Count = 0
     """Since the start of this incarnation."""
     sent_at: Time = 0.0
+    model: Identifier | None = None
+    """The model that it serves. Absent: the one that is trained."""
+    pool: Identifier | None = None
+    """The pool whose tasks it answers. Absent: that of the model that is trained."""
+    follows: Follows = "trainer"
+    """Whose weights it serves: the trainer's versions, or a checkpoint that stays as it is."""
+    abilities: Annotated[list[Identifier], Field(max_length=MAX_ABILITIES)] = Field(default_factory=list)
+    """What its engine can do, such as ``logprobs``, ``tools`` or ``vision``."""
+    max_model_len: Count = 0
+    """Longest prompt plus response, in tokens; 0: not told."""
+    address: Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)] = ""
+    """Where it answers requests that come by no topic, ``host:port``; empty: nowhere."""
 
 
 class RunnerState(Record):
@@ -122,6 +149,8 @@ class CoordinatorHeartbeat(Record):
     wait_after_min_s: Seconds = 30.0
     """How long a wait for some of many tasks goes on when there are enough."""
     sent_at: Time = 0.0
+    unserved: Annotated[list[UnservedPool], Field(max_length=MAX_UNSERVED)] = Field(default_factory=list)
+    """Tasks that are handed out wait for an explorer of these."""
 
 
 class ExplorerLeft(Record):
@@ -164,6 +193,8 @@ class RolloutFinished(Record):
     pieces: Annotated[list[ExperiencePiece], Field(max_length=MAX_PIECES)] = Field(default_factory=list)
     """The experience records of a group that is too large for one, in the order of its samples. A coordinator that does
     not know this field finds no experience, and has the attempt made again."""
+    runs: Annotated[list[Count], Field(max_length=MAX_REPEAT_TIMES)] = Field(default_factory=list)
+    """Which runs are done, where status is ``partial``: only the others are asked for again. Empty: not said."""
 
 
 class TrainerHeartbeat(Record):

@@ -16,21 +16,35 @@ buffer               dtype     shape               meaning
 ``versions``         int32     [spans, 3]          (sample, first response token, model version): who drew what
 ===================  ========  ==================  ==================================================================
 
+Five more are optional, and cost nothing where they are absent; see ``schemas.optional_columns``:
+
+====================  ========  ===================  ================================================================
+``turn_starts``       int32     [turns, 2]           (sample, first response token) of each turn
+``turn_rewards``      float32   [turns]              of each turn; NaN where the workflow gave none
+``sampling``          float32   [samples, 4]         temperature, top_p, top_k, min_p; NaN where nobody knows
+``teacher_logprobs``  float32   [responses]          under a teacher; NaN where it was not asked
+``routes``            uint8     [tokens, layers, k]  the experts that the router of each MoE layer chose for each token
+====================  ========  ===================  ================================================================
+
 ``responses`` is ``sum(lengths - prompt_lengths)``. Token ids and logprobs are the engine's own; text is never tokenized
 again on the way.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, NamedTuple, SupportsFloat
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from schemas import optional_columns
+from schemas.column import Column
 from schemas.errors import SchemaError, shown
 from schemas.record import BatchType, Metrics
+from schemas.sampling import Sampling
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 type Int32 = NDArray[np.int32]
@@ -47,24 +61,6 @@ MAX_METRICS = 64
 """Metrics of one sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One buffer of a group, as the wire and its description have it."""
-
-    name: str
-    dtype_name: str
-    """NumPy's name, with the byte order."""
-    tail: tuple[int, ...]
-    """The shape of one row; empty for a buffer of one dimension."""
-    length: str
-    meaning: str
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The element type."""
-        return np.dtype(self.dtype_name)
-
-
 COLUMNS = (
     Column("tokens", "<i4", (), "sum(lengths)", "prompt and response token ids, sample after sample"),
     Column("lengths", "<i4", (), "samples", "tokens per sample"),
@@ -78,8 +74,25 @@ COLUMNS = (
 """The buffers of a group, in the order in which they are written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class SampledWith(NamedTuple):
+    """How the tokens of a sample were drawn: a row of ``sampling``."""
+
+    temperature: float
+    """What logits were divided by; 0 drew the likeliest token."""
+    top_p: float
+    """1: not limited."""
+    top_k: float
+    """0: not limited."""
+    min_p: float
+    """0: not limited."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether some tokens could not be drawn at all, so that probabilities are not those of the whole softmax."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.temperature == 0
+
+
+class Sample(Struct, frozen=True, kw_only=True, eq=False):
     """A view of one sample of a group."""
 
     tokens: Int32
@@ -93,6 +106,15 @@ class Sample:
     run_id: int
     version_min: int
     version_max: int
+    turn_starts: Int32 | None = None
+    """[turns] the first response token of each."""
+    turn_rewards: Float32 | None = None
+    """[turns] NaN where the workflow gave none."""
+    sampling: SampledWith | None = None
+    teacher_logprobs: Float32 | None = None
+    """[tokens - prompt_length] NaN where the teacher was not asked."""
+    routes: UInt8 | None = None
+    """[tokens, layers, k]"""
 
 
 class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
@@ -124,6 +146,11 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
     versions: Int32
     metrics: list[Metrics] = []
     finish_reasons: list[str] = []
+    turn_starts: Int32 | None = None
+    turn_rewards: Float32 | None = None
+    sampling: Float32 | None = None
+    teacher_logprobs: Float32 | None = None
+    routes: UInt8 | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -134,8 +161,28 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
         """[responses] True where a response token is the model's own; unpacked anew at each call."""
         return np.unpackbits(self.mask_bits, count=len(self.logprobs)).view(np.bool_)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has none of the optional columns."""
+        return (
+            self.turn_starts is None
+            and self.turn_rewards is None
+            and self.sampling is None
+            and self.teacher_logprobs is None
+            and self.routes is None
+        )
+
     def samples(self) -> Iterator[Sample]:
         """Return the samples in order, as views into this group's buffers."""
+        return self._plain_samples() if self.is_plain else self._full_samples()
+
+    def _full_samples(self) -> Iterator[Sample]:
+        for sample, views in zip(self._plain_samples(), optional_columns.views(self), strict=True):
+            row = views.pop("sampling", np.full((1, 4), np.nan))[0].tolist()
+            told = None if all(map(math.isnan, row)) else SampledWith(*row)
+            yield msgspec.structs.replace(sample, sampling=told, **views)
+
+    def _plain_samples(self) -> Iterator[Sample]:
         mask = self.mask
         drawn_by: list[list[int]] = [[] for _ in range(len(self))]
         for owner, _, version in self.versions.tolist():
@@ -182,6 +229,17 @@ class Rollout:
     run_id: int | None = None
     """Of which run of the task: rollouts with the same are one run, with the metrics of its last. None for all of a
     group: each is a run, in order."""
+    turn_starts: Sequence[int] | Int32 | None = None
+    """The first response token of each turn that the model took, ascending."""
+    turn_rewards: Sequence[float] | Float32 | None = None
+    """One for each turn; NaN where it has none of its own."""
+    sampling: Sampling | None = None
+    """How it was drawn, in full: the explorer's defaults and the task's wishes. None: as the engine was asked."""
+    teacher_logprobs: Sequence[float] | Float32 | None = None
+    """[response] under a teacher; NaN where it was not asked."""
+    routes: UInt8 | None = None
+    """[tokens, layers, k] or [tokens - 1, layers, k]: the experts that each MoE layer's router chose for each token;
+    an engine never runs the last one. All of a group, or none."""
 
 
 def build_group(
@@ -215,7 +273,7 @@ def build_group(
 
     Raises:
         SchemaError: There is none, one's vectors are none, its response, logprobs and mask differ in length, or some
-            say of which run they are and some do not.
+            say of which run they are and some do not; or what is optional contradicts that.
         AttributeError, TypeError, ValueError, OverflowError: It is no rollout, or a value is no number for its column.
     """
     if not rollouts:
@@ -238,6 +296,7 @@ def build_group(
         lengths.append(prompt + response)
     if 0 < sum(one.run_id is None for one in rollouts) < len(rollouts):
         raise SchemaError(f"task {shown(task_id)}: some rollouts say of which run they are, others do not")
+    optional = optional_columns.build(rollouts, prompt_lengths, lengths, task_id)
     unknown = [(0, version)] if version >= 0 else []
     spans = [(i, start, drawn_by) for i, s in enumerate(rollouts) for start, drawn_by in s.versions or unknown]
     return ExperienceGroup(
@@ -263,13 +322,15 @@ def build_group(
             for s in rollouts
         ],
         finish_reasons=[s.finish_reason for s in rollouts],
+        **optional,
     )
 
 
 def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
     """Return the group of a task that was split over several attempts, in the order of the parts.
 
-    What is one value for each group (attempt, explorer, incarnation) is that of the first part.
+    What an optional column says of a part that lacks it is that nobody knows; of routes all parts have some, or the
+    whole has none. What is one value for each group (attempt, explorer, incarnation) is that of the first part.
 
     Args:
         parts: At least one, all of one task. A single one is returned as it is.
@@ -299,6 +360,7 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
         ),
         metrics=[metrics for part in parts for metrics in part.metrics],
         finish_reasons=[reason for part in parts for reason in part.finish_reasons],
+        **optional_columns.joined(parts),
     )
 
 

@@ -8,6 +8,7 @@ import re
 
 from schemas.errors import DecodeError, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup
+from schemas.optional_columns import check_optional
 from schemas.record import MAX_ID_LENGTH
 
 IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
@@ -36,7 +37,10 @@ def check_group(group: ExperienceGroup) -> None:
     if not len(group.prompt_lengths) == len(group.rewards) == len(group.run_ids) == samples:
         counts = f"{len(group.prompt_lengths)}, {len(group.rewards)} and {len(group.run_ids)}"
         raise _broken("bad_buffer", f"prompt_lengths, rewards and run_ids have {counts} entries for {samples} samples")
-    _check_versions(group, _response_lengths(group))
+    responses = _response_lengths(group)
+    _check_versions(group, responses)
+    if not group.is_plain:
+        check_optional(group, responses)
 
 
 def _broken(reason: str, detail: str) -> DecodeError:

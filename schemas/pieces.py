@@ -9,6 +9,7 @@ itself is an error. Two neighbours together are larger than the limit, or they w
 many: a group has ``ExperienceGroup.MAX_BYTES`` at most.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -17,9 +18,12 @@ import numpy as np
 from schemas.errors import EncodeError
 from schemas.experience import MAX_PIECES, ExperienceGroup, Int32
 from schemas.group_rules import IDENTIFIERS
+from schemas.optional_columns import cut, row_bytes
 
 _FRAMING = 1024
 """More bytes than all takes that is of no sample: names of fields, the table of buffers, padding; identifiers apart."""
+_FRAMING_OF_COLUMN = 96
+"""The same of each column that need not be there."""
 _NUMBERS = 16
 """Bytes of a sample's row in the columns that have one row of each."""
 _SPAN = 12
@@ -32,9 +36,11 @@ def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]
     Raises:
         EncodeError: A sample is too large by itself, or there are more pieces than a result may name.
     """
-    room = max_bytes - _FRAMING - sum(len(getattr(group, name).encode()) for name in IDENTIFIERS)
+    optional = row_bytes(group)
+    framing = _FRAMING + _FRAMING_OF_COLUMN * len(optional)
+    room = max_bytes - framing - sum(len(getattr(group, name).encode()) for name in IDENTIFIERS)
     ends, size = [], 0
-    for sample, weight in enumerate(_weights(group)):
+    for sample, weight in enumerate(_weights(group, optional)):
         if weight > room:
             raise EncodeError(
                 f"run {group.run_ids[sample]}: a sample of {weight:,} bytes, and {room:,} is the most that a record of "
@@ -50,11 +56,13 @@ def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]
     return [_piece(group, first, end) for first, end in pairwise(cuts)]
 
 
-def _weights(group: ExperienceGroup) -> list[int]:
+def _weights(group: ExperienceGroup, optional: Sequence[tuple[list[int], int]]) -> list[int]:
     """Return the bytes of each sample, rounded up."""
     responses = group.lengths - group.prompt_lengths
     spans = np.bincount(group.versions[:, 0], minlength=len(group))
     rows = 4 * group.lengths.astype(np.int64) + 4 * responses + (responses + 7) // 8 + _SPAN * spans + _NUMBERS
+    for bounds, size in optional:
+        rows += np.diff(bounds) * size
     metrics = map(len, map(_packed, group.metrics or [{}] * len(group)))
     reasons = map(len, map(_packed, group.finish_reasons or [""] * len(group)))
     return [row + text + word for row, text, word in zip(rows.tolist(), metrics, reasons, strict=True)]
@@ -78,6 +86,7 @@ def _piece(group: ExperienceGroup, first: int, end: int) -> ExperienceGroup:
         versions=spans,
         metrics=group.metrics[first:end],
         finish_reasons=group.finish_reasons[first:end],
+        **cut(group, first, end),
     )
 
 

@@ -38,8 +38,8 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueEr
 
 
 _ABSENT = Raw()
-_ROOM = 1024
-"""What numbers and defaults may add to a record without metrics."""
+_ROOM = 1 << 16
+"""What numbers and defaults may add to a record without metrics: two words for each of a task's tool calls, say."""
 
 
 class _Name(Struct, gc=False):

@@ -7,8 +7,13 @@ A record may be well formed and still hold what ends a training step, or spoils 
 ``too_long``       it has more tokens than the model has positions
 ``bad_token``      a token id is negative, or not below the size of the vocabulary
 ``bad_logprob``    the log-probability of a token that is trained on is not finite, or that of a probability above 1
-``bad_reward``     its reward is infinite, or larger than any that a float32 gradient survives; NaN means that there is
-                   none, and is no flaw
+``bad_reward``     its reward, or that of a turn, is infinite, or larger than any that a float32 gradient survives; NaN
+                   means that there is none, and is no flaw
+``bad_sampling``   what it says of how it was drawn is none: a temperature below 0 or above 10, a top-p outside (0, 1],
+                   a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no flaw
+``bad_teacher``    the teacher's log-probability of a token that is trained on is not finite or that of a probability
+                   above 1; NaN for all of them: the teacher was not asked, which is no flaw
+``bad_routes``     it names an expert that the model does not have
 =================  ===================================================================================================
 
 An explorer refuses an attempt with a flawed sample. A trainer leaves out the sample, as one without a reward: the
@@ -21,7 +26,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from schemas.experience import ExperienceGroup, Sample
+from schemas.experience import Bool, ExperienceGroup, Float32, Sample
+from schemas.sampling import MAX_TEMPERATURE
 
 MAX_REWARD = 1e9
 """Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the
@@ -38,6 +44,8 @@ class Bounds:
     """Token ids lie below it."""
     positions: int
     """Tokens of the longest sequence."""
+    experts: int = 0
+    """Of each layer that has some; 0: nothing is asked of recorded routes, which the model has no use for."""
 
 
 class FlawKind(StrEnum):
@@ -48,6 +56,9 @@ class FlawKind(StrEnum):
     BAD_TOKEN = "bad_token"  # noqa: S105 - a token of a language model
     BAD_LOGPROB = "bad_logprob"
     BAD_REWARD = "bad_reward"
+    BAD_SAMPLING = "bad_sampling"
+    BAD_TEACHER = "bad_teacher"
+    BAD_ROUTES = "bad_routes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +89,36 @@ def _flawless(group: ExperienceGroup, bounds: Bounds) -> bool:
     if int(group.prompt_lengths.min()) < 1 or int(group.lengths.max()) > bounds.positions:
         return False
     # Also of tokens that are not trained on: which those are, the slow way tells.
-    if not (np.isfinite(group.logprobs).all() and (group.logprobs <= LOGPROB_SLACK).all()):
+    if not _are_logprobs(group.logprobs).all():
         return False
-    return bool((np.isnan(group.rewards) | (np.abs(group.rewards) <= MAX_REWARD)).all())
+    return bool(_are_rewards(group.rewards).all()) and (group.is_plain or _flawless_optional(group, bounds))
+
+
+_LEAST = np.array([0, np.nextafter(0, 1, dtype=np.float32), 0, 0], np.float32)
+_MOST = np.array([MAX_TEMPERATURE, 1, np.finfo(np.float32).max, 1], np.float32)
+"""Of a row of ``sampling``."""
+
+
+def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
+    """Run the same for the columns that need not be there; what of them is not known, the slow way looks at."""
+    return (
+        (group.turn_rewards is None or bool(_are_rewards(group.turn_rewards).all()))
+        and (group.sampling is None or _is_sampling(group.sampling))
+        and (group.teacher_logprobs is None or bool(_are_logprobs(group.teacher_logprobs).all()))
+        and (group.routes is None or not bounds.experts or int(group.routes.max()) < bounds.experts)
+    )
+
+
+def _is_sampling(rows: Float32) -> bool:
+    return bool(((rows >= _LEAST) & (rows <= _MOST)).all())
+
+
+def _are_logprobs(values: Float32) -> Bool:
+    return np.isfinite(values) & (values <= LOGPROB_SLACK)
+
+
+def _are_rewards(rewards: Float32) -> Bool:
+    return np.isnan(rewards) | (np.abs(rewards) <= MAX_REWARD)
 
 
 def _found(group: ExperienceGroup, bounds: Bounds) -> Iterator[Flaw]:
@@ -100,9 +138,26 @@ def _of(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
         wrong = lowest if lowest < 0 else highest
         return FlawKind.BAD_TOKEN, f"token id {wrong} is not one of the model's 0 to {bounds.vocabulary - 1}"
     trained = sample.logprobs[sample.mask]
-    wrong_ones = trained[~(np.isfinite(trained) & (trained <= LOGPROB_SLACK))]
+    wrong_ones = trained[~_are_logprobs(trained)]
     if len(wrong_ones):
         return FlawKind.BAD_LOGPROB, f"{wrong_ones[0]:g} is no log-probability of a token that was drawn"
     if not (np.isnan(sample.reward) or abs(sample.reward) <= MAX_REWARD):
         return FlawKind.BAD_REWARD, f"reward {sample.reward:g} is beyond {MAX_REWARD:g} (a float32 holds up to 3.4e38)"
+    return _of_optional(sample, bounds)
+
+
+def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
+    """Return what is wrong with the columns that need not be there."""
+    if sample.turn_rewards is not None and not (good := _are_rewards(sample.turn_rewards)).all():
+        wrong = sample.turn_rewards[~good][0]
+        return FlawKind.BAD_REWARD, f"the reward {wrong:g} of a turn is beyond {MAX_REWARD:g}"
+    if sample.sampling is not None and not _is_sampling(np.array(sample.sampling, np.float32)):
+        return FlawKind.BAD_SAMPLING, f"nothing is drawn with {sample.sampling}"
+    if sample.teacher_logprobs is not None:
+        teacher = sample.teacher_logprobs[sample.mask]
+        wrong_ones = teacher[~_are_logprobs(teacher)]
+        if len(wrong_ones) and not np.isnan(teacher).all():
+            return FlawKind.BAD_TEACHER, f"{wrong_ones[0]:g} is no log-probability under a teacher"
+    if sample.routes is not None and bounds.experts and (highest := int(sample.routes.max())) >= bounds.experts:
+        return FlawKind.BAD_ROUTES, f"expert {highest} is not one of the model's 0 to {bounds.experts - 1}"
     return None

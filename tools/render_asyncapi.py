@@ -22,6 +22,7 @@ from schemas.columns import GroupHeader
 from schemas.experience import COLUMNS, ExperienceGroup
 from schemas.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
 from schemas.group_rules import IDENTIFIERS
+from schemas.optional_columns import OPTIONAL_COLUMNS
 from schemas.record import Record
 from schemas.task import Task
 from schemas.topics import (
@@ -35,7 +36,7 @@ from schemas.topics import (
 )
 
 PATH = Path(__file__).parent.parent / "docs" / "asyncapi.yaml"
-CONTRACT_VERSION = "1.0.0"
+CONTRACT_VERSION = "1.1.0"
 """Minor: something optional was added. Major: a record type has a new major version."""
 _BINDING = "0.5.0"
 _LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
@@ -312,7 +313,7 @@ def _experience_schemas() -> dict[str, Any]:
                 "minItems": 4,
                 "maxItems": 4,
             }
-            for column in COLUMNS
+            for column in (*COLUMNS, *OPTIONAL_COLUMNS)
         },
     }
     group = {

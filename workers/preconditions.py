@@ -11,6 +11,7 @@ from typing import Final
 
 from trinity_bus.bus.connection import client_options
 from trinity_bus.config import Settings, SynchronizerSettings, WrongSettingsError, env_name, required
+from trinity_bus.config.mesh import Mode
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
@@ -19,6 +20,11 @@ from trinity_bus.training.objectives import registry
 def model_path(settings: Settings) -> Path:
     """Return the folder of the model that is trained."""
     return Path(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
+
+
+def explored_model_path(settings: Settings) -> Path:
+    """Return the folder of the model that an explorer starts from."""
+    return Path(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
 
 
 def checkpoint_dir(settings: Settings) -> Path:
@@ -50,6 +56,23 @@ def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
     return context
 
 
+def _takes_part(service: str) -> Callable[[Settings], None]:
+    def check(settings: Settings) -> None:
+        mode = settings.mesh.mode
+        if mode not in _MODES[service]:
+            raise ConfigError(f"{env_name('mesh.mode')}={mode}: it has no {service}; see docs/pools.md")
+
+    return check
+
+
+def _has_a_pool(settings: Settings) -> None:
+    if settings.mesh.mode == "both" and settings.explorer.follows == "none" and settings.explorer.is_in_own_pool:
+        raise ConfigError(
+            f"{env_name('explorer.follows')}=none: beside a trainer it needs a pool of its own, "
+            f"{env_name('explorer.pool')}; without one, set {env_name('mesh.mode')} to explore, bench or serve"
+        )
+
+
 def _connection(settings: Settings) -> None:
     # Unset, a command looks for the embedded broker.
     if settings.kafka.bootstrap_servers is not None:
@@ -70,10 +93,18 @@ def _own_ranks(settings: Settings) -> None:
         )
 
 
+_MODES: Final[Mapping[str, frozenset[Mode]]] = {
+    "explorer": frozenset(["both", "explore", "bench", "serve"]),
+    "trainer": frozenset(["both", "train"]),
+    "taskset": frozenset(["both", "explore", "bench"]),
+}
+"""The modes in which each service takes part; a coordinator does in all."""
+
 PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
-    "explorer": (_connection, model_path),
+    "explorer": (_takes_part("explorer"), _connection, explored_model_path, _has_a_pool),
     "trainer": (
+        _takes_part("trainer"),
         _connection,
         model_path,
         checkpoint_dir,
@@ -83,7 +114,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),
     ),
-    "taskset": (_connection, dataset),
+    "taskset": (_takes_part("taskset"), _connection, dataset),
 }
 """What each service asks for; each raises ``ConfigError``."""
 

@@ -36,7 +36,8 @@ async def test_a_client_has_its_task_answered_and_trained_on(secure_stack: Compo
         await coordinator.submit_batch(batch_id="mine", tasks=[task], batch_type="train")
         result = await coordinator.finalize_train_batch("mine")
     assert result["finished_task_count"] == 1
-    view = secure_stack.watch(lambda view: len(view.trained) >= 1, "trained step")
+    # `watch` runs an event loop of its own.
+    view = await asyncio.to_thread(secure_stack.watch, lambda view: len(view.trained) >= 1, "trained step")
     assert view.trained[0].batch_id == "mine"
 
 

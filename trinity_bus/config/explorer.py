@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from schemas.event import Follows
+from schemas.numbers import MAX_VERSION
+from schemas.record import Identifier
 from trinity_bus.config.mesh import Dtype, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
@@ -16,7 +19,19 @@ class ExplorerSettings(Section):
 
     name: InstanceName = "explorer-0"
     """Its identity over restarts: no two live explorers share one. ``{host}`` in it is the host's name."""
-    model_path: str | None = of_mesh("model_path")
+    model: Identifier = of_mesh("model")
+    pool: Identifier | None = None
+    """The pool whose tasks it answers. Unset: that of the model that is trained, which tasks ask for that name none."""
+    follows: Follows | None = None
+    """Whose weights it serves: ``trainer``, version after version, or ``none``, those of ``model_path`` for good.
+    Unset: the trainer's where there is one (``mesh.mode``)."""
+    fixed_version: Annotated[int, Field(ge=0, le=MAX_VERSION)] | None = None
+    """With ``follows`` ``none``: which version of the model that is trained ``model_path`` holds; it stands in what is
+    drawn. Unset: 0 without a ``pool``, none in a pool."""
+    abilities: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]*(,[a-z][a-z0-9_.-]*)*$")] = "logprobs"
+    """What its engine and model can do, for who looks for one; separated by commas, such as ``logprobs,vision``."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model that it starts from. Unset: that of ``mesh``."""
     slots: Count = 64
     """Rollouts run at once."""
     max_model_len: Count = of_mesh("max_model_len")
@@ -74,6 +89,23 @@ class ExplorerSettings(Section):
     runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
     """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as
     ``JUDGE_URL,JUDGE_KEY``. Workflow code can read them. Unset: none."""
+
+    @property
+    def is_in_own_pool(self) -> bool:
+        """Whether it answers the tasks of the model that is trained."""
+        return self.pool in (None, self.model)
+
+    @property
+    def served_model(self) -> str:
+        """Return what the model is called that it serves: a checkpoint for a pool by the name of the pool."""
+        return self.pool if self.pool is not None and self.follows == "none" else self.model
+
+    @property
+    def first_version(self) -> int:
+        """Return which version it has before any is announced; -1 for none that is known."""
+        if self.follows != "none":
+            return -1
+        return self.fixed_version if self.fixed_version is not None else 0 if self.is_in_own_pool else -1
 
     @field_validator("runner_environment")
     @classmethod

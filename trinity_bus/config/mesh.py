@@ -16,6 +16,7 @@ from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+type Mode = Literal["both", "explore", "train", "bench", "serve"]
 type Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 MIN_RECORD_MIB = 5
@@ -33,6 +34,10 @@ class MeshSettings(Section):
     """Stands in front of every topic, group and transactional id, so that several runs can share a cluster."""
     model: Identifier = "policy"
     """Name of the model that is trained: the key of its versions."""
+    mode: Mode = "both"
+    """Which services take part. ``both``: explorers follow the trainer. ``explore``, ``bench`` and ``serve``: explorers
+    have a fixed checkpoint, and there is no trainer; they draw experiences, evaluate, or only answer. ``train``: the
+    trainer trains on what the log holds, and there are no explorers. See docs/pools.md."""
     model_path: str | None = None
     """Folder of the Hugging Face model that explorers and trainer start from."""
     dtype: Dtype = "auto"

@@ -48,6 +48,17 @@ class Sections(BaseSettings):
             return section
         return section.model_copy(update={name: getattr(mesh, name) for name in shared - section.model_fields_set})
 
+    @field_validator("explorer", mode="after")
+    @classmethod
+    def _explores_as_the_mesh_does(cls, section: ExplorerSettings, info: ValidationInfo) -> ExplorerSettings:
+        mesh = info.data.get("mesh")
+        if mesh is None:
+            return section
+        follows = "trainer" if mesh.mode == "both" else "none"
+        return section.model_copy(
+            update={"model_path": section.model_path or mesh.model_path, "follows": section.follows or follows}
+        )
+
     @field_validator("coordinator", mode="after")
     @classmethod
     def _batches_fit_records(cls, section: CoordinatorSettings) -> CoordinatorSettings:

@@ -46,12 +46,13 @@ from schemas import (
     PublishVersion,
     RollBack,
     RolloutFinished,
+    UnservedPool,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.endings import Endings
-from trinity_bus.coordination.batches.parts import PIECES_LEVEL
+from trinity_bus.coordination.batches.parts import CUT_LEVEL, PIECES_LEVEL, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
@@ -68,7 +69,8 @@ from trinity_bus.coordination.effects import (
     RejectTask,
 )
 from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
-from trinity_bus.coordination.limits import pieces_allowed
+from trinity_bus.coordination.limits import records_left
+from trinity_bus.coordination.pools import Kind, kind_of
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
@@ -92,6 +94,7 @@ class Figures:
     attempts_per_task: int
     dynamic_timeout_s: float
     wait_after_min_s: float
+    unserved: list[UnservedPool]
 
 
 class CoordinatorMachine:
@@ -127,7 +130,7 @@ class CoordinatorMachine:
         self._choice = VersionChoice(context, self.state)
         self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.hand_out_again)
         self._store = StateStore(self._dirty)
-        self._judged: tuple[int, int, bool] | None = None
+        self._judged: tuple[int, int] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
     # -- what whoever runs it calls ----------------------------------------------------------------------------------
@@ -201,6 +204,7 @@ class CoordinatorMachine:
             attempts_per_task=self._settings.max_attempts,
             dynamic_timeout_s=self._timeouts.limit(),
             wait_after_min_s=self._settings.wait_after_min_s,
+            unserved=self.ledger.queue.unserved(self.fleet.pools(), self._settings.model),
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -209,8 +213,9 @@ class CoordinatorMachine:
         task = arrived.task
         refused = self.ledger.refusal(task)
         # In a named batch it counts, and fails when its turn comes: without it the batch would never be full.
-        if refused is None and task.batch_id is None and self._nobody_knows(task.workflow):
-            refused = RejectionReason.UNKNOWN_WORKFLOW, self._unknown(task.workflow)
+        kind = kind_of(task, self._settings.model)
+        if refused is None and task.batch_id is None and self._nobody_knows(kind):
+            refused = RejectionReason.UNKNOWN_WORKFLOW, self._unknown(kind)
         if refused is not None:
             self._out.add(RejectTask(task, arrived.origin, *refused, arrived.traceparent))
             return
@@ -280,24 +285,41 @@ class CoordinatorMachine:
             return
         task = self.ledger.tasks[event.task_id]
         batch = self.ledger.batches[task.batch_id]
+        done = self._runs_to_keep(event, batch, task, task.parts[attempt.part])
         problem = results.problem(
             event,
             batch.batch_type,
-            batch.min_version,
-            accept_partial=self._settings.return_partial_tasks,
+            -1 if self.fleet.is_fixed(attempt.explorer) else batch.min_version,
+            accept_partial=self._settings.return_partial_tasks or bool(done),
             max_pieces=self._pieces_allowed(batch, task),
         )
         if problem is not None:
             self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
+        elif done:
+            self._endings.kept(attempt, event, done, traceparent)
         else:
             self._endings.answered(attempt, event, traceparent)
 
+    def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
+        """Return the runs of an attempt that are kept while its others are tried again; none where that cannot be.
+
+        Not beside another attempt at the part, which does all of its runs, nor where the answers would be in more
+        records than a task of its batch may have.
+        """
+        if event.status != "partial" or self._settings.return_partial_tasks or self.level < CUT_LEVEL:
+            return []
+        done = results.runs_done(event, part)
+        missing = set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done)
+        records = max(1, len(event.pieces)) + task.parts_left - 1 + len(stretches(sorted(missing)))
+        fits = records <= records_left(batch.expected, self._settings.max_batch_parts, task.records)
+        return done if fits and len(part.running) == 1 else []
+
     def _pieces_allowed(self, batch: Batch, task: OpenTask) -> int:
         """How many records the experiences of one attempt may be in."""
-        parts = len(task.parts)
-        if parts > 1 and self.level < PIECES_LEVEL:
+        if len(task.parts) > 1 and self.level < PIECES_LEVEL:
             return 1
-        return pieces_allowed(batch.expected, self._settings.max_batch_parts, parts)
+        left = records_left(batch.expected, self._settings.max_batch_parts, task.records)
+        return max(1, left // task.parts_left)
 
     def _time_passed(self) -> None:
         now = self._clock.now
@@ -321,7 +343,7 @@ class CoordinatorMachine:
         self._endings.finalize()
         announcement = self._choice.settle() or self._released()
         if announcement is None:
-            announcement = self.sync.next_round(self.fleet.live(), now)
+            announcement = self.sync.next_round(self.fleet.followers(), now)
         if announcement is not None:
             self._out.add(AnnounceVersion(announcement, self.sync.state.traceparent))
         self._settle_batches()
@@ -338,7 +360,7 @@ class CoordinatorMachine:
         """Return the announcement of a version that was held, and is no more."""
         if self.sync.state.held is None:
             return None
-        return self.sync.release(self.ledger.oldest_needed(), self.fleet.live(), self._clock.now)
+        return self.sync.release(self.ledger.oldest_needed(), self.fleet.followers(), self._clock.now)
 
     def _settle_batches(self) -> None:
         """End and start batches until nothing more follows from it."""
@@ -352,19 +374,19 @@ class CoordinatorMachine:
 
     def _give_up_unknown(self) -> bool:
         """Fails tasks that were accepted while nobody could know their workflow, and whose workflow nobody has."""
-        looked = (self.fleet.membership_changes, self.ledger.queue.additions, self.fleet.can_judge())
+        looked = (self.fleet.membership_changes, self.ledger.queue.additions)
         if looked == self._judged:
             return False
         hopeless: dict[str, OpenTask] = {}
         for batch in self.ledger.queue:
-            for workflow in [name for name in batch.queued if self._nobody_knows(name)]:
-                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[workflow])}
-                self.ledger.queue.clear(batch, workflow)
+            for kind in [kind for kind in batch.queued if self._nobody_knows(kind)]:
+                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[kind])}
+                self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
-            error = self._unknown(task.task.workflow)
+            error = self._unknown(task.kind)
             self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
             self._endings.give_up(task, error)
-        self._judged = (self.fleet.membership_changes, self.ledger.queue.additions, self.fleet.can_judge())
+        self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -374,9 +396,11 @@ class CoordinatorMachine:
         self._endings.lose(explorer, reason, cancel=cancel)
         self.sync.departed((explorer.name, explorer.incarnation))
 
-    def _nobody_knows(self, workflow: str) -> bool:
-        return not self.fleet.knows(workflow) and self.fleet.can_judge()
+    def _nobody_knows(self, kind: Kind) -> bool:
+        return not self.fleet.knows(kind) and self.fleet.can_judge(kind[0])
 
-    def _unknown(self, workflow: str) -> str:
-        known = ", ".join(self.fleet.workflows()) or "none at all"
-        return f"no explorer has a workflow {workflow!r}; known are {known}"
+    def _unknown(self, kind: Kind) -> str:
+        pool, workflow = kind
+        known = ", ".join(self.fleet.workflows(pool)) or "none at all"
+        whose = f" of pool {pool!r}" if pool else ""
+        return f"no explorer{whose} has a workflow {workflow!r}; known are {known}"

@@ -24,8 +24,12 @@ class EngineCompletion:
     """(first token, model version), ascending: who drew what."""
 
 
-def completion_of(output: Any) -> EngineCompletion:
+def completion_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineCompletion:
     """Convert one ``vllm.outputs.CompletionOutput``.
+
+    Args:
+        output: Of the engine.
+        first_version: Of the weights that it was started with.
 
     Raises:
         GenerationError: It was not finished, or its logprobs are not those of its tokens.
@@ -37,15 +41,18 @@ def completion_of(output: Any) -> EngineCompletion:
     if drawn is None or list(drawn.token_ids) != token_ids:
         count = 0 if drawn is None else len(drawn.token_ids)
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
-    return EngineCompletion(
-        token_ids, list(drawn.logprobs), output.finish_reason, version_spans(output.weight_versions or ())
-    )
+    versions = version_spans(output.weight_versions or (), first_version)
+    return EngineCompletion(token_ids, list(drawn.logprobs), output.finish_reason, versions)
 
 
-def version_spans(spans: Sequence[Any]) -> list[tuple[int, int]]:
-    """(first token, version) of vLLM's spans; a label that is not a number is a version that was never announced."""
-    return [
-        (span.start, int(span.version) if span.version.isdecimal() else UNKNOWN_VERSION)
+def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:
+    """(first token, version) of vLLM's spans, without those of no known version.
+
+    A label that is not a number is a version that was never announced: that of the weights that it was started with.
+    """
+    drawn = [
+        (span.start, int(span.version) if span.version.isdecimal() else first_version)
         for span in spans
         if span.end > span.start
     ]
+    return [(start, version) for start, version in drawn if version != UNKNOWN_VERSION]

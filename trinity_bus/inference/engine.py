@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, completion_of
@@ -36,7 +36,7 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.launch import launch
-from trinity_bus.inference.sampling import sampling_arguments
+from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.background import in_daemon_thread
@@ -60,10 +60,16 @@ class InferenceEngine:
         settings: The explorer's.
         sync_timeout_s: Limit of each wait within a transfer of weights.
         weights_cafile: Certificates to trust, where weights are pulled by TLS.
+        first_version: Of the weights that it starts with; -1: none that is known.
     """
 
     def __init__(
-        self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0, weights_cafile: Path | None = None
+        self,
+        settings: ExplorerSettings,
+        *,
+        sync_timeout_s: float = 30.0,
+        weights_cafile: Path | None = None,
+        first_version: int = UNKNOWN_VERSION,
     ) -> None:
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
@@ -74,7 +80,7 @@ class InferenceEngine:
         self._numbers = itertools.count()
         self._syncing = asyncio.Lock()
         self._dead: EngineDeadError | None = None
-        self._version = UNKNOWN_VERSION
+        self._first_version = self._version = first_version
 
     @property
     def model_name(self) -> str:
@@ -94,7 +100,7 @@ class InferenceEngine:
 
     @property
     def model_version(self) -> int:
-        """The version that it serves; -1 before it serves one that was announced."""
+        """The version that it serves; -1 before it serves one that is known."""
         return self._version
 
     @property
@@ -203,21 +209,20 @@ class InferenceEngine:
             if final is None or len(final.outputs) != n:
                 raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
             answered(span, final)
-        return [completion_of(output) for output in sorted(final.outputs, key=lambda output: output.index)]
+        outputs = sorted(final.outputs, key=lambda output: output.index)
+        return [completion_of(output, self._first_version) for output in outputs]
 
     async def _draw(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
         """Return the engine's ``RequestOutput`` with all responses, or None where it gave none."""
-        from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
         llm = self.llm
         final = None
         try:
-            parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+            parameters = vllm_parameters(arguments)
             outputs = llm.generate(tokens_input(list(prompt_token_ids)), parameters, str(next(self._numbers)))
             async with aclosing(outputs):
                 async for output in outputs:

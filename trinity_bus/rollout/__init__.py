@@ -5,18 +5,18 @@ and an engine to ask for more; text exists only at its edges. Nothing here impor
 """
 
 from schemas.experience import Rollout
+from trinity_bus.chat import Completion, Tokenizer
 from trinity_bus.rollout import workflows
 from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.workflow import (
-    Completion,
     Engine,
     PartialRunsError,
     RolloutContext,
-    Tokenizer,
     Workflow,
     WorkflowError,
+    merge_sampling,
     prompt_tokens,
 )
 
@@ -34,6 +34,7 @@ __all__ = [
     "Workflow",
     "WorkflowError",
     "get_workflow",
+    "merge_sampling",
     "prompt_tokens",
     "register",
     "workflows",

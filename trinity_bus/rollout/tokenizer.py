@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity_bus.rollout.workflow import Tokenizer
+from trinity_bus.chat import Tokenizer
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:

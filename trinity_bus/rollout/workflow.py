@@ -18,10 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from schemas.experience import Rollout, VersionSpan
+from schemas.experience import Rollout
 from schemas.record import BatchType
-from schemas.task import Sampling, Task
+from schemas.sampling import Sampling
+from schemas.task import Task
+from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
 
 
@@ -42,30 +45,6 @@ class PartialRunsError(WorkflowError):
         self.rollouts = list(rollouts)
 
 
-class Completion(Protocol):
-    """One response of an engine, as token ids."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """[tokens] what was drawn, the end-of-sequence token included where one was drawn."""
-        ...
-
-    @property
-    def logprobs(self) -> Sequence[float]:
-        """[tokens] natural logarithm of each token's probability under the policy that drew it."""
-        ...
-
-    @property
-    def finish_reason(self) -> str:
-        """``stop`` at an end token or stop string, ``length`` at a limit."""
-        ...
-
-    @property
-    def versions(self) -> Sequence[VersionSpan]:
-        """Ascending; the first span starts at 0."""
-        ...
-
-
 class Engine(Protocol):
     """What generates. ``trinity_bus.inference.engine.InferenceEngine`` is the real one."""
 
@@ -73,26 +52,6 @@ class Engine(Protocol):
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
     ) -> Sequence[Completion]:
         """Draw ``n`` responses to one prompt, in order."""
-        ...
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that workflows use."""
-
-    chat_template: Any
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
-        ...
-
-    def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
-        """Token ids of a conversation."""
         ...
 
 
@@ -115,6 +74,8 @@ class RolloutContext:
     """Trace context of this rollout, the parent of the engine's own spans."""
     state: RunState = field(default_factory=RunState)
     """What the workflow has said of itself."""
+    asked: list[Sampling] = field(default_factory=list)
+    """How the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``."""
     requests: Iterator[int] = field(default_factory=itertools.count)
     """Numbers what is asked of the engine."""
 
@@ -146,6 +107,7 @@ class RolloutContext:
             WorkflowError: The engine gave another number of responses.
         """
         merged = merge_sampling(self.sampling, sampling)
+        note_sampling(self.asked, merged)
         if merged.seed is not None:
             own = sampling is not None and sampling.seed is not None
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
@@ -190,7 +152,8 @@ def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
     """Return the defaults, with every field that ``wishes`` sets put in their place."""
     if wishes is None:
         return defaults
-    return defaults.model_copy(update=wishes.model_dump(exclude_none=True))
+    named = {name: value for name in type(wishes).model_fields if (value := getattr(wishes, name)) is not None}
+    return defaults.model_copy(update=named)
 
 
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
@@ -200,22 +163,18 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
     it stands, with the special tokens that the tokenizer adds by itself (a beginning-of-sequence token, for most).
 
     Raises:
-        WorkflowError: The task has neither, both, or messages for a model without a chat template; or nothing is left
-            after tokenizing.
+        WorkflowError: The task has neither, both, or messages that the model's chat template cannot write; or nothing
+            is left after tokenizing.
     """
     if (task.prompt is None) == (task.messages is None):
         raise WorkflowError(f"task {task.task_id!r} needs exactly one of prompt and messages")
     if task.messages is not None:
-        if not tokenizer.chat_template:
-            raise WorkflowError(
-                f"task {task.task_id!r} has messages but the model's tokenizer has no chat template; send a prompt"
-            )
-        token_ids = tokenizer.apply_chat_template(
-            [message.model_dump() for message in task.messages],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
+        messages = [message.model_dump(exclude_none=True) for message in task.messages]
+        tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
+        try:
+            token_ids = renderer_for(tokenizer).prompt(messages, tools)
+        except ChatError as error:
+            raise WorkflowError(f"task {task.task_id!r} has messages but {error}") from error
     else:
         token_ids = tokenizer.encode(task.prompt or "")
     if not token_ids:

@@ -85,7 +85,7 @@ class ForkServer:
                 LoadWorkflows(
                     tokenizer=tokenizer,
                     model_path=explorer.model_path or "",
-                    model=settings.mesh.model,
+                    model=explorer.served_model,
                     sampling=sampling.model_dump_json(exclude_none=True).encode(),
                     modules=[] if modules is None else modules.split(","),
                     explorer=explorer.name,

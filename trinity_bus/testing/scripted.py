@@ -9,7 +9,8 @@
 An engine that has no answer left raises :class:`OutOfAnswersError`; nothing is ever made up.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
+from trinity_bus.rollout.stamp import stamped
 
 LOGPROB: Final = -1.0
 """Of every token."""
@@ -33,9 +35,13 @@ class OutOfAnswersError(TrinityError, LookupError):
 
 
 class CharacterTokenizer:
-    """A token per character, its code point; :data:`END` ends a sequence. Its chat template is a line per message."""
+    """A token per character, its code point; :data:`END` ends a sequence.
 
-    chat_template: Any = "role: content"
+    Its chat template is a line per message, with tool calls as Hermes writes them.
+    """
+
+    chat_template: Any = "role: content<tool_call>call</tool_call>"
+    all_special_ids: Sequence[int] = (END,)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; it adds no special tokens."""
@@ -47,12 +53,28 @@ class CharacterTokenizer:
         return "".join(chr(token) for token in token_ids if token != END or not skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
-        """Token ids of a conversation."""
-        del tokenize, return_dict
-        lines = [f"{message['role']}: {message['content']}\n" for message in conversation]
-        return self.encode("".join(lines) + ("assistant: " if add_generation_prompt else ""))
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **options: Any,
+    ) -> Any:
+        """Token ids of a conversation; its text where ``tokenize`` is False."""
+        del return_dict, options
+        lines = [f"tools: {[tool['function']['name'] for tool in tools]}\n"] if tools else []
+        lines += [_line(message) for message in conversation]
+        text = "".join(lines) + ("assistant: " if add_generation_prompt else "")
+        return self.encode(text) if tokenize else text
+
+
+def _line(message: Mapping[str, Any]) -> str:
+    calls = "".join(
+        f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls") or ()
+    )
+    return f"{message['role']}: {message['content']}{calls}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +152,7 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
         WorkflowError: The workflow cannot run the task, gave another number of runs or too many metrics, or a sample
             that no model can be trained on.
         SchemaError: A rollout's tokens, logprobs and mask differ in length.
+        UnknownSamplingError: It has asked the engine in several ways, and does not say which rollout was drawn how.
         Exception: Whatever the workflow raises.
     """
     runs = task.repeat_times or 1
@@ -145,7 +168,8 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
         repeat_times=runs,
         timeout_s=task.timeout_s or 60.0,
     )
-    group = decode_answer(order, encode_answer(order, rollouts, _NAME), _NAME)
+    said = stamped(rollouts, context.asked) if task.batch_type == "train" else rollouts
+    group = decode_answer(order, encode_answer(order, said, _NAME), _NAME)
     if found := flaws(group, _BOUNDS):
         raise WorkflowError(f"run {found[0].sample} cannot be trained on: {found[0].detail}")
     if len(rollouts) != runs:

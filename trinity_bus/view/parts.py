@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from schemas import BatchLifecycleState, PublishedVersion, RunnerState
-from schemas.event import ExplorerState
+from schemas.event import ExplorerState, Follows
 from schemas.record import BatchType, Metrics
 
 RATE_WINDOW_S: Final = 5.0
@@ -109,6 +109,13 @@ class ExplorerView:
     runners: list[RunnerState] = field(default_factory=list)
     """By its last report."""
     model_version: int = -1
+    pool: str | None = None
+    """Whose tasks it answers; None for those of the model that is trained."""
+    follows: Follows = "trainer"
+    model: str | None = None
+    abilities: tuple[str, ...] = ()
+    max_model_len: int = 0
+    address: str = ""
     heard_at: float = 0.0
     syncs: int = 0
     sync_failures: int = 0

@@ -81,7 +81,7 @@ def batch_moved(record: BatchRecord) -> None:
             REWARD.set(reward, {names.RL_BATCH_TYPE: record.batch_type, names.RL_EVAL: eval_name})
         if record.batch_type == "train":
             for entry in record.manifest:
-                if entry.parts:
+                if entry.parts and entry.version_min >= 0:
                     STALENESS.record(staleness(record.sequence, entry.version_min))
     elif record.state is BatchLifecycleState.ABORTED:
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})

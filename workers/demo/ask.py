@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trinity_bus.chat import renderer_for
 from trinity_bus.errors import TrinityError
 
 
@@ -34,9 +35,7 @@ def ask(model: Path, prompt: str, *, max_tokens: int) -> str:
     except (OSError, ValueError) as error:
         raise NotAModelError(f"{model} cannot be loaded: {error}") from error
     if tokenizer.chat_template:
-        token_ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-        )
+        token_ids = renderer_for(tokenizer).prompt([{"role": "user", "content": prompt}], None)
     else:
         token_ids = tokenizer.encode(prompt)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The model version that an explorer serves, to be waited for."""
+"""The model version that an explorer serves, to be waited for; a fixed checkpoint is not waited for."""
 
 import asyncio
 
@@ -8,10 +8,12 @@ class ServedVersion:
 
     Args:
         version: To begin with; -1 for none.
+        fixed: Whether it stays as it is, whatever anybody asks for.
     """
 
-    def __init__(self, version: int = -1) -> None:
+    def __init__(self, version: int = -1, *, fixed: bool = False) -> None:
         self._version = version
+        self._fixed = fixed
         self._changed = asyncio.Event()
 
     @property
@@ -26,6 +28,6 @@ class ServedVersion:
         changed.set()
 
     async def wait_for(self, at_least: int) -> None:
-        """Return as soon as a version of at least this is served."""
-        while self._version < at_least:
+        """Return as soon as a version of at least this is served; at once where it stays as it is."""
+        while self._version < at_least and not self._fixed:
             await self._changed.wait()

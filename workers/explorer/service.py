@@ -14,7 +14,8 @@
     stop:   DRAINING: no new orders, drain_s for what runs -> events: ExplorerLeft
 
 A restarted explorer is a new *incarnation*: orders to the old one are void, because the coordinator hands that work out
-again. So nothing has to be remembered over a restart, and the lane is read from its end.
+again. So nothing has to be remembered over a restart, and the lane is read from its end. One that follows no trainer
+serves the checkpoint that it starts with for good, and reads no versions (:mod:`trinity_bus.coordination.pools`).
 
 ============================  ========================================================================================
 what fails                    what happens
@@ -37,7 +38,7 @@ import uuid
 from contextlib import AsyncExitStack
 
 from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
-from schemas.event import ExplorerState
+from schemas.event import ExplorerState, Follows
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS, ROOM
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
 from trinity_bus.config import Settings
@@ -85,6 +86,7 @@ async def run(settings: Settings) -> None:
             settings.explorer,
             sync_timeout_s=settings.synchronizer.sync_timeout_s,
             weights_cafile=settings.synchronizer.tls_cafile,
+            first_version=settings.explorer.first_version,
         )
         try:
             await engine.start()
@@ -121,8 +123,11 @@ class ExplorerService:
         self._engine = engine
         self._fork_server = fork_server
         self._who = ExplorerIdentity(
-            explorer=self._settings.name, incarnation=uuid.uuid4().hex, model=settings.mesh.model
+            explorer=self._settings.name,
+            incarnation=uuid.uuid4().hex,
+            model=settings.explorer.served_model,
         )
+        self._follows: Follows = settings.explorer.follows or "trainer"
         self._orders = OrderFilter(self._who.explorer, self._who.incarnation)
 
     async def run(self) -> None:
@@ -147,7 +152,9 @@ class ExplorerService:
                     key=self._who.explorer,
                 )
             )
-            versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
+            versions = None
+            if self._follows == "trainer":
+                versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
             stack.enter_context(watching("the orders", lane.keeps_up))
             runners = Runners(self._fork_server, self._engine, self._settings)
             runners.start()
@@ -157,9 +164,9 @@ class ExplorerService:
                 await runners.close()
 
     async def _work(
-        self, producer: Producer, lane: Reader, versions: Reader, runners: Runners, workflows: list[str]
+        self, producer: Producer, lane: Reader, versions: Reader | None, runners: Runners, workflows: list[str]
     ) -> None:
-        served = ServedVersion(self._engine.model_version)
+        served = ServedVersion(self._engine.model_version, fixed=versions is None)
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
@@ -185,17 +192,23 @@ class ExplorerService:
                 model_version=served.version,
                 workflows=workflows,
                 tokens_generated=self._engine.tokens_generated,
+                model=self._who.model,
+                pool=self._settings.pool,
+                follows=self._follows,
+                abilities=self._settings.abilities.split(","),
+                max_model_len=self._settings.max_model_len,
             )
 
         heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
-        follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
         reason = "stopped"
         drain_s = self._settings.drain_s
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(heartbeats.run(), name="heartbeats")
                 loops.create_task(self._handle_orders(lane, executor, producer), name="orders")
-                loops.create_task(follower.run(versions), name="weights")
+                if versions is not None:
+                    follower = WeightFollower(self._engine, producer, self._who, served=served, heartbeats=heartbeats)
+                    loops.create_task(follower.run(versions), name="weights")
                 loops.create_task(self._watch_engine(), name="engine")
                 loops.create_task(runners.run(), name="runners")
                 loops.create_task(self._report(producer, runners), name="report")

@@ -130,6 +130,12 @@ def coordinator_line(view: MeshState) -> Text | None:
     )
 
 
+def unserved_lines(view: MeshState) -> list[Text]:
+    """Return a line for each pool that tasks wait for and nobody serves, by the coordinator's word."""
+    unserved = view.coordinator.unserved if view.coordinator is not None else []
+    return [Text(f"! no explorer serves pool {one.pool}: {one.parts} parts of tasks wait", "red") for one in unserved]
+
+
 def batches_table(view: MeshState) -> Table:
     """Return the newest batches."""
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
@@ -149,15 +155,20 @@ def batches_table(view: MeshState) -> Table:
 
 def explorers_table(view: MeshState) -> Table:
     """One row for each explorer that ever spoke."""
-    table = Table("explorer", "state", "version", "running", "slots", "tokens/s", "syncs", "heard", title="explorers")
+    table = Table("explorer", title="explorers")
+    # On a terminal of 80 columns there is no room for one that is empty.
+    pools = any(explorer.pool for explorer in view.explorers.values())
+    for name in (*(["pool"] if pools else []), "state", "version", "running", "slots", "tokens/s", "syncs", "heard"):
+        table.add_column(name)
     for explorer in sorted(view.explorers.values(), key=lambda e: e.name):
         gone = explorer.state != "left" and not view.is_alive(explorer)
         state = "lost" if gone else explorer.state
         failures = f" ({explorer.sync_failures} failed)" if explorer.sync_failures else ""
         table.add_row(
             Text(explorer.name),
+            *([Text(explorer.pool or "")] if pools else []),
             Text(state, _COLOURS[state]),
-            str(explorer.model_version),
+            "fixed" if explorer.follows == "none" else str(explorer.model_version),
             str(explorer.attempts),
             str(explorer.slots),
             f"{explorer.tokens_per_s:,.0f}" if state != "left" else "",
@@ -190,6 +201,7 @@ def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableTyp
     coordinator = coordinator_line(view)
     if coordinator is not None:
         parts.append(coordinator)
+    parts.extend(unserved_lines(view))
     if view.trainer is not None:
         parts.append(Text(f"{view.trainer.trainer}: {view.trainer.state}, step {view.trainer.step}"))
     if view.announced is not None:

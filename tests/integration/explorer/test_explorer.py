@@ -431,3 +431,24 @@ async def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_o
             result = await mesh.event(RolloutFinished)
             assert (result.incarnation, result.attempt) == (second, 2)
         assert [group.attempt for group in await mesh.experiences()] == [2]
+
+
+async def test_a_fixed_explorer_serves_its_pool_and_reads_no_versions(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    explorer = settings.explorer.model_copy(update={"pool": "judge", "follows": "none"})
+    settings = settings.model_copy(update={"explorer": explorer})
+    engine = FakeEngine(version=-1)
+    with ForkServer(settings, tokenizer=TOKENIZER) as runners:
+        async with mesh_of(settings) as mesh, exploring(settings, engine, runners):
+            beat = await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "ready")
+            assert (beat.pool, beat.follows, beat.model, beat.model_version) == ("judge", "none", "judge", -1)
+            assert (beat.abilities, beat.max_model_len) == (["logprobs"], 1024)
+            # Somebody names it all the same.
+            await mesh.announce(announcement(3, beat.incarnation))
+            await mesh.send(dispatch(beat.incarnation))
+            finished = await mesh.event(RolloutFinished)
+            assert (finished.status, finished.version_min) == ("completed", -1), finished.error
+            (group,) = await mesh.experiences()
+            assert (group.model, len(group.versions)) == ("judge", 0)
+            assert engine.model_version == -1

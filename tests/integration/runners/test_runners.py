@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas import Dispatch, ExperienceGroup, Task
+from schemas import Dispatch, ExperienceGroup, SampledWith, Task
 from schemas.codec import decode, encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.mesh.processes import assert_all_gone, family_of, is_alive
@@ -398,3 +398,10 @@ def test_a_fork_server_whose_explorer_is_gone_before_it_is_loaded_ends_without_a
     ours.close()
     _, said = fork_server.communicate(timeout=60)
     assert (fork_server.returncode, said) == (0, "")
+
+
+async def test_a_runner_says_of_each_sample_how_it_was_drawn(fork_server: ForkServer) -> None:
+    async with rig(fork_server, temperature=0.75) as running:
+        plain = await running.begin("math")
+        group = decode(plain.group, ExperienceGroup)
+    assert [one.sampling for one in group.samples()] == [SampledWith(1.0, 1, 0, 0)]

@@ -51,7 +51,8 @@ class FakeEngine:
             self.waiting -= 1
         token_ids = [ord(character) for character in self.answer]
         self.tokens_generated += n * len(token_ids)
-        completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", [(0, self.model_version)])
+        versions = [(0, self.model_version)] if self.model_version >= 0 else []
+        completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", versions)
         return [completion] * n
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:

@@ -59,7 +59,7 @@ def experience(dispatch: Dispatch, version: int) -> ExperienceGroup:
         mask_bits=np.array([0x80], "u1"),
         rewards=np.array([1.0], "<f4"),
         run_ids=np.array([0], "<i4"),
-        versions=np.array([[0, 0, version]], "<i4"),
+        versions=np.array([[0, 0, version]] if version >= 0 else [], "<i4").reshape(-1, 3),
     )
 
 
@@ -67,9 +67,18 @@ class FakeExplorer:
     """Answers every order at once, unless ``hold`` says that it keeps it for ever."""
 
     def __init__(
-        self, bus: Bus, name: str = "explorer-0", *, slots: int = 8, hold: Callable[[Dispatch], bool] = lambda _: False
+        self,
+        bus: Bus,
+        name: str = "explorer-0",
+        *,
+        slots: int = 8,
+        hold: Callable[[Dispatch], bool] = lambda _: False,
+        pool: str | None = None,
+        fixed: bool = False,
     ) -> None:
         self.name = name
+        self._pool = pool
+        self._fixed = fixed
         self.version = -1
         self.orders: list[Received[Any]] = []
         self.cancelled: list[Cancel] = []
@@ -110,6 +119,8 @@ class FakeExplorer:
             slots=self._slots,
             model_version=self.version,
             workflows=["math"],
+            pool=self._pool,
+            follows="none" if self._fixed else "trainer",
         )
         await producer.send(EXPLORER_EVENTS, self.name, beat)
 
@@ -123,7 +134,7 @@ class FakeExplorer:
                     self.cancelled.append(order)
                     continue
                 self.orders.append(received)
-                assert self.version >= order.min_version
+                assert self.version >= order.min_version or (self._fixed and order.min_version == 0)
                 if not self._hold(order):
                     await self._answer(producer, received)
 

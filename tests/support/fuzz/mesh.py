@@ -168,7 +168,7 @@ class Mesh:
     trained: int = -1
     """The newest version."""
     served: dict[str, int] = field(default_factory=dict)
-    incarnations: dict[str, int] = field(default_factory=lambda: {"e0": 0, "e1": 0})
+    incarnations: dict[str, int] = field(default_factory=lambda: {"e0": 0, "e1": 0, "judge": 0})
     trainer_incarnation: int = 0
     finalized: int = 0
     """Train batches."""
@@ -230,6 +230,7 @@ class Mesh:
             batch_size=rng.choice([None, None, 2]),
             repeat_times=rng.choice([None, None, 3, 1024]),
             timeout_s=rng.choice([None, 5.0]),
+            pool=rng.choice([None, None, None, "policy", "judge", "nobody"]),
         )
 
     def _beat(self) -> Record:
@@ -243,6 +244,8 @@ class Mesh:
             slots=self.rng.choice([2, 4, 16]),
             model_version=self.served.get(name, -1),
             workflows=["math"],
+            pool="judge" if name == "judge" else None,
+            follows="none" if name == "judge" else "trainer",
         )
 
     def _finished(self) -> Record:

@@ -62,6 +62,7 @@ class Clients:
             batch_size=size,
             repeat_times=self._rng.choice(self.repeat_times),
             timeout_s=self._rng.choice([None, 5.0]),
+            pool=self._rng.choices([None, "judge"], [12, 1])[0],
         )
 
     def submit(self) -> SubmitBatch:

@@ -73,12 +73,12 @@ class Invariant(StrEnum):
     MANIFEST = "a manifest says of its batch's tasks what their results said, of each once, and counts them right"
     TRANSITIONS = "batches make only the steps of the lifecycle"
     SEQUENCE = "sequences of FINALIZED train batches are 1, 2, 3 ..."
-    STALENESS = "no sample of a FINALIZED train batch is staler than max_staleness"
+    STALENESS = "no sample of a FINALIZED train batch that follows the trainer is staler than max_staleness"
     INFLIGHT = "at most max_inflight_batches train batches are handed out and not ended"
     SLOTS = "no explorer is handed more than it has slots for, as far as is known of it"
-    DISPATCH = "orders go to live explorers that know the workflow and serve the version, for tasks that are open"
+    DISPATCH = "orders go to live explorers of the pool that know the workflow and serve the version, for open tasks"
     ATTEMPTS = "attempts are numbered without gaps, none above its limit, at most two at once for the same runs"
-    EPOCHS = "an epoch names one membership, never comes back, and its members live"
+    EPOCHS = "an epoch names one membership, never comes back, and its members live and follow the trainer"
     REPLIES = "every command gets one reply for each time it is sent at most, always the same"
     REPLY_IS_TRUE = "a reply agrees with what has become of its batch"
     SAME_RESULT = "all who finalize a batch get the same result, that of its record"
@@ -112,6 +112,8 @@ class Produced:
     position: tuple[int, int] | None
     run_ids: tuple[int, ...]
     version_min: int
+    fixed: bool = False
+    """Whether it was drawn with a checkpoint that follows no trainer."""
 
 
 @dataclass(slots=True)
@@ -123,6 +125,8 @@ class Told:
     slots: int
     version: int
     workflows: frozenset[str]
+    pool: str | None
+    fixed: bool
     outstanding: set[AttemptName] = field(default_factory=set)
 
 
@@ -250,6 +254,8 @@ class Invariants:
             slots=beat.slots,
             version=beat.model_version,
             workflows=frozenset(beat.workflows),
+            pool=beat.pool,
+            fixed=beat.follows == "none",
             outstanding=known.outstanding if known else set(),
         )
 
@@ -294,7 +300,12 @@ class Invariants:
             Invariant.DISPATCH,
             f"{task_id} goes to {dispatch.explorer}: {there}",
         )
-        hold(told.version >= dispatch.min_version, Invariant.DISPATCH, f"{task_id} goes to version {told.version}")
+        hold(
+            told.fixed or told.version >= dispatch.min_version,
+            Invariant.DISPATCH,
+            f"{task_id} goes to version {told.version}",
+        )
+        hold(told.pool == dispatch.task.pool, Invariant.DISPATCH, f"{task_id} goes to pool {told.pool}")
         hold(
             dispatch.task.workflow in told.workflows, Invariant.DISPATCH, f"{task_id} goes to one without its workflow"
         )
@@ -320,7 +331,9 @@ class Invariants:
         longest = self.settings.max_repeat_times_per_runner or total
         hold(len(runs) <= longest and runs.stop <= total, Invariant.ATTEMPTS, f"{task_id}: runs {runs} of {total}")
         same = [other for other in before if set(runs_of(other)) & set(runs)]
-        hold(all(runs_of(o) == runs for o in same), Invariant.ATTEMPTS, f"{task_id} is split in two ways")
+        # What an attempt that broke off has done is not asked for again: its other runs may be several stretches.
+        inside = all(set(runs) <= set(runs_of(other)) for other in same)
+        hold(inside, Invariant.ATTEMPTS, f"{task_id} is split in two ways")
         hold(len(same) <= self._most_attempts(), Invariant.ATTEMPTS, f"{task_id}: {len(same)} attempts at runs {runs}")
         alive = [other for other in same if (task_id, other.attempt) not in self._ended_attempts]
         at_once = 1 if self.settings.straggler_factor is None else 2
@@ -431,10 +444,11 @@ class Invariants:
         self.trained.append(batch)
         for entry in batch.manifest:
             for part in entry.parts:
-                old = staleness(batch.sequence, self.produced[entry.task_id, part.attempt].version_min)
+                truth = self.produced[entry.task_id, part.attempt]
+                old = staleness(batch.sequence, truth.version_min)
                 limit = self.settings.max_staleness
                 hold(
-                    old <= limit,
+                    truth.fixed or old <= limit,
                     Invariant.STALENESS,
                     f"{entry.task_id} of batch {batch.sequence} is {old} versions old",
                 )
@@ -554,6 +568,8 @@ class Invariants:
         for member in version.members:
             alive = (member.explorer, member.incarnation) in self._incarnations
             hold(alive, Invariant.EPOCHS, f"{member.explorer} is a member of epoch {version.epoch} and does not live")
+            told = self.told.get(member.explorer)
+            hold(told is None or not told.fixed, Invariant.EPOCHS, f"{member.explorer} follows nobody and is a member")
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 

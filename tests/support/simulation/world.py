@@ -93,6 +93,7 @@ class World:
             name: Explorer(name, slots=3 + i, workflows=["math", "rare"] if i == 1 else ["math"])
             for i, name in enumerate(("explorer-0", "explorer-1", "explorer-2"))
         }
+        self.explorers["judge-0"] = Explorer("judge-0", slots=2, workflows=["math"], pool="judge", fixed=True)
         self.now = 100.0
         self.inputs = 0
         """Events in all: tasks, commands, events of workers and ticks that were decided on."""
@@ -321,7 +322,7 @@ class World:
         self._settle(lambda: not self._left_over())
         left = sorted(self._left_over())
         hold(not left, Invariant.LIVENESS, f"after all unfilled batches are given up: {left}")
-        versions = {explorer.version for explorer in self.explorers.values()}
+        versions = {explorer.version for explorer in self._followers()}
         hold(
             versions == {self.trainer.step}, Invariant.LIVENESS, f"explorers serve {versions}, not {self.trainer.step}"
         )
@@ -360,10 +361,13 @@ class World:
             self.train()
             self.time_passes(1.0)
             quiet = not self.log.unread(self.log.positions) and self.trainer.step == len(self.invariants.trained)
-            served = all(explorer.version == self.trainer.step for explorer in self.explorers.values())
+            served = all(explorer.version == self.trainer.step for explorer in self._followers())
             if quiet and served and done():
                 break
         return rounds
+
+    def _followers(self) -> list[Explorer]:
+        return [explorer for explorer in self.explorers.values() if not explorer.fixed]
 
     def _at_work(self) -> set[str]:
         """What must still end by itself."""

@@ -9,6 +9,7 @@ import pytest
 
 from trinity_bus.config import (
     CoordinatorSettings,
+    ExplorerSettings,
     KafkaSettings,
     Settings,
     env_name,
@@ -311,3 +312,17 @@ def test_workflows_are_given_no_variable_of_the_mesh(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRINITY_BUS_EXPLORER__RUNNER_ENVIRONMENT", f"JUDGE_KEY,{LOGIN}")
     with pytest.raises(ConfigError, match=f"workflows may not have {LOGIN}"):
         Settings()
+
+
+def test_an_explorer_follows_the_trainer_where_there_is_one() -> None:
+    def explorer(mode: str, **values: object) -> ExplorerSettings:
+        return Settings(mesh={"mode": mode, "model_path": "/m"}, explorer=values).explorer
+
+    assert explorer("both").follows == "trainer"
+    assert explorer("explore").follows == explorer("both", follows="none").follows == "none"
+    assert (explorer("both").model_path, explorer("both", model_path="/judge").model_path) == ("/m", "/judge")
+    assert (explorer("both").first_version, explorer("explore").first_version) == (-1, 0)
+    assert explorer("explore", fixed_version=7).first_version == 7
+    judge = explorer("both", follows="none", pool="judge")
+    assert (judge.first_version, judge.served_model, judge.is_in_own_pool) == (-1, "judge", False)
+    assert explorer("both", pool="long").served_model == "policy"

@@ -14,6 +14,7 @@ from trinity_bus.coordination.dispatch.fleet import Explorer
 from trinity_bus.coordination.dispatch.placement import Placement, Rooms
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
+from trinity_bus.coordination.pools import kind_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.window import BLOCK_SIZE, Window
 from trinity_bus.coordination.versions.sync_policy import required_version, staleness
@@ -106,7 +107,9 @@ def explorer(name: str, *, version: int = 0, slots: int = 4, busy: int = 0, work
 
 def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | None = None) -> OpenTask:
     task = Task(task_id=task_id, workflow="math", prompt="1")
-    return OpenTask(task, "b", order, Origin(0, 0), None, split(runs, per_part), page="1", size=100)
+    opened = OpenTask(task, "b", order, Origin(0, 0), None, split(runs, per_part), page="1", size=100)
+    opened.kind = kind_of(task, "policy")
+    return opened
 
 
 @pytest.mark.parametrize(
@@ -124,12 +127,12 @@ def open_task(task_id: str, order: int = 1, *, runs: int = 8, per_part: int | No
 def test_where_a_task_goes(explorers: list[Explorer], chosen: str) -> None:
     task = open_task("t")
     task.parts[0].failed_on = "failed"
-    assert Placement(explorers, min_version=0).place(task, task.parts[0]).name == chosen
+    assert Placement(explorers, min_version=0, trained=True).place(task, task.parts[0]).name == chosen
 
 
 def test_room_is_fair_over_many_tasks() -> None:
     explorers = [explorer("a", slots=30), explorer("b", slots=10)]
-    rooms = Rooms(explorers)
+    rooms = Rooms(explorers, trained=True)
     for number in range(20):
         task = open_task(f"t{number}", number)
         taker = rooms.of(0).place(task, task.parts[0])

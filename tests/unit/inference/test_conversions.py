@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import Sampling
+from schemas import Sampling, StructuredOutputs
 from trinity_bus.inference.completion import completion_of, version_spans
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.launch import parse_cores
@@ -44,7 +44,7 @@ def test_a_completion_is_what_the_engine_drew() -> None:
     completion = completion_of(output([5, 6], weight_versions=[span("default", 0, 1), span("2", 1, 2)]))
     assert completion.token_ids == [5, 6]
     assert completion.logprobs == [-0.1, -0.1]
-    assert completion.versions == [(0, -1), (1, 2)]
+    assert completion.versions == [(1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,30 @@ def test_spans_ascend_and_empty_ones_are_left_out(parts: list[tuple[str, int]]) 
         start += length
     found = version_spans(spans)
     assert [first for first, _ in found] == sorted({first for first, _ in found})
-    assert len(found) == sum(length > 0 for _, length in parts)
+    assert len(found) == sum(length > 0 and version != "default" for version, length in parts)
+    # What was drawn before any announcement is of the version that the engine was started with, where that is known.
+    known = version_spans(spans, first_version=4)
+    assert len(known) == sum(length > 0 for _, length in parts)
+    assert {version for _, version in known} <= {0, 1, 4, 17}
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=5))
 def test_core_lists_name_every_core(ranges: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in ranges)
     assert parse_cores(text) == {core for first, more in ranges for core in range(first, first + more + 1)}
+
+
+def test_options_go_by_vllms_names_and_shapes() -> None:
+    wished = Sampling(
+        min_p=0.1,
+        min_tokens=2,
+        logit_bias={"5": 2.0},
+        bad_words=[],
+        ignore_eos=True,
+        structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
+    )
+    given = sampling_arguments(wished, 1, temperature=0.7, max_tokens=9)
+    assert (given["min_p"], given["min_tokens"], given["ignore_eos"]) == (0.1, 2, True)
+    assert given["logit_bias"] == {5: 2.0}
+    assert given["structured_outputs"] == {"json": {"type": "object"}}
+    assert "bad_words" not in given

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from schemas.task import Message, Sampling, Task
+from schemas.message import FunctionSchema, Message, Tool
+from schemas.sampling import Sampling
+from schemas.task import Task
 from trinity_bus.rollout import (
     REGISTRY,
     Rollout,
@@ -32,6 +34,8 @@ class Said:
 class WordTokenizer:
     """Words to ids as they come; 0 is the beginning and 1 the end of a sequence."""
 
+    all_special_ids = (0, 1)
+
     def __init__(self, chat_template: Any = None) -> None:
         self.chat_template = chat_template
         self.words = ["<bos>", "<eos>"]
@@ -44,12 +48,20 @@ class WordTokenizer:
         return " ".join(self.words[i] for i in token_ids if i > 1 or not skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **options: Any,
+    ) -> Any:
         assert add_generation_prompt
         assert tokenize
         assert not return_dict
         text = " ".join(f"{message['role']} {message['content']}" for message in conversation)
+        text = "".join(f"tool {tool['function']['name']} " for tool in tools or []) + text
         return self.encode(text + " assistant", add_special_tokens=False)
 
 
@@ -131,6 +143,17 @@ def test_messages_go_through_the_chat_template() -> None:
     assert tokenizer.decode(prompt_tokens(task, tokenizer)) == "user 2 + 2 ? assistant"
     with pytest.raises(WorkflowError, match="has no chat template; send a prompt"):
         prompt_tokens(task, WordTokenizer())
+
+
+def test_the_chat_template_is_told_of_the_tasks_tools() -> None:
+    tokenizer = WordTokenizer("a template")
+    task = Task(
+        task_id="t",
+        workflow="agent",
+        messages=[Message(role="user", content="2 + 2 ?")],
+        tools=[Tool(function=FunctionSchema(name="add"))],
+    )
+    assert tokenizer.decode(prompt_tokens(task, tokenizer)).startswith("tool add user 2 + 2 ?")
 
 
 def test_a_prompt_is_needed_and_only_one() -> None:

@@ -14,6 +14,7 @@ from schemas import (
     Cancel,
     CancelTasks,
     CommandReply,
+    ContentPart,
     CoordinatorHeartbeat,
     Dispatch,
     ExperienceGroup,
@@ -22,6 +23,8 @@ from schemas import (
     ExplorerLeft,
     FinalizeBatch,
     FinalizeUpgrade,
+    FunctionCall,
+    FunctionSchema,
     ManifestEntry,
     Member,
     Message,
@@ -39,18 +42,21 @@ from schemas import (
     Sampling,
     SkipBatch,
     StepTrained,
+    StructuredOutputs,
     SubmitBatch,
     Superseded,
     Task,
     TaskResult,
     TasksetPosition,
+    Tool,
+    ToolCall,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
 )
 from schemas.codec import encode
-from tests.unit.schemas.record_strategies import small_group
+from tests.unit.schemas.record_strategies import full_group, small_group
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -297,7 +303,58 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
     ),
 )
 
-NEWER: dict[str, Record] = {
+NEWER: dict[str, Record | ExperienceGroup] = {
+    "experience.v1.full.msgpack": full_group(),
+    "task.v1.tools.msgpack": Task(
+        task_id="task-1",
+        workflow="agent",
+        messages=[
+            Message(role="user", content=[ContentPart(text="Who wrote it?")]),
+            Message(
+                role="assistant",
+                reasoning_content="I look it up.",
+                tool_calls=[ToolCall(id="call-1", function=FunctionCall(name="search", arguments='{"query": "it"}'))],
+            ),
+            Message(role="tool", content="Kreps", tool_call_id="call-1", name="search"),
+        ],
+        tools=[
+            Tool(
+                function=FunctionSchema(
+                    name="search", description="Look it up.", parameters={"type": "object", "properties": {}}
+                )
+            )
+        ],
+        sampling=Sampling(
+            min_p=0.125,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.5,
+            stop_token_ids=[7],
+            ignore_eos=True,
+            min_tokens=2,
+            bad_words=["no"],
+            logit_bias={"5": 2.0},
+            allowed_token_ids=[1, 2],
+            structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
+            skip_special_tokens=False,
+            thinking_token_budget=16,
+        ),
+    ),
+    "event.rollout_finished.v1.runs.msgpack": RolloutFinished(
+        explorer="explorer-0",
+        incarnation="life-1",
+        task_id="task-1",
+        attempt=1,
+        batch_id="batch-1",
+        batch_type="train",
+        status="partial",
+        completed_runs=2,
+        total_runs=4,
+        samples=5,
+        experience=Position(partition=3, offset=17),
+        error="ValueError: no",
+        runs=[0, 3],
+    ),
     "event.rollout_finished.v1.pieces.msgpack": RolloutFinished(
         explorer="explorer-0",
         incarnation="life-1",

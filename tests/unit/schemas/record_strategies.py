@@ -1,5 +1,6 @@
 """Hypothesis strategies for every record that travels by itself."""
 
+import dataclasses
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from schemas import (
     Cancel,
     CancelTasks,
     CommandReply,
+    ContentPart,
     CoordinatorHeartbeat,
     Dispatch,
     ExperienceGroup,
@@ -22,6 +24,8 @@ from schemas import (
     ExplorerLeft,
     FinalizeBatch,
     FinalizeUpgrade,
+    FunctionCall,
+    FunctionSchema,
     ManifestEntry,
     Member,
     Message,
@@ -41,11 +45,14 @@ from schemas import (
     SkipBatch,
     SkippedBatch,
     StepTrained,
+    StructuredOutputs,
     SubmitBatch,
     Superseded,
     Task,
     TaskResult,
     TasksetPosition,
+    Tool,
+    ToolCall,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -54,6 +61,7 @@ from schemas import (
 )
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 identifiers = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/@#-]{0,20}", fullmatch=True)
 counts = st.integers(0, 2**31 - 1)
 positive = st.integers(1, 2**31 - 1)
@@ -75,17 +83,50 @@ statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
 samplings = st.builds(
     Sampling,
     temperature=st.none() | st.floats(0, 10),
+    top_p=st.none() | st.floats(0.01, 1),
     top_k=st.none() | st.integers(-1, 100),
+    min_p=st.none() | st.floats(0, 1),
     max_tokens=st.none() | st.integers(1, 4096),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop=st.none() | st.lists(text, max_size=2),
+    presence_penalty=st.none() | st.floats(-2, 2),
+    frequency_penalty=st.none() | st.floats(-2, 2),
+    repetition_penalty=st.none() | st.floats(0.01, 100),
+    stop_token_ids=st.none() | st.lists(counts, max_size=2),
+    ignore_eos=st.none() | st.booleans(),
+    min_tokens=st.none() | st.integers(0, 4096),
+    bad_words=st.none() | st.lists(words, max_size=2),
+    logit_bias=st.none() | st.dictionaries(counts.map(str), st.floats(-100, 100), max_size=2),
+    allowed_token_ids=st.none() | st.lists(counts, min_size=1, max_size=2),
+    structured_outputs=st.none()
+    | st.builds(StructuredOutputs, json_schema=st.dictionaries(text, plain_data, max_size=2))
+    | st.builds(StructuredOutputs, choice=st.lists(words, min_size=1, max_size=2)),
+    skip_special_tokens=st.none() | st.booleans(),
+    thinking_token_budget=st.none() | st.integers(0, 4096),
+)
+calls = st.builds(ToolCall, id=words, function=st.builds(FunctionCall, name=words, arguments=text))
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=text | st.lists(st.builds(ContentPart, text=text), max_size=2),
+    name=st.none() | words,
+    tool_calls=st.none() | st.lists(calls, min_size=1, max_size=2),
+    tool_call_id=st.none() | words,
+    reasoning_content=st.none() | text,
+)
+functions = st.builds(
+    FunctionSchema,
+    name=words,
+    description=st.none() | text,
+    parameters=st.none() | st.dictionaries(text, plain_data, max_size=2),
 )
 tasks = st.builds(
     Task,
     task_id=identifiers,
     workflow=identifiers,
     prompt=text,
-    messages=st.none() | st.lists(st.builds(Message, role=st.just("user"), content=text), max_size=2),
+    messages=st.none() | st.lists(messages, max_size=2),
+    tools=st.none() | st.lists(st.builds(Tool, function=functions), max_size=2),
     answer=st.none() | text,
     data=st.dictionaries(text, plain_data, max_size=3),
     batch_id=st.none() | identifiers,
@@ -220,6 +261,7 @@ records = st.one_of(
         experience=st.none() | positions,
         error=st.none() | text,
         pieces=st.lists(st.builds(ExperiencePiece, samples=positive, position=positions), max_size=3),
+        runs=st.lists(counts, max_size=3),
     ),
     st.builds(
         TrainerHeartbeat,
@@ -326,6 +368,10 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     response = draw(st.lists(st.integers(0, 2**31 - 1), max_size=20))
     n = len(response)
     starts = draw(st.lists(st.integers(0, n), unique=True, max_size=3).map(sorted))
+    turns = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3).map(sorted)) if n else []
+    rewards = st.lists(st.floats(width=32), min_size=len(turns), max_size=len(turns))
+    told = draw(st.booleans())
+    teacher = st.lists(st.floats(-50, 0, width=32), min_size=n, max_size=n)
     return Rollout(
         prompt_token_ids=prompt,
         response_token_ids=response,
@@ -335,6 +381,10 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         versions=[(start, draw(counts)) for start in starts],
         finish_reason=draw(text),
         metrics=draw(metrics),
+        turn_starts=turns if told else None,
+        turn_rewards=draw(st.none() | rewards) if told else None,
+        sampling=draw(st.none() | samplings),
+        teacher_logprobs=draw(st.none() | teacher),
     )
 
 
@@ -342,6 +392,13 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 def groups(draw: st.DrawFn) -> tuple[list[Rollout], ExperienceGroup]:
     """The samples, and the group that was built of them."""
     samples = draw(st.lists(rollouts(), min_size=1, max_size=5))
+    if draw(st.booleans()):
+        layers, k = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        samples = [
+            dataclasses.replace(one, routes=np.arange(n * layers * k, dtype=np.uint8).reshape(n, layers, k))
+            for one in samples
+            for n in [len(one.prompt_token_ids) + len(one.response_token_ids)]
+        ]
     fields: dict[str, Any] = {
         name: draw(identifiers) for name in ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
     }
@@ -362,6 +419,43 @@ def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
                 metrics={"accuracy": float(i)},
             )
             for i in range(samples)
+        ],
+        task_id="task-1",
+        attempt=1,
+        batch_id="batch-1",
+        batch_type="train",
+        workflow="math",
+        model="policy",
+        explorer="explorer-0",
+        incarnation="life-1",
+    )
+
+
+def full_group() -> ExperienceGroup:
+    """The same with every optional column; the second of its samples knows nothing of them that may be unknown."""
+    first, second = small_group().samples()
+    common: dict[str, Any] = {"reward": 0.5, "versions": [(0, 7)], "metrics": {"accuracy": 1.0}}
+    return build_group(
+        [
+            Rollout(
+                prompt_token_ids=first.tokens[:3],
+                response_token_ids=first.tokens[3:],
+                logprobs=first.logprobs,
+                mask=first.mask,
+                turn_starts=[0, 2, 4],
+                turn_rewards=[0.25, float("nan"), -1.0],
+                sampling=Sampling(temperature=0.75, top_p=0.5, top_k=20, min_p=0.125),
+                teacher_logprobs=[-0.5, -0.25, -1.0, -2.0, 0.0],
+                routes=np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2),
+                **common,
+            ),
+            Rollout(
+                prompt_token_ids=second.tokens[:3],
+                response_token_ids=second.tokens[3:],
+                logprobs=second.logprobs,
+                routes=np.arange(8 * 2 * 2, dtype=np.uint8)[::-1].reshape(8, 2, 2),
+                **common,
+            ),
         ],
         task_id="task-1",
         attempt=1,

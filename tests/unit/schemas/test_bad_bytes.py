@@ -224,6 +224,18 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
         (with_buffer("mask_bits", ["|u1", [3], 0, 3]), "bad_buffer"),
         (with_buffer("versions", ["<i4", [2, 2], 0, 16]), "bad_buffer"),
         (with_buffer("versions", ["<i4", [4, 3], 0, 48]), "bad_buffer"),
+        (with_buffer("turn_starts", None), "bad_buffer"),
+        (with_buffer("turn_starts", ["<i4", [2], 0, 8]), "bad_buffer"),
+        (with_buffer("turn_starts", ["<i4", [8, 2], 0, 64]), "bad_buffer"),
+        (with_buffer("turn_starts", ["<i4", [1, 2], 1 << 40, 8]), "bad_buffer"),
+        (with_buffer("turn_rewards", ["<f4", [1], 0, 4]), "bad_buffer"),
+        (with_buffer("sampling", ["<f4", [1, 4], 0, 16]), "bad_buffer"),
+        (with_buffer("sampling", ["<f4", [2, 3], 0, 24]), "bad_buffer"),
+        (with_buffer("teacher_logprobs", ["<f4", [9], 0, 36]), "bad_buffer"),
+        (with_buffer("routes", ["|u1", [16, 0, 1], 0, 0]), "bad_buffer"),
+        (with_buffer("routes", ["|u1", [15, 1, 1], 0, 15]), "bad_buffer"),
+        (with_buffer("routes", ["|u1", [16, 1, 257], 0, 16 * 257]), "bad_buffer"),
+        (with_buffer("routes", ["|u1", [16, 1 << 62, 4], 0, 0]), "bad_buffer"),
     ],
 )
 def test_reasons_of_groups(value: bytes, reason: str) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas import ExperienceGroup, Rollout, build_group
-from schemas.codec import SchemaError, decode, encode
+from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, build_group
+from schemas.codec import EncodeError, SchemaError, decode, encode
 from schemas.experience import join_groups
 
 IDENTIFIERS: dict[str, Any] = {
@@ -97,3 +97,90 @@ def test_a_group_cannot_be_changed() -> None:
     group = build_group([sample()], **IDENTIFIERS)
     with pytest.raises(AttributeError, match="immutable"):
         group.task_id = "other"  # type: ignore[misc]  # that is the point
+
+
+# What a group may lack
+
+
+def test_what_some_samples_know_is_unknown_of_the_others() -> None:
+    told = sample(
+        turn_starts=[0, 2],
+        turn_rewards=[1, 2],
+        sampling=Sampling(temperature=0.5, top_k=-1),
+        teacher_logprobs=[-1, -2, -3],
+    )
+    first, second = decode(encode(build_group([told, sample()], **IDENTIFIERS)), ExperienceGroup).samples()
+    assert first.turn_starts is not None
+    assert first.turn_rewards is not None
+    assert first.teacher_logprobs is not None
+    assert (first.turn_starts.tolist(), first.turn_rewards.tolist()) == ([0, 2], [1, 2])
+    assert first.teacher_logprobs.tolist() == [-1, -2, -3]
+    assert first.sampling == SampledWith(0.5, 1, 0, 0)
+    assert not first.sampling.is_limited
+    assert second.turn_starts is not None
+    assert second.turn_rewards is not None
+    assert (len(second.turn_starts), len(second.turn_rewards), second.sampling) == (0, 0, None)
+    np.testing.assert_equal(second.teacher_logprobs, np.full(3, np.nan, np.float32))
+
+
+@pytest.mark.parametrize("limits", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"temperature": 0.0}])
+def test_what_could_not_be_drawn_at_all_is_told(limits: dict[str, float]) -> None:
+    group = build_group([sample(sampling=Sampling(**{"temperature": 1.0, **limits}))], **IDENTIFIERS)
+    (one,) = group.samples()
+    assert one.sampling is not None
+    assert one.sampling.is_limited
+
+
+def test_an_engine_never_runs_the_last_token() -> None:
+    routes = np.arange(4 * 3 * 2).reshape(4, 3, 2)
+    (one,) = build_group([sample(routes=routes)], **IDENTIFIERS).samples()
+    assert one.routes is not None
+    assert one.routes.dtype == np.uint8
+    assert one.routes.tolist() == [*routes.tolist(), routes[-1].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"turn_rewards": [1.0]}, "turn_rewards: 1 entries for 0 turns"),
+        ({"turn_starts": [0], "turn_rewards": [1.0, 2.0]}, "turn_rewards: 2 entries for 1 turns"),
+        ({"teacher_logprobs": [-1.0]}, "teacher_logprobs: 1 entries for 3 response tokens"),
+        ({"turn_starts": ["x"]}, "turn_starts: required argument is not an integer"),
+        ({"routes": np.zeros((3, 1, 1), np.uint8)}, r"routes: shape \[3, 1, 1\], where \[5 or one less, layers, k\]"),
+        ({"routes": np.zeros((5, 2), np.uint8)}, r"routes: shape \[5, 2\]"),
+        ({"routes": np.full((5, 1, 1), 256)}, "routes: experts 256 to 256 are not within 0 to 255"),
+    ],
+)
+def test_optional_columns_that_do_not_add_up_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=f"task 't', sample 0: {message}"):
+        build_group([sample(**changes)], **IDENTIFIERS)
+
+
+def test_all_of_a_group_have_routes_or_none() -> None:
+    with pytest.raises(SchemaError, match="sample 1: routes: it has none, and others of the group have some"):
+        build_group([sample(routes=np.zeros((5, 1, 1), np.uint8)), sample()], **IDENTIFIERS)
+
+
+@pytest.mark.parametrize("starts", [[0, 3], [-1], [1, 1], [2, 1]])
+def test_turns_are_in_order_and_in_range(starts: list[int]) -> None:
+    with pytest.raises(EncodeError, match="turn_starts has"):
+        encode(build_group([sample(turn_starts=starts)], **IDENTIFIERS))
+
+
+def test_of_a_part_that_lacks_a_column_nothing_is_known_and_routes_are_all_or_nothing() -> None:
+    routes = np.arange(5, dtype=np.uint8).reshape(5, 1, 1)
+    told = sample(turn_starts=[0, 2], turn_rewards=[1, 2], sampling=Sampling(temperature=0.5), routes=routes)
+    first = build_group([sample(), sample()], **IDENTIFIERS)
+    second = build_group([told], **IDENTIFIERS)
+    joined = decode(encode(join_groups([first, second])), ExperienceGroup)
+    assert joined.turn_starts is not None
+    assert joined.turn_starts.tolist() == [[2, 0], [2, 2]]
+    assert [one.sampling for one in joined.samples()] == [None, None, SampledWith(0.5, 1, 0, 0)]
+    assert joined.routes is None
+    whole = join_groups([second, second])
+    assert whole.routes is not None
+    assert whole.routes.tolist() == [*routes.tolist(), *routes.tolist()]
+    wide = build_group([sample(routes=np.zeros((5, 1, 2), np.uint8))], **IDENTIFIERS)
+    assert join_groups([second, wide]).routes is None
+    untold = build_group([sample(turn_starts=[1])], **IDENTIFIERS)
+    np.testing.assert_equal(join_groups([untold, second]).turn_rewards, np.array([np.nan, 1, 2], np.float32))

@@ -1,5 +1,6 @@
 """A group that is too large for one record is split, and joined again it is what it was."""
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import ExperienceGroup, Rollout, build_group
+from schemas import ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.errors import EncodeError
 from schemas.experience import MAX_PIECES, join_groups
@@ -27,7 +28,9 @@ SAID: dict[str, Any] = {
 }
 
 
-def rollout(prompt: int, response: int, metrics: int, runs: int, masked: list[bool]) -> Rollout:
+def rollout(  # noqa: PLR0917 - strategies give them by position
+    prompt: int, response: int, metrics: int, runs: int, masked: list[bool], optional: frozenset[str] = frozenset()
+) -> Rollout:
     spans = [(0, 3), (response // 2, 4)] if response > 1 else [(0, 3)]
     return Rollout(
         prompt_token_ids=list(range(prompt)),
@@ -39,9 +42,16 @@ def rollout(prompt: int, response: int, metrics: int, runs: int, masked: list[bo
         finish_reason="length" if response % 2 else "stop",
         versions=spans,
         run_id=runs,
+        turn_starts=list(range(0, response, 50)) if "turns" in optional else None,
+        turn_rewards=[float(start) for start in range(0, response, 50)] if "rewards" in optional else None,
+        sampling=Sampling(temperature=0.5) if "sampling" in optional else None,
+        teacher_logprobs=[-0.25] * response if "teacher" in optional else None,
     )
 
 
+optional = st.sets(st.sampled_from(["turns", "sampling", "teacher"])).map(
+    lambda names: frozenset(names | ({"rewards"} if {"turns", "teacher"} <= names else set()))
+)
 rollouts = st.builds(
     rollout,
     st.integers(1, 60),
@@ -49,13 +59,29 @@ rollouts = st.builds(
     st.integers(0, 5),
     st.integers(0, 7),
     st.lists(st.booleans(), max_size=12),
+    optional,
 )
+
+
+def routed(runs: list[Rollout], layers: int) -> list[Rollout]:
+    """Routes of all, which many bytes of a group with so many layers are."""
+    if not layers:
+        return runs
+    lengths = [len(one.prompt_token_ids) + len(one.response_token_ids) for one in runs]
+    return [
+        dataclasses.replace(one, routes=np.arange(n * layers * 2, dtype=np.uint8).reshape(n, layers, 2))
+        for one, n in zip(runs, lengths, strict=True)
+    ]
+
+
 groups = st.builds(
-    lambda runs, bare: msgspec.structs.replace(
-        build_group(runs, version=3, **SAID), **({"metrics": [], "finish_reasons": []} if bare else {})
+    lambda runs, bare, layers: msgspec.structs.replace(
+        build_group(routed(runs, layers), version=3, **SAID),
+        **({"metrics": [], "finish_reasons": []} if bare else {}),
     ),
     st.lists(rollouts, min_size=1, max_size=12),
     st.booleans(),
+    st.sampled_from([0, 0, 1, 4]),
 )
 
 
@@ -64,7 +90,7 @@ def assert_same(found: ExperienceGroup, expected: ExperienceGroup) -> None:
         np.testing.assert_equal(getattr(found, name), getattr(expected, name), name)
 
 
-@given(groups, st.integers(5000, 20_000))
+@given(groups, st.integers(7000, 20_000))
 def test_a_group_is_split_into_what_fits_and_joined_again(group: ExperienceGroup, limit: int) -> None:
     pieces = split_group(group, limit)
     packed = [encode(piece) for piece in pieces]
@@ -73,7 +99,7 @@ def test_a_group_is_split_into_what_fits_and_joined_again(group: ExperienceGroup
     assert_same(join_groups([decode(piece, ExperienceGroup) for piece in packed]), group)
     for first, second in pairwise(packed):
         # Not more than need be: two neighbours are no piece, but for the bytes that are rounded up.
-        assert len(first) + len(second) > limit - 2048
+        assert len(first) + len(second) > limit - 2560
 
 
 @given(st.lists(rollouts, min_size=1, max_size=12), st.integers(1100, 5000))
@@ -82,7 +108,7 @@ def test_only_a_sample_that_is_too_large_alone_is_refused(runs: list[Rollout], l
     try:
         pieces = split_group(group, limit)
     except EncodeError:
-        assert max(len(encode(build_group([run], version=3, **SAID))) for run in runs) > limit - 2048
+        assert max(len(encode(build_group([run], version=3, **SAID))) for run in runs) > limit - 2560
         return
     assert max(len(encode(piece)) for piece in pieces) <= limit
     assert_same(join_groups(pieces), group)

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from schemas import BatchRecord, ExperienceGroup, Record, Rollout, RolloutFinished, Task
+from schemas import BatchRecord, ExperienceGroup, Record, Rollout, RolloutFinished, Sample, SampledWith, Task
 from schemas.codec import RECORDS, EncodeError, decode, encode
+from schemas.column import Column
 from schemas.experience import COLUMNS
 from schemas.free_form import MAX_DEPTH
-from tests.unit.schemas.record_strategies import groups, records, small_group
+from schemas.optional_columns import OPTIONAL_COLUMNS
+from tests.unit.schemas.record_strategies import full_group, groups, records, small_group
 
 
 @given(records)
@@ -29,9 +32,14 @@ def test_a_plain_record_is_found_among_all_types(record: Record) -> None:
 def test_a_group_comes_back_equal(pair: tuple[list[Rollout], ExperienceGroup]) -> None:
     _, group = pair
     back = decode(encode(group), ExperienceGroup)
-    for column in COLUMNS:
-        np.testing.assert_array_equal(getattr(back, column.name), getattr(group, column.name), strict=True)
-    for name in set(ExperienceGroup.__struct_fields__) - {column.name for column in COLUMNS}:
+    for column in (*COLUMNS, *OPTIONAL_COLUMNS):
+        found, written = getattr(back, column.name), getattr(group, column.name)
+        if column in OPTIONAL_COLUMNS and written is None:
+            assert found is None
+        else:
+            np.testing.assert_array_equal(found, written, strict=True)
+    columns = {column.name for column in (*COLUMNS, *OPTIONAL_COLUMNS)}
+    for name in set(ExperienceGroup.__struct_fields__) - columns:
         assert getattr(back, name) == getattr(group, name)
     assert encode(back) == encode(group)
 
@@ -52,13 +60,33 @@ def test_a_group_s_samples_are_what_it_was_built_of(pair: tuple[list[Rollout], E
         assert sample.run_id == number
         versions = [version for _, version in given_sample.versions]
         assert (sample.version_min, sample.version_max) == (min(versions, default=-1), max(versions, default=-1))
+        check_optional(given_sample, sample)
 
 
-def test_decoding_copies_nothing() -> None:
-    value = encode(small_group(3, response=7))
+def check_optional(given_sample: Rollout, sample: Sample) -> None:
+    for name, dtype in (("turn_starts", np.int32), ("turn_rewards", np.float32), ("teacher_logprobs", np.float32)):
+        if (values := getattr(given_sample, name)) is not None:
+            np.testing.assert_array_equal(getattr(sample, name), np.array(values, dtype))
+        elif (found := getattr(sample, name)) is not None:
+            assert np.isnan(found).all() if dtype is np.float32 else len(found) == 0
+    if given_sample.routes is not None:
+        np.testing.assert_array_equal(sample.routes, given_sample.routes)
+    how = given_sample.sampling
+    if how is None or how.temperature is None:
+        assert sample.sampling is None
+    else:
+        limits = (1.0 if how.top_p is None else how.top_p, max(how.top_k or 0, 0), how.min_p or 0.0)
+        assert sample.sampling == SampledWith(*np.array([how.temperature, *limits], np.float32).tolist())
+
+
+@pytest.mark.parametrize(
+    ("given_group", "columns"), [(small_group(3, response=7), COLUMNS), (full_group(), (*COLUMNS, *OPTIONAL_COLUMNS))]
+)
+def test_decoding_copies_nothing(given_group: ExperienceGroup, columns: tuple[Column, ...]) -> None:
+    value = encode(given_group)
     message = np.frombuffer(value, np.uint8)
     group = decode(value, ExperienceGroup)
-    for column in COLUMNS:
+    for column in columns:
         view = getattr(group, column.name)
         assert np.shares_memory(view, message), column.name
         assert not view.flags.writeable, column.name
@@ -128,11 +156,12 @@ def test_text_that_is_not_unicode_is_not_written() -> None:
         encode(broken)
 
 
-@given(st.sampled_from([column.name for column in COLUMNS]), st.sampled_from([np.int64, np.float64, np.uint16]))
-def test_a_column_of_another_dtype_is_not_written(name: str, dtype: type) -> None:
-    from msgspec.structs import replace
+NAMES = [column.name for column in (*COLUMNS, *OPTIONAL_COLUMNS)]
 
-    group = small_group()
-    wrong = replace(group, **{name: getattr(group, name).astype(dtype)})
+
+@given(st.sampled_from(NAMES), st.sampled_from([np.int64, np.float64, np.uint16]))
+def test_a_column_of_another_dtype_is_not_written(name: str, dtype: type) -> None:
+    group = full_group()
+    wrong = replace(group, **{name: np.zeros(getattr(group, name).shape, dtype)})
     with pytest.raises(EncodeError, match=f"{name} is {np.dtype(dtype)}"):
         encode(wrong)

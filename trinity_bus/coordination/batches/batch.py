@@ -27,6 +27,7 @@ from trinity_bus.coordination.batches.lifecycle import Transition
 from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded
+from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
 from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metrics
 
@@ -91,8 +92,8 @@ class Batch(Row):
         """Bytes of them."""
         self.results: dict[str, Result] = {}
         """Of the others; none are kept of an open batch."""
-        self.queued: dict[str, list[Queued]] = {}
-        """Of each workflow, a heap of what is to be handed out."""
+        self.queued: dict[Kind, list[Queued]] = {}
+        """Of each kind, a heap of what is to be handed out."""
         self.durations: list[float] = []
         """Seconds that answered parts took, sorted."""
         self.cut_at: float | None = None
@@ -155,32 +156,31 @@ class Batch(Row):
 
     def enqueue(self, task: OpenTask, part: Part) -> None:
         """Note that the part is to be handed out, for the first time or again."""
-        heapq.heappush(self.queued.setdefault(task.task.workflow, []), (task.order, part.index, task.task.task_id))
+        heapq.heappush(self.queued.setdefault(task.kind, []), (task.order, part.index, task.task.task_id))
 
-    def next_in_line(self, workflows: Collection[str]) -> Queued | None:
-        """Return what is to be handed out next, of those whose workflow is one of these."""
-        heads = [heap[0] for workflow, heap in self.queued.items() if workflow in workflows]
+    def next_in_line(self, kinds: Collection[Kind]) -> Queued | None:
+        """Return what is to be handed out next, of those whose kind is one of these."""
+        heads = [heap[0] for kind, heap in self.queued.items() if kind in kinds]
         return min(heads) if heads else None
 
-    def take(self, workflow: str) -> None:
-        """Note that the first in line of this workflow is handed out."""
-        heap = self.queued[workflow]
+    def take(self, kind: Kind) -> None:
+        """Note that the first in line of this kind is handed out."""
+        heap = self.queued[kind]
         heapq.heappop(heap)
         if not heap:
-            del self.queued[workflow]
+            del self.queued[kind]
 
     def drop(self, task: OpenTask) -> None:
         """No part of the task is to be handed out any more."""
-        workflow = task.task.workflow
-        queue = self.queued.get(workflow)
+        queue = self.queued.get(task.kind)
         if queue is None:
             return
         heap = [item for item in queue if item[0] != task.order]
         if heap:
             heapq.heapify(heap)
-            self.queued[workflow] = heap
+            self.queued[task.kind] = heap
         else:
-            del self.queued[workflow]
+            del self.queued[task.kind]
 
     def record(
         self, *, reason: str | None = None, with_results: bool = False, detailed_stats: bool = False

@@ -35,6 +35,7 @@ from schemas import BatchLifecycleState as State
 from schemas import BatchRecord, SubmitBatch, Task
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import pools
 from trinity_bus.coordination.batches.admission import Admission
 from trinity_bus.coordination.batches.backlog import Backlog
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
@@ -225,14 +226,14 @@ class Ledger:
                 self.backlog.results.add(1, len(packed))
         return batch
 
-    def progressed(self, task: OpenTask, lost_at: Part | None = None) -> None:
+    def progressed(self, task: OpenTask, *lost_at: Part) -> None:
         """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
         task_id = task.task.task_id
         self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
 
-    def answered(self, task: OpenTask, index: int, answer: PartAnswer) -> None:
-        """Note that a part of the task is answered, and the task has not ended."""
-        self.progressed(task)
+    def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
+        """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""
+        self.progressed(task, *lost_at)
         self._answers[_answer_name(task.task.task_id, index)] = answer
 
     def finalized(self, batch: Batch) -> None:
@@ -285,6 +286,8 @@ class Ledger:
 
     def _rebuild_tasks(self, running: Iterable[Attempt]) -> None:
         self.pages.rebuild(self._open_again)
+        for task_id, progress in self._progress.items():
+            self.tasks[task_id].take_stretches(progress)
         for name, answer in self._answers.items():
             index, _, task_id = name.partition("/")
             task = self.tasks[task_id]
@@ -307,6 +310,7 @@ class Ledger:
     def _join(self, task: OpenTask, batch: Batch) -> None:
         """Note that an open task is one of the batch from now on."""
         task.producer = sender(task.task, batch)
+        task.kind = pools.kind_of(task.task, self._settings.model)
         batch.admit_task(task)
         self.usage.add(task.producer, task.size)
 

@@ -6,12 +6,16 @@ others. Which producer's turn it is, is for :mod:`trinity_bus.coordination.batch
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from schemas import BatchLifecycleState as State
+from schemas import UnservedPool
+from schemas.event import MAX_UNSERVED
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask
+from trinity_bus.coordination.pools import Kind
 from trinity_bus.rollout.order import BatchOrder, sort_batch_id
 
 type Priority = tuple[BatchOrder, bool, int]
@@ -51,6 +55,20 @@ class DispatchQueue:
         """Return the batches of one producer, the most urgent first; they may leave meanwhile."""
         return iter([batch for _, batch in self._order[producer]])
 
+    def unserved(self, served: Collection[str], model: str) -> list[UnservedPool]:
+        """Return the pools that something here waits for, and that are not served.
+
+        Args:
+            served: The others, as :mod:`trinity_bus.coordination.pools` calls them.
+            model: That is trained.
+        """
+        waiting: Counter[str] = Counter()
+        for batch in self:
+            for (pool, _), queued in batch.queued.items():
+                if pool not in served:
+                    waiting[pool] += len(queued)
+        return [UnservedPool(pool=pool or model, parts=parts) for pool, parts in waiting.most_common(MAX_UNSERVED)]
+
     def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
         """Note that a part of a task is to be handed out; its batch joins the queue if it is RUNNING."""
         batch.enqueue(task, part)
@@ -65,9 +83,9 @@ class DispatchQueue:
             place = self._places[batch.number] = batch_priority(batch)
             insort(self._order.setdefault(batch.owner, []), (place, batch), key=lambda found: found[0])
 
-    def take(self, batch: Batch, workflow: str) -> None:
-        """Note that the first in line of this workflow is handed out."""
-        batch.take(workflow)
+    def take(self, batch: Batch, kind: Kind) -> None:
+        """Note that the first in line of this kind is handed out."""
+        batch.take(kind)
         self._leave_if_done(batch)
 
     def drop(self, batch: Batch, task: OpenTask) -> None:
@@ -75,12 +93,12 @@ class DispatchQueue:
         batch.drop(task)
         self._leave_if_done(batch)
 
-    def clear(self, batch: Batch, workflow: str | None = None) -> None:
-        """Nothing of the batch, or nothing of its tasks with this workflow, is to be handed out any more."""
-        if workflow is None:
+    def clear(self, batch: Batch, kind: Kind | None = None) -> None:
+        """Nothing of the batch, or nothing of its tasks of this kind, is to be handed out any more."""
+        if kind is None:
             batch.queued.clear()
         else:
-            batch.queued.pop(workflow, None)
+            batch.queued.pop(kind, None)
         self._leave_if_done(batch)
 
     def leave(self, batch: Batch) -> None:

@@ -55,7 +55,7 @@ class Dispatcher:
         shares.forget_idle(line.producers)
         if not line:
             return
-        rooms = Rooms(self.with_room())
+        rooms = Rooms(self.with_room(), trained=newest_version >= 0)
         if not rooms:
             return
         # What does not fit now fits no better later in this pass: room only shrinks.
@@ -79,13 +79,13 @@ class Dispatcher:
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
                 placement = rooms.of(min_version)
-                while (queued := batch.next_in_line(placement.workflows)) is not None:
+                while (queued := batch.next_in_line(placement.kinds)) is not None:
                     _, index, task_id = queued
                     task = self._ledger.tasks[task_id]
                     part = task.parts[index]
                     explorer = placement.place(task, part)
-                    self._ledger.queue.take(batch, task.task.workflow)
-                    self._start(batch, task, part, explorer, min_version, now=now)
+                    self._ledger.queue.take(batch, task.kind)
+                    self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
                     rooms.taken(explorer)
                     if not (alone and rooms):
                         return True
@@ -98,11 +98,12 @@ class Dispatcher:
         batch = self._ledger.batches[task.batch_id]
         min_version = _min_version(batch, newest_version)
         others = [explorer for explorer in self.with_room() if explorer.name != attempt.explorer]
-        placement = Placement(others, min_version)
-        if task.task.workflow not in placement.workflows:
+        placement = Placement(others, min_version, trained=newest_version >= 0)
+        if task.kind not in placement.kinds:
             return False
         part = task.parts[attempt.part]
-        self._start(batch, task, part, placement.place(task, part), min_version, now=now)
+        explorer = placement.place(task, part)
+        self._start(batch, task, part, explorer, placement.version_for(explorer), now=now)
         return True
 
     def with_room(self) -> list[Explorer]:

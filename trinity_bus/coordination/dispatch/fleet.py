@@ -22,6 +22,7 @@ from schemas import ExplorerHeartbeat
 from schemas.event import ExplorerState
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
 from trinity_bus.coordination.limits import MAX_SLOTS
+from trinity_bus.coordination.pools import OWN, Kind, pool_of
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.tables import Groups, Row, Table
 
@@ -46,8 +47,13 @@ class Explorer(Row):
     zombies: tuple[str, ...] = ()
     distrusted: int | None = None
     """A version that it believes to serve, but whose bytes did not arrive as they were sent."""
+    pool: str = OWN
+    """As :mod:`trinity_bus.coordination.pools` calls it."""
+    fixed: bool = False
+    """Whether it serves one checkpoint for good."""
 
     def __post_init__(self) -> None:
+        self.find_kinds()
         self.last_seen = 0.0
         self.assigned: Mapping[AttemptKey, Attempt] = {}
         """Attempts that it was handed and has not answered, in the order of their dispatch; kept by the fleet."""
@@ -60,7 +66,20 @@ class Explorer(Row):
     @property
     def can_sync(self) -> bool:
         """Whether it can take part in moving weights."""
-        return not self.gone and self.state in ("ready", "syncing")
+        return not self.gone and not self.fixed and self.state in ("ready", "syncing")
+
+    def find_kinds(self) -> None:
+        """Find again what follows from its pool and its workflows."""
+        self.kinds: frozenset[Kind] = frozenset((self.pool, workflow) for workflow in self.workflows)
+        """What it can run."""
+
+    def needs_no_version(self, *, trained: bool) -> bool:
+        """Whether it may be handed what it serves no version for.
+
+        Args:
+            trained: Whether a version was published.
+        """
+        return self.fixed and (self.pool != OWN or not trained)
 
 
 class HeartbeatOutcome(Enum):
@@ -80,16 +99,18 @@ class Fleet:
     Args:
         timeout_s: Silence after which an explorer is dead.
         dirty: Told of every change; heartbeats that change nothing leave no trace.
+        model: That is trained.
     """
 
-    def __init__(self, timeout_s: float, dirty: DirtyKeys) -> None:
+    def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str) -> None:
         self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty, named="name")
         self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)
         """Running attempts by explorer."""
         self._timeout_s = timeout_s
+        self._model = model
         self.membership_changes = 0
-        """Grows when explorers that know other workflows come or go."""
-        self._known: frozenset[str] | None = None
+        """Grows when explorers that know other workflows, or serve another pool, come or go."""
+        self._known: frozenset[Kind] | None = None
 
     def heartbeat(self, beat: ExplorerHeartbeat, now: float) -> HeartbeatOutcome:
         """Take in a heartbeat. On REPLACED the caller has dealt with ``assigned`` before (see ``is_replaced_by``)."""
@@ -150,7 +171,7 @@ class Fleet:
     def discard_after(self, version: int) -> None:
         """Note that what explorers serve of versions after this one is void: nothing may be drawn with it any more."""
         for explorer in self.explorers.values():
-            if explorer.version > version:
+            if explorer.version > version and not explorer.fixed:
                 self.distrust(explorer, explorer.version)
 
     def silent(self, now: float) -> list[Explorer]:
@@ -167,20 +188,32 @@ class Fleet:
         """Explorers that are not gone, whatever they are doing."""
         return (e for e in self.explorers.values() if not e.gone)
 
-    def knows(self, workflow: str) -> bool:
-        """Whether some explorer, live or gone for less than an hour, has this workflow."""
+    def followers(self) -> Iterator[Explorer]:
+        """Explorers that are not gone and follow the trainer."""
+        return (e for e in self.explorers.values() if not (e.gone or e.fixed))
+
+    def pools(self) -> frozenset[str]:
+        """Those that somebody serves who is not gone."""
+        return frozenset(e.pool for e in self.live())
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether an explorer that is or was in the mesh serves one checkpoint for good."""
+        explorer = self.explorers.get(name)
+        return explorer is not None and explorer.fixed
+
+    def knows(self, kind: Kind) -> bool:
+        """Whether some explorer of a pool, live or gone for less than an hour, has a workflow."""
         if self._known is None:
-            self._known = frozenset[str]().union(*(e.workflows for e in self.explorers.values()))
-        return workflow in self._known
+            self._known = frozenset[Kind]().union(*(e.kinds for e in self.explorers.values()))
+        return kind in self._known
 
-    def can_judge(self) -> bool:
-        """Whether somebody is there who could have known a workflow."""
-        return any(e.state != "starting" for e in self.live())
+    def can_judge(self, pool: str) -> bool:
+        """Whether somebody of the pool is there who could have known a workflow."""
+        return any(e.state != "starting" and e.pool == pool for e in self.live())
 
-    def workflows(self) -> list[str]:
-        """All workflows that are known."""
-        self.knows("")
-        return sorted(self._known or ())
+    def workflows(self, pool: str) -> list[str]:
+        """All workflows that are known in a pool."""
+        return sorted({kind[1] for e in self.explorers.values() for kind in e.kinds if kind[0] == pool})
 
     def rebuild(self, now: float) -> None:
         """Take over from a changelog: explorers count as just heard of, attempts have their whole time again."""
@@ -205,6 +238,8 @@ class Fleet:
             version=beat.model_version,
             workflows=_sorted(beat.workflows),
             zombies=zombies,
+            pool=pool_of(beat.pool, self._model),
+            fixed=beat.follows == "none",
         )
         explorer.assigned = self._assigned.of(beat.explorer)
         self.explorers[beat.explorer] = explorer
@@ -216,9 +251,13 @@ class Fleet:
         workflows = _sorted(beat.workflows)
         version = -1 if beat.model_version == explorer.distrusted else beat.model_version
         told = (beat.state, min(beat.slots, MAX_SLOTS), version, workflows)
-        if not rejoined and told == (explorer.state, explorer.slots, explorer.version, explorer.workflows):
+        serves = (pool_of(beat.pool, self._model), beat.follows == "none")
+        known = (explorer.state, explorer.slots, explorer.version, explorer.workflows)
+        if not rejoined and told == known and serves == (explorer.pool, explorer.fixed):
             return HeartbeatOutcome.SAME
         explorer.state, explorer.slots, explorer.version, explorer.workflows = told
+        explorer.pool, explorer.fixed = serves
+        explorer.find_kinds()
         explorer.gone = False
         self._forget_known()
         return HeartbeatOutcome.JOINED if rejoined else HeartbeatOutcome.CHANGED

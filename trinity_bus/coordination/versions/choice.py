@@ -242,7 +242,8 @@ class VersionChoice:
         ):
             return None
         self._sync.choose(None)
-        announcement = self._sync.go_back(choice.step, choice.step_traceparent, self._fleet.live(), self._clock.now)
+        followers = self._fleet.followers()
+        announcement = self._sync.go_back(choice.step, choice.step_traceparent, followers, self._clock.now)
         self._reply(choice, detail=self._waiting())
         return announcement
 

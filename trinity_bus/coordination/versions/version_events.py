@@ -120,7 +120,7 @@ class VersionEvents:
     def _synced(self, event: WeightsSynced) -> None:
         explorer = self._fleet.find(event.explorer, event.incarnation)
         release = self._sync.state.release
-        if explorer is None or release is None or event.model != release.model:
+        if explorer is None or explorer.fixed or release is None or event.model != release.model:
             self._out.observe(
                 Fact.LATE_SYNC, event.explorer, f"version {event.version}, incarnation {event.incarnation}"
             )

@@ -1,0 +1,110 @@
+"""Tool calls and reasoning, as each family of models writes them."""
+
+import pytest
+
+from trinity_bus.chat.formats import (
+    Format,
+    ToolCall,
+    format_of,
+    read_hermes,
+    read_llama,
+    read_mistral,
+    read_plain,
+    read_xml,
+    split_reasoning,
+)
+
+ADD = ToolCall("add", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "content", "calls"),
+    [
+        pytest.param(read_hermes, "no call", "no call", [], id="hermes, none"),
+        pytest.param(
+            read_hermes, 'Yes.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "Yes.", [ADD],
+            id="hermes, one",
+        ),
+        pytest.param(
+            read_hermes,
+            '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n'
+            '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
+            "", [ADD, ADD], id="hermes, two, one with arguments as text",
+        ),
+        pytest.param(
+            read_xml,
+            'So.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>',
+            "So.", [ADD], id="xml",
+        ),
+        pytest.param(read_llama, '{"name": "add", "parameters": {"a": 1}}', "", [ADD], id="llama"),
+        pytest.param(
+            read_llama,
+            'x <|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}',
+            "x", [ADD, ADD], id="llama, several",
+        ),
+        pytest.param(read_llama, '{"result": 4}', '{"result": 4}', [], id="llama, an answer in JSON"),
+        pytest.param(read_llama, "{so it goes", "{so it goes", [], id="llama, an answer with a brace"),
+        pytest.param(
+            read_mistral, 'So.[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', "So.", [ADD], id="mistral"
+        ),
+        pytest.param(read_plain, "<tool_call>", "<tool_call>", [], id="plain"),
+    ],
+)  # fmt: skip
+def test_calls_are_read(reader: Format, text: str, content: str, calls: list[ToolCall]) -> None:
+    read = reader(text)
+    assert (read.content, read.calls, read.flaws) == (content, calls, [])
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "why"),
+    [
+        (read_hermes, "<tool_call>{so</tool_call>", "it is no JSON"),
+        (read_hermes, '<tool_call>{"name": "add"', "it is not ended"),
+        (read_hermes, "<tool_call>[1]</tool_call>", "it is no JSON object"),
+        (read_hermes, '<tool_call>{"arguments": {}}</tool_call>', "it names no tool"),
+        (read_hermes, '<tool_call>{"name": "add", "arguments": "{"}</tool_call>', "its arguments are no JSON"),
+        (read_hermes, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "its arguments are no JSON object"),
+        (read_hermes, "<tool_call>" + "[" * 100_000 + "</tool_call>", "it is no JSON"),
+        (read_xml, "<tool_call><function=add>", "it is not ended"),
+        (read_xml, "<tool_call>add</tool_call>", "it is no <function"),
+        (read_xml, "<tool_call><function=add>1</function></tool_call>", "it has something beside"),
+        (read_llama, "<|python_tag|>{so", "it is no JSON"),
+        (read_mistral, "[TOOL_CALLS] so", "it is no JSON"),
+        (read_mistral, "[TOOL_CALLS] [1]", "it is no JSON object"),
+    ],
+)
+def test_what_cannot_be_read_is_a_flaw_in_words(reader: Format, text: str, why: str) -> None:
+    read = reader(text)
+    assert read.calls == []
+    (flaw,) = read.flaws
+    assert flaw.startswith("this tool call could not be read")
+    assert why in flaw
+    assert len(flaw) < 500
+
+
+def test_too_many_calls_are_a_flaw() -> None:
+    read = read_hermes('<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 129)
+    assert len(read.calls) == 128
+    assert "more than 128 calls" in read.flaws[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "rest"),
+    [
+        ("<think>\nso\n</think>\n\nyes", False, "so", "yes"),
+        ("so\n</think>\n\nyes", True, "so", "yes"),
+        ("so", True, "so", ""),
+        ("<think>so", False, "so", ""),
+        ("yes <think>", False, None, "yes <think>"),
+    ],
+)
+def test_reasoning_is_split_off(text: str, opened: bool, reasoning: str | None, rest: str) -> None:
+    assert split_reasoning(text, opened=opened) == (reasoning, rest)
+
+
+def test_the_format_is_seen_in_the_template() -> None:
+    assert format_of("... <tool_call>\n<function=name> ...") is read_xml
+    assert format_of("... <tool_call> ...") is read_hermes
+    assert format_of("... ipython ...") is read_llama
+    assert format_of("... [TOOL_CALLS] ...") is read_mistral
+    assert format_of("...") is read_plain

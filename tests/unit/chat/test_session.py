@@ -1,0 +1,186 @@
+"""What is prompted with next, case by case."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.chat.models import END, FAMILIES, tokenizer_of
+from tests.unit.chat.test_histories import TOOLS, Drawn
+from trinity_bus.chat import ChatError, Session, renderer_for
+
+USER = {"role": "user", "content": "What is 1 + 2?"}
+MORE = {"role": "user", "content": "And 2 + 2?"}
+
+
+class Talk:
+    """A session and what its model draws."""
+
+    def __init__(self, family: str = "qwen3", **options: Any) -> None:
+        self.family = family
+        self.tokenizer = tokenizer_of(family)
+        self.session = Session(renderer_for(self.tokenizer, **options))
+
+    def drawn(self, text: str, *, ended: bool = True, version: int = 1) -> Drawn:
+        ids = self.tokenizer.encode(text + END[self.family] * ended, add_special_tokens=False)
+        return Drawn(ids, [-1.0] * len(ids), "stop" if ended else "length", [(0, version)])
+
+    def say(self, messages: list[Any], text: str, tools: Any = None, **how: Any) -> Any:
+        return self.session.add(self.session.prompt(messages, tools), self.drawn(text, **how))
+
+    def text(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_follows_is_what_the_template_writes(family: str, ended: bool) -> None:
+    talk = Talk(family)
+    said = talk.say([USER], "The answer is 3", ended=ended)
+    history = [USER, said.message, MORE]
+    token_ids = talk.session.prompt(history).token_ids
+    # As text it is the template's own: nothing is missing, and nothing is there twice.
+    whole = talk.tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
+    assert talk.text(token_ids) == whole
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_are_called_and_answer(family: str) -> None:
+    talk = Talk(family)
+    written = {
+        "llama3": '{"name": "add", "parameters": {"a": 1, "b": 2}}',
+    }.get(family, '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
+    said = talk.say([USER], written, TOOLS)
+    (call,) = said.tool_calls
+    assert (call.id, call.name, call.arguments) == ("call00000", "add", {"a": 1, "b": 2})
+    history = [USER, said.message, {"role": "tool", "tool_call_id": call.id, "content": "three"}]
+    prompt = talk.session.prompt(history, TOOLS)
+    calling = {**said.message, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]}
+    assert talk.text(prompt.token_ids) == talk.tokenizer.apply_chat_template(
+        [USER, calling, history[2]], tools=TOOLS, tokenize=False, add_generation_prompt=True
+    )
+    talk.session.add(prompt, talk.drawn("3"))
+    (sample,) = talk.session.samples
+    assert len(sample.turn_starts) == 2
+    assert sum(sample.mask) == len(talk.drawn(written).token_ids) + len(talk.drawn("3").token_ids)
+
+
+def test_reasoning_stays_where_it_was_drawn() -> None:
+    talk = Talk("qwen3")
+    said = talk.say([USER], "<think>\nLet me think\n</think>\n\nThe answer is 3")
+    assert (said.reasoning, said.content) == ("Let me think", "The answer is 3")
+    back = {"role": "assistant", "content": said.content}
+    talk.say([USER, back, MORE], "4")
+    (sample,) = talk.session.samples
+    assert "Let me think" in talk.text(sample.response_token_ids)
+    assert (talk.session.rewrites, talk.session.branches) == (0, 0)
+
+
+def test_an_option_of_the_template_is_its_own_at_every_turn() -> None:
+    talk = Talk("qwen3", enable_thinking=False)
+    said = talk.say([USER], "3")
+    prompt = talk.session.prompt([USER, said.message, MORE])
+    assert talk.text(prompt.token_ids).count("<think>\n\n</think>") == 2
+
+
+def test_tokens_that_no_tokenizer_would_make_are_kept() -> None:
+    talk = Talk("qwen25")
+    ids = [token for character in "The answer is 3" for token in talk.tokenizer.encode(character)]
+    assert ids != talk.tokenizer.encode("The answer is 3")
+    said = talk.session.add(talk.session.prompt([USER]), Drawn(ids, [-1.0] * len(ids), "length", [(0, 1)]))
+    token_ids = talk.session.prompt([USER, said.message, MORE]).token_ids
+    start = len(talk.session.samples[0].prompt_token_ids)
+    assert token_ids[start : start + len(ids)] == ids
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": None},
+        {"content": [{"type": "text", "text": ""}]},
+        {"content": " \n"},
+        {"refusal": None, "annotations": [], "audio": None},
+        {"tool_calls": [{"id": "other", "function": {"name": "add", "arguments": '{ "b":2,"a": 1}'}}]},
+    ],
+)
+def test_what_clients_change_and_means_nothing_is_a_continuation(change: dict[str, Any]) -> None:
+    talk = Talk("qwen3")
+    said = talk.say([USER], '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', TOOLS)
+    talk.say([USER, {**said.message, **change}, {"role": "tool", "content": "3"}], "3", TOOLS)
+    assert len(talk.session.samples) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "tools"),
+    [
+        ([USER], lambda said: [USER, {**said, "content": "another"}, MORE], None),
+        ([USER], lambda said: [MORE, said, MORE], None),
+        ([USER], lambda said: [{"role": "system", "content": "Be brief."}, USER, said, MORE], None),
+        ([USER], lambda said: [{"role": "user", "content": f"So far: {said['content']}"}], None),
+        ([USER], lambda said: [USER, said, MORE], TOOLS),
+    ],
+    ids=["answer", "question", "system prompt", "compaction", "tools"],
+)
+def test_a_rewritten_history_begins_a_sample_and_is_counted(first: Any, then: Any, tools: Any) -> None:
+    talk = Talk()
+    said = talk.say(first, "3")
+    talk.say(then(said.message), "4", tools)
+    assert (len(talk.session.samples), talk.session.rewrites, talk.session.branches) == (2, 1, 0)
+
+
+def test_branches_share_their_beginning_and_train_it_once() -> None:
+    talk = Talk()
+    said = talk.say([USER], "3")
+    prompt = talk.session.prompt([USER, said.message, MORE])
+    for text in ("4", "5"):
+        talk.session.add(prompt, talk.drawn(text))
+    one, other = talk.session.samples
+    assert (talk.session.branches, talk.session.rewrites) == (1, 0)
+    assert other.prompt_token_ids == prompt.token_ids
+    assert other.response_token_ids == talk.drawn("5").token_ids
+    assert sum(one.mask) == len(talk.drawn("3").token_ids) + len(talk.drawn("4").token_ids)
+    # And each goes on by itself.
+    talk.say([USER, said.message, MORE, {"role": "assistant", "content": "5"}, USER], "6")
+    assert [len(sample.turn_starts) for sample in talk.session.samples] == [2, 2]
+
+
+def test_versions_are_spans_of_the_sample() -> None:
+    talk = Talk()
+    said = talk.say([USER], "3", version=4)
+    said2 = talk.say([USER, said.message, MORE], "4", version=4)
+    talk.say([USER, said.message, MORE, said2.message, MORE], "5", version=6)
+    (sample,) = talk.session.samples
+    assert sample.versions == [(0, 4), (sample.turn_starts[2], 6)]
+
+
+def test_what_is_said_ends_before_what_has_stopped_it() -> None:
+    talk = Talk()
+    prompt = talk.session.prompt([USER])
+    said = talk.session.add(prompt, talk.drawn("The answer STOP", ended=False), ["STOP"])
+    assert said.content == "The answer "
+    talk.say([USER, said.message, MORE], "4")
+    assert "STOP" in talk.text(talk.session.samples[0].response_token_ids)
+    assert len(talk.session.samples) == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([], "at least one message"),
+        ([{"content": "a"}], "without a role"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "only parts of text.*image_url"),
+        ([{"role": "user", "content": 3}], "content is text"),
+        ([USER, {"role": "assistant", "tool_calls": [{"id": "x"}]}], "without a function's name"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_and_changes_nothing(messages: Any, why: str) -> None:
+    talk = Talk()
+    with pytest.raises(ChatError, match=why):
+        talk.session.prompt(messages)
+    assert talk.session.samples == []
+
+
+def test_what_a_template_raises_is_said() -> None:
+    talk = Talk("llama3")
+    calls = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}] * 2
+    with pytest.raises(ChatError, match="only supports single tool-calls"):
+        talk.session.prompt([USER, {"role": "assistant", "content": "", "tool_calls": calls}, USER])

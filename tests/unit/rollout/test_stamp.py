@@ -1,0 +1,69 @@
+"""Every sample says how it was drawn, or its workflow is told to say it."""
+
+from typing import Any
+
+import pytest
+
+from schemas import Sampling, Task
+from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
+from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, stamped
+from trinity_bus.testing import ScriptedEngine, run_workflow
+
+HOT, COLD = Sampling(temperature=1.0), Sampling(temperature=0.5, top_p=0.9)
+
+
+def rollout(**changes: Any) -> Rollout:
+    return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-1.0], reward=0.0, **changes)
+
+
+class Asks:
+    """Asks the engine once in each of these ways."""
+
+    name = "asks"
+
+    def __init__(self, *ways: Sampling | None, tells: bool = False) -> None:
+        self.ways = ways
+        self.tells = tells
+        self.given: list[Rollout] = []
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        for way in self.ways:
+            (said,) = await ctx.generate([1], way)
+            self.given.append(
+                Rollout(
+                    prompt_token_ids=[1],
+                    response_token_ids=said.token_ids,
+                    logprobs=said.logprobs,
+                    reward=0.0,
+                    sampling=merge_sampling(ctx.sampling, way) if self.tells else None,
+                )
+            )
+        return self.given
+
+
+def task(runs: int, batch_type: Any = "train") -> Task:
+    return Task(workflow="asks", prompt="?", repeat_times=runs, batch_type=batch_type)
+
+
+def test_a_sample_is_drawn_as_the_engine_was_asked() -> None:
+    own = rollout(sampling=HOT)
+    assert [one.sampling for one in stamped([rollout(), own], [COLD])] == [COLD, HOT]
+    assert stamped([own], [COLD, HOT]) == [own]
+    assert stamped([rollout()], []) == [rollout()]
+
+
+def test_lengths_and_seeds_are_no_other_way_to_draw() -> None:
+    asked: list[Sampling] = []
+    for seed in range(3):
+        note_sampling(asked, Sampling(temperature=1.0, seed=seed, max_tokens=seed + 1))
+    note_sampling(asked, COLD)
+    assert [one.temperature for one in asked] == [1.0, 0.5]
+
+
+async def test_a_workflow_that_asks_in_several_ways_says_which_sample_is_which() -> None:
+    engine = ScriptedEngine(lambda _: "x")
+    await run_workflow(Asks(HOT, HOT), task(2), engine)
+    await run_workflow(Asks(HOT, COLD, tells=True), task(2), engine)
+    with pytest.raises(UnknownSamplingError, match=r"asked to draw in 2 ways \(.*'temperature': 0.5, 'top_p': 0.9"):
+        await run_workflow(Asks(HOT, COLD), task(2), engine)
+    await run_workflow(Asks(HOT, COLD), task(2, "eval"), engine)

@@ -1,0 +1,45 @@
+"""Conversations as token ids: what a model is prompted with next, and what of it is trained on.
+
+::
+
+    messages, tools ──> Session.prompt ──> Prompt (token ids) ──> an engine
+         ^                                                           |
+         |                                                           v
+    Said (text, reasoning, tool calls: to show and to execute) <── Session.add <── the tokens that were drawn
+                                                                     |
+                                              samples, ready for ``schemas.experience.Rollout``
+
+One rule: a token that was drawn is never made again from text. What follows is appended to what was prompted and drawn
+before, as token ids; what is no continuation of that begins a sample of its own, and is counted. The text of a turn is
+for people, tools and clients, and no token is ever made of it.
+
+``session``      the rule: which tokens come next, and which samples they make (pure)
+``messages``     messages of OpenAI's shape, compared by what they mean
+``renderer``     how a model writes messages as tokens, and which renderer a tokenizer gets
+``template``     a renderer for any chat template: by the difference that the template makes for what is new
+``formats``      how models write tool calls and reasoning, a file for each format
+``protocols``    what is needed of a tokenizer and of a completion
+"""
+
+from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
+from trinity_bus.chat.protocols import Completion, Tokenizer
+from trinity_bus.chat.renderer import Renderer, renderer_for
+from trinity_bus.chat.session import Prompt, Said, Session, TokenSample
+from trinity_bus.chat.template import TemplateRenderer
+
+__all__ = [
+    "ChatError",
+    "ChatMessage",
+    "Completion",
+    "Prompt",
+    "Renderer",
+    "Said",
+    "Session",
+    "TemplateRenderer",
+    "TokenSample",
+    "Tokenizer",
+    "ToolCall",
+    "ToolSchema",
+    "renderer_for",
+]

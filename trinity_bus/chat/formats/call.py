@@ -1,0 +1,90 @@
+"""What formats have in common: a call, what was read of a turn, and where reasoning ends."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_CALLS = 128
+"""Of one turn; the others are a flaw."""
+MAX_SHOWN = 200
+"""Characters of a call that are shown where it cannot be read."""
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that a model wants called."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+    """Which of a session's calls it is; a tool's answer names it."""
+
+
+@dataclass(slots=True)
+class Read:
+    """What was read of a turn's text."""
+
+    content: str
+    calls: list[ToolCall] = field(default_factory=list)
+    flaws: list[str] = field(default_factory=list)
+    """Calls that could not be read, in words for the model."""
+
+    def add(self, name: Any, arguments: Any, written: str) -> None:
+        """Take a call, or note what is wrong with it.
+
+        Args:
+            name: Of the tool.
+            arguments: A mapping, or JSON of one.
+            written: What the model wrote.
+        """
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError as error:
+                self.flaw(written, f"its arguments are no JSON: {error}")
+                return
+        if not isinstance(name, str) or not name:
+            self.flaw(written, "it names no tool")
+        elif not isinstance(arguments, dict):
+            self.flaw(written, "its arguments are no JSON object")
+        elif len(self.calls) == MAX_CALLS:
+            self.flaw(written, f"there are more than {MAX_CALLS} calls")
+        else:
+            self.calls.append(ToolCall(name, arguments))
+
+    def add_json(self, written: str, arguments_key: str = "arguments") -> None:
+        """Take a call that is written as a JSON object with a name and arguments."""
+        try:
+            call = json.loads(written)
+        except (ValueError, RecursionError) as error:
+            self.flaw(written, f"it is no JSON: {error}")
+            return
+        if not isinstance(call, dict):
+            self.flaw(written, "it is no JSON object")
+            return
+        self.add(call.get("name"), call.get(arguments_key, call.get("arguments", {})), written)
+
+    def flaw(self, written: str, why: str) -> None:
+        """Note a call that could not be read."""
+        self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
+
+
+def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
+    """Return a turn's reasoning, where there is some, and the rest.
+
+    Args:
+        text: Of the turn.
+        opened: Whether its prompt ended in reasoning already.
+    """
+    begun = text.lstrip()
+    if not opened and not begun.startswith(_OPEN):
+        return None, text
+    inside = text if opened else begun.removeprefix(_OPEN)
+    reasoning, closed, rest = inside.partition(_CLOSE)
+    return (reasoning.strip(), rest.lstrip("\n")) if closed else (inside.strip(), "")
+
+
+def opens_reasoning(prompt_end: str) -> bool:
+    """Whether a prompt ends in reasoning."""
+    return prompt_end.rstrip().endswith(_OPEN)

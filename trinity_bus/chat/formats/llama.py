@@ -1,0 +1,36 @@
+"""Tool calls as Llama 3 writes them.
+
+A turn that is one JSON object, ``{"name": "add", "parameters": {"a": 1}}``, or several with semicolons between them,
+with or without ``<|python_tag|>`` before. A turn with text before an object has no calls.
+"""
+
+import json
+
+from trinity_bus.chat.formats.call import Read
+
+_TAG = "<|python_tag|>"
+
+
+def read_llama(text: str) -> Read:
+    """Read a turn's text."""
+    before, tagged, rest = text.rpartition(_TAG)
+    if not tagged and not text.lstrip().startswith("{"):
+        return Read(text)
+    read = Read(before.strip())
+    rest = rest.strip()
+    decoder = json.JSONDecoder()
+    while rest:
+        try:
+            _, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError) as error:
+            if not tagged and not read.calls:
+                # An answer that begins with a brace; nothing says that it was to be a call.
+                return Read(text)
+            read.flaw(rest, f"it is no JSON: {error}")
+            return read
+        read.add_json(rest[:end], "parameters")
+        rest = rest[end:].lstrip("; \n")
+    if read.flaws and not read.calls and not tagged:
+        # JSON that is no call, such as an answer that was asked for as JSON.
+        return Read(text)
+    return read

@@ -1,0 +1,125 @@
+"""Messages of OpenAI's shape: as chat templates take them, and compared by what they mean.
+
+Clients send a history back with small changes that mean nothing: ``content`` that is ``None`` or ``""``, a list of
+text parts for a text, arguments of a tool call with other blanks, new ids, no reasoning. Two messages are the same turn
+where role, name, text (blanks at its ends aside) and tool calls (names and arguments) are equal.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from trinity_bus.errors import TrinityError
+
+type ChatMessage = Mapping[str, Any]
+"""``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's."""
+type ToolSchema = Mapping[str, Any]
+"""A function's name, description and parameters, as OpenAI's ``tools`` have them."""
+
+_ROLES = {"developer": "system", "function": "tool"}
+"""OpenAI's later and earlier names, which chat templates do not know."""
+
+
+class ChatError(TrinityError, ValueError):
+    """A conversation that cannot be made into tokens; the message says why."""
+
+
+def text_of(message: ChatMessage) -> str:
+    """Return the text of a message.
+
+    Raises:
+        ChatError: It has a part that is no text, such as an image.
+    """
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(_part(part) for part in content)
+    raise ChatError(f"content is text or a list of text parts, not {type(content).__name__}")
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise ChatError(f"only parts of text can be prompted with, not {kind!r}")
+
+
+def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
+    """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not.
+
+    Raises:
+        ChatError: A call has no name.
+    """
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ChatError("a tool call without a function's name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            # What is no JSON is as it stands.
+            with contextlib.suppress(ValueError):
+                arguments = json.loads(arguments)
+        calls.append((function["name"], arguments))
+    return calls
+
+
+def for_template(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings.
+
+    Raises:
+        ChatError: It has no role, or something that is no text.
+    """
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ChatError("a message without a role")
+    taken = {name: value for name, value in message.items() if value is not None}
+    taken["role"] = _ROLES.get(role, role)
+    taken["content"] = text_of(message)
+    if message.get("tool_calls"):
+        taken["tool_calls"] = [
+            {**call, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call, (name, arguments) in zip(message["tool_calls"], calls_of(message), strict=True)
+        ]
+    return taken
+
+
+class Digests:
+    """What a history is known by: a digest of everything up to each of its messages.
+
+    Args:
+        tools: A history with other tools is another one.
+    """
+
+    def __init__(self, tools: Sequence[ToolSchema] | None) -> None:
+        self._hash = xxhash.xxh3_128(_canonical(tools or []))
+
+    def with_one_more(self, message: ChatMessage) -> bytes:
+        """Return what ``add`` would, and add nothing."""
+        following = self._hash.copy()
+        following.update(_meaning(message))
+        return following.digest()
+
+    def add(self, message: ChatMessage) -> bytes:
+        """Return the digest of all that was added, and this message.
+
+        Raises:
+            ChatError: It cannot be prompted with.
+        """
+        self._hash.update(_meaning(message))
+        return self._hash.digest()
+
+
+def _meaning(message: ChatMessage) -> bytes:
+    role = str(message.get("role"))
+    return _canonical([_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls_of(message)])
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")

@@ -1,0 +1,75 @@
+"""How a model writes messages as tokens: what every renderer does, and which one a tokenizer gets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
+from trinity_bus.chat.protocols import Tokenizer
+
+type Tools = Sequence[ToolSchema] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A turn that a model has drawn, and what it was drawn after."""
+
+    prompt: Sequence[int]
+    """All before it."""
+    token_ids: Sequence[int]
+    ended: bool
+    """Whether the model has ended it, and no limit has cut it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn as it reads."""
+
+    content: str
+    reasoning: str | None
+    calls: Sequence[ToolCall]
+    flaws: Sequence[str]
+
+
+class Renderer(Protocol):
+    """Writes messages as tokens, for one model."""
+
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
+        """Return a whole conversation, up to where the assistant is to speak.
+
+        Raises:
+            ChatError: The model's template cannot write it.
+        """
+        ...
+
+    def extension(self, drawn: Drawn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
+        """Return what follows a drawn turn: its end where that was not drawn, ``messages``, and the assistant's start.
+
+        None where nothing can follow it, because this model writes what was before in another way from then on.
+
+        Raises:
+            ChatError: The model's template cannot write it.
+        """
+        ...
+
+    def read(self, drawn: Drawn, tools: Tools) -> Turn:
+        """Return a turn as it reads. Never raises: what cannot be read is a flaw of it."""
+        ...
+
+
+def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
+    """Return the renderer of a model.
+
+    Args:
+        tokenizer: The model's.
+        **options: Of the chat template, such as ``enable_thinking=False``.
+
+    Raises:
+        ChatError: The model has no chat template.
+    """
+    if not tokenizer.chat_template:
+        raise ChatError("the model's tokenizer has no chat template; send a prompt")
+    from trinity_bus.chat.template import TemplateRenderer
+
+    return TemplateRenderer(tokenizer, **options)

@@ -1,0 +1,245 @@
+"""What is prompted with next, and which samples come of it. No client, no clock, no task: a caller asks the engine.
+
+A session is what one agent says to a model: one conversation, or several with common beginnings::
+
+    prompt(messages) --> Prompt --engine--> add(prompt, completion) --> Said --> the caller's next messages
+
+    messages are                                               the prompt is            and its answer
+    the first ever                                             all of them, written     begins the first sample
+    what was said last, and more                               the same tokens, and     is added to that sample
+                                                               what is new, written
+    what was said earlier and was answered since, and more;    likewise                 begins a sample (``branches``)
+    or a prompt that has been answered already
+    anything else: the history, or the tools, were changed     all of them, written     begins a sample (``rewrites``)
+
+So each drawn token is in one sample, once, and before it stand exactly the tokens that it was drawn after. In a sample
+that has begun as a branch, what was drawn before is part of the prompt: it is trained on where it was drawn.
+
+Which case it is is decided when the answer is there: two requests that continue the same turn at once are a
+continuation and a branch. A prompt that is never answered leaves nothing behind.
+
+Failures: messages that cannot be written are a ``ChatError``, and change nothing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.experience import Rollout, VersionSpan
+from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
+from trinity_bus.chat.protocols import Completion
+from trinity_bus.chat.renderer import Drawn, Renderer, Tools
+
+
+@dataclass(slots=True)
+class TokenSample:
+    """One sample: a prompt, and all that was said since, of which the model's own tokens are trained on."""
+
+    prompt_token_ids: list[int]
+    response_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """[response] as the engine gave them; 0 where the token was not drawn."""
+    mask: list[bool] = field(default_factory=list)
+    """[response] True where the token was drawn."""
+    versions: list[VersionSpan] = field(default_factory=list)
+    turn_starts: list[int] = field(default_factory=list)
+    """[turns] where in the response each drawn turn begins."""
+    finish_reason: str = "stop"
+    """Of the last turn."""
+
+    def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
+        """Return it as what ``build_group`` takes."""
+        return Rollout(
+            prompt_token_ids=self.prompt_token_ids,
+            response_token_ids=self.response_token_ids,
+            logprobs=self.logprobs,
+            mask=self.mask,
+            reward=reward,
+            metrics=dict(metrics),
+            finish_reason=self.finish_reason,
+            versions=self.versions,
+            run_id=run_id,
+        )
+
+    def _add(self, told: Sequence[int], completion: Completion) -> None:
+        """Add what was told to the model since, and what it drew then."""
+        drawn = list(completion.token_ids)
+        self.response_token_ids += told
+        self.logprobs += [0.0] * len(told)
+        self.mask += [False] * len(told)
+        start = len(self.response_token_ids)
+        self.turn_starts.append(start)
+        self.response_token_ids += drawn
+        self.logprobs += completion.logprobs
+        self.mask += [True] * len(drawn)
+        for offset, version in completion.versions:
+            if not self.versions:
+                self.versions.append((0, version))
+            elif self.versions[-1][1] != version:
+                self.versions.append((start + offset, version))
+        self.finish_reason = completion.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The end of a drawn turn."""
+
+    sample: TokenSample
+    turn: int
+    """How many turns of the sample there are up to here."""
+    start: int
+    end: int
+    """[start, end) of the sample's tokens is the turn."""
+    ended: bool
+
+    def drawn(self) -> Drawn:
+        tokens = self.sample.prompt_token_ids + self.sample.response_token_ids
+        return Drawn(tokens[: self.start], tokens[self.start : self.end], self.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to ask the engine with."""
+
+    token_ids: list[int]
+    tools: Tools
+    known: bytes
+    """What its history is known by."""
+    digests: Digests
+    after: _Point | None
+    """The turn that it continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a model has said, to show and to execute."""
+
+    content: str
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    flaws: tuple[str, ...]
+    """Tool calls that could not be read, in words for the model."""
+    finish_reason: str
+    tokens: int
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As a message of OpenAI's shape, to be sent back in the next request."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class Session:
+    """What one agent says to a model, as samples.
+
+    Args:
+        renderer: The model's.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._points: dict[bytes, _Point] = {}
+        self._asked: set[bytes] = set()
+        self._calls = 0
+        self.samples: list[TokenSample] = []
+        self.rewrites = 0
+        """Samples that have begun because the history was not what had been said."""
+        self.branches = 0
+        """Samples that have begun at an earlier turn."""
+
+    @property
+    def turns(self) -> int:
+        """How many were drawn."""
+        return sum(len(sample.turn_starts) for sample in self.samples)
+
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools = None) -> Prompt:
+        """Return what to ask the engine with.
+
+        Args:
+            messages: The whole conversation, as clients of OpenAI's send it.
+            tools: What the model may call.
+
+        Raises:
+            ChatError: They cannot be written as tokens of this model, or make none.
+        """
+        if not messages:
+            raise ChatError("a conversation needs at least one message")
+        digests = Digests(tools)
+        known = [digests.add(message) for message in messages]
+        token_ids, after = self._continued(known, messages, tools)
+        if token_ids is None:
+            token_ids, after = self._renderer.prompt(messages, tools), None
+        if not token_ids:
+            raise ChatError("a conversation without a single token")
+        return Prompt(token_ids, tools, known[-1], digests, after)
+
+    def add(self, prompt: Prompt, completion: Completion, stop: Sequence[str] = ()) -> Said:
+        """Take an answer to a prompt: once for each response that was asked for.
+
+        Args:
+            prompt: What the engine was asked with.
+            completion: What it drew.
+            stop: Texts that have ended it; what is said ends before them.
+        """
+        sample, told = self._sample(prompt)
+        sample._add(told, completion)  # noqa: SLF001 (its maker)
+        end = len(sample.prompt_token_ids) + len(sample.response_token_ids)
+        point = _Point(
+            sample, len(sample.turn_starts), end - len(completion.token_ids), end, completion.finish_reason == "stop"
+        )
+        said = self._said(prompt, completion, stop)
+        self._asked.add(prompt.known)
+        self._points[prompt.digests.with_one_more(said.message)] = point
+        return said
+
+    def _continued(
+        self, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
+    ) -> tuple[list[int] | None, _Point | None]:
+        """Return the prompt after the latest turn that these messages continue."""
+        for count in range(len(known), 0, -1):
+            point = self._points.get(known[count - 1])
+            if point is not None:
+                drawn = point.drawn()
+                new = self._renderer.extension(drawn, messages[count:], tools)
+                return (None if new is None else [*drawn.prompt, *drawn.token_ids, *new]), point
+        return None, None
+
+    def _sample(self, prompt: Prompt) -> tuple[TokenSample, list[int]]:
+        """Return the sample that an answer belongs to, and what it was told since that sample's last turn."""
+        after = prompt.after
+        if after is not None and len(after.sample.turn_starts) == after.turn:
+            return after.sample, prompt.token_ids[after.end :]
+        if after is not None or prompt.known in self._asked:
+            self.branches += 1
+        elif self.samples:
+            self.rewrites += 1
+        self.samples.append(TokenSample(prompt.token_ids))
+        return self.samples[-1], []
+
+    def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str]) -> Said:
+        ended = completion.finish_reason == "stop"
+        turn = self._renderer.read(Drawn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
+        content = turn.content
+        for text in stop:
+            content = content.partition(text)[0]
+        first, self._calls = self._calls, self._calls + len(turn.calls)
+        calls = tuple(
+            dataclasses.replace(call, id=f"call{number:05d}") for number, call in enumerate(turn.calls, first)
+        )
+        return Said(
+            content, turn.reasoning, calls, tuple(turn.flaws), completion.finish_reason, len(completion.token_ids)
+        )

@@ -1,0 +1,45 @@
+"""Pools: explorers that serve one model, and tasks that ask for it. Pure.
+
+::
+
+    Task.pool ------------------------> kind (pool, workflow) <---------- ExplorerHeartbeat.pool, .workflows
+                                              |
+                                  an attempt goes where its kind is known
+
+The pool without a name is that of the model that is trained; the name of the model names it too. Whatever pool a task
+asks for, it is accepted: explorers of that pool may come later. Until then it waits, and the coordinator's heartbeat
+says for which pool. Only explorers of its pool can judge that nobody knows its workflow.
+
+An explorer follows the trainer, or is *fixed*: it serves one checkpoint, and is no member of the transfers of weights.
+
+====================================  ==================================================================================
+explorer                              may be handed what needs version ``v``
+====================================  ==================================================================================
+follows the trainer                   where it serves ``v`` or a newer one
+fixed, in a pool of its own           always: its pool has no versions
+fixed, in that of the trained model   always, before any version was published (nobody trains); then as if it followed
+====================================  ==================================================================================
+"""
+
+from schemas import Task
+
+OWN = ""
+"""The pool of the model that is trained."""
+
+type Kind = tuple[str, str]
+"""Pool and workflow."""
+
+
+def pool_of(name: str | None, model: str) -> str:
+    """Return a pool, as it is called here.
+
+    Args:
+        name: As tasks and explorers call it.
+        model: That is trained.
+    """
+    return OWN if name is None or name == model else name
+
+
+def kind_of(task: Task, model: str) -> Kind:
+    """Return by what an explorer is found for a task, where this model is trained."""
+    return pool_of(task.pool, model), task.workflow

@@ -1,0 +1,56 @@
+"""How each sample was drawn, said of it where its workflow does not. Pure.
+
+A trainer computes log-probabilities at the temperature at which a sample was drawn, so every sample has to say it. What
+the engine was asked is known here; which sample came of which question is not, where a workflow asked in several ways::
+
+    asked in one way         --> every sample that does not say it was drawn so
+    asked in several ways    --> each sample has to say it (``Rollout.sampling``), or nobody knows: an error
+    never asked              --> nothing was drawn: nothing is said
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from schemas.experience import Rollout
+from schemas.sampling import Sampling
+from trinity_bus.errors import TrinityError
+
+
+class UnknownSamplingError(TrinityError, ValueError):
+    """A workflow has asked the engine in several ways and does not say which sample was drawn how."""
+
+
+def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
+    """Add a way of drawing to those that are known, unless it draws as one of them does."""
+    if all(_distribution(sampling) != _distribution(known) for known in asked):
+        asked.append(sampling)
+
+
+def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sequence[Rollout]:
+    """Return the rollouts, each saying how it was drawn.
+
+    Args:
+        rollouts: What a workflow gave.
+        asked: How it has asked the engine to draw, each way once.
+
+    Raises:
+        UnknownSamplingError: One does not say it, and there are several ways.
+        AttributeError: One is no rollout.
+    """
+    if not asked or not rollouts or all(one.sampling is not None for one in rollouts):
+        return rollouts
+    if len(asked) > 1:
+        ways = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
+        raise UnknownSamplingError(
+            f"the engine was asked to draw in {len(asked)} ways ({ways}): say of each rollout which it was, as in "
+            "Rollout(..., sampling=merge_sampling(ctx.sampling, wishes))"
+        )
+    return [one if one.sampling is not None else replace(one, sampling=asked[0]) for one in rollouts]
+
+
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p")
+
+
+def _distribution(sampling: Sampling) -> tuple[float | None, ...]:
+    """Return what decides what is drawn; lengths, stops and seeds do not."""
+    return tuple(getattr(sampling, name) for name in _DISTRIBUTION)
