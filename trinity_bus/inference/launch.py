@@ -168,6 +168,11 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     if on_cpu:
         limit = config.cache_config.kv_cache_memory_bytes
         config.cache_config.kv_cache_memory_bytes = min(limit, _kv_cache_needed(settings, config))
+        # A prompt of a request with a seed that is computed in pieces ends the engine on a CPU: vLLM takes the draw of
+        # all pieces but the last back by the generator's offset, which those of CPUs do not have.
+        scheduler = config.scheduler_config
+        scheduler.enable_chunked_prefill = False
+        scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     return config
 
 
