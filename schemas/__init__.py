@@ -35,6 +35,7 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
 from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
 from schemas.model_version import Member, ModelVersion, PublishedVersion
@@ -43,6 +44,7 @@ from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
 from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
+from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
@@ -58,6 +60,7 @@ __all__ = [
     "CommandReply",
     "ContentPart",
     "CoordinatorHeartbeat",
+    "Demonstration",
     "Dispatch",
     "ExperienceGroup",
     "ExperiencePiece",
@@ -67,11 +70,13 @@ __all__ = [
     "FinalizeUpgrade",
     "FunctionCall",
     "FunctionSchema",
+    "LeftOut",
     "ManifestEntry",
     "Member",
     "Message",
     "ModelVersion",
     "Position",
+    "Preference",
     "PublishVersion",
     "PublishedVersion",
     "Record",
@@ -88,6 +93,8 @@ __all__ = [
     "Sampling",
     "SkipBatch",
     "SkippedBatch",
+    "StepBegun",
+    "StepGroup",
     "StepTrained",
     "StructuredOutputs",
     "SubmitBatch",

@@ -139,7 +139,7 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
     if is_json(value):
         types = {schema: cls for schema, cls in types.items() if cls.JSON}
         if not types:
-            raise DecodeError("unexpected_json", "JSON is accepted for tasks and commands only")
+            raise DecodeError("unexpected_json", "JSON is accepted for tasks, commands and examples only")
         form = _JSON
     elif value[0] in _MAP_STARTS:
         form = _MSGPACK

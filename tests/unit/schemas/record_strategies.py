@@ -17,6 +17,7 @@ from schemas import (
     CommandReply,
     ContentPart,
     CoordinatorHeartbeat,
+    Demonstration,
     Dispatch,
     ExperienceGroup,
     ExperiencePiece,
@@ -26,11 +27,13 @@ from schemas import (
     FinalizeUpgrade,
     FunctionCall,
     FunctionSchema,
+    LeftOut,
     ManifestEntry,
     Member,
     Message,
     ModelVersion,
     Position,
+    Preference,
     PublishedVersion,
     PublishVersion,
     ResultPart,
@@ -44,6 +47,8 @@ from schemas import (
     Sampling,
     SkipBatch,
     SkippedBatch,
+    StepBegun,
+    StepGroup,
     StepTrained,
     StructuredOutputs,
     SubmitBatch,
@@ -79,6 +84,8 @@ plain_data = st.recursive(
 )
 positions = st.builds(Position, partition=counts, offset=counts)
 result_parts = st.builds(ResultPart, attempt=positive, samples=counts, position=st.none() | positions)
+step_groups = st.builds(StepGroup, task_id=identifiers, parts=st.lists(result_parts, min_size=1, max_size=2))
+said = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
 samplings = st.builds(
     Sampling,
@@ -323,6 +330,38 @@ records = st.one_of(
         metrics=metrics,
         reason=st.none() | text,
         trace_links=st.lists(text, max_size=2),
+    ),
+    st.builds(
+        StepBegun,
+        **trainers,
+        run=identifiers,
+        step=positive,
+        batch_id=identifiers,
+        sequence=positive,
+        next_offset=counts,
+        seed=counts,
+        groups=st.lists(step_groups, max_size=3),
+        left_out=st.lists(
+            st.builds(
+                LeftOut,
+                task_id=identifiers,
+                reason=identifiers,
+                samples=st.lists(counts, min_size=1, max_size=3),
+                detail=text,
+            ),
+            max_size=2,
+        ),
+        replayed=st.lists(step_groups, max_size=2),
+        demonstrations=st.lists(positions, max_size=2),
+        skipped=st.none() | text,
+    ),
+    st.builds(Demonstration, example_id=identifiers, prompt=said, response=said, weight=st.floats(0, 1e6)),
+    st.builds(
+        Preference,
+        example_id=identifiers,
+        messages=st.lists(st.builds(Message, role=st.just("user"), content=text), min_size=1, max_size=2),
+        chosen=said.map(lambda words: f"{words}!"),
+        rejected=said.map(lambda words: f"{words}?"),
     ),
     st.builds(BatchSkipped, batch_id=identifiers, sequence=positive, reason=text, client=identifiers),
     st.builds(
