@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 300)]
 
 STEPS = 3
 EXPLORERS = {"explorer-0", "explorer-1"}
-MARK = "TRINITY_BUS_TELEMETRY__RUN_ID"
-"""A setting that every process of a run inherits: by it they are found, whatever they are called."""
+MARK = "DEMO_UNDER_TEST"
+"""A variable that every process of a run inherits: by it they are found, whatever they are called."""
 
 
 def processes(mark: str) -> list[psutil.Process]:
@@ -80,8 +80,9 @@ class Demo:
         for process in processes(self.mark):
             # It may end between the listing and the look.
             with contextlib.suppress(psutil.NoSuchProcess):
-                # One that was forked has all of it in its title.
-                if " ".join(process.cmdline()).split()[1:5] == ["-m", "workers.cli.app", "run", name]:
+                words = " ".join(process.cmdline()).split()
+                started = words[1:3] == ["-m", "workers.cli.app"] and words[-2:] == ["run", name]
+                if started or words == ["trinity-bus:", f"{name}-0"]:
                     return process
         return None
 

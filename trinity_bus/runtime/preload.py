@@ -39,6 +39,7 @@ class ForkCommand(msgspec.Struct, tag=1, frozen=True):
     """Fork a command. Where its output goes travels with it."""
 
     serial: int
+    name: str
     arguments: list[str]
     env: dict[str, str]
 
@@ -110,16 +111,17 @@ class Preload:
         self.look()
         return self._loaded
 
-    def start(self, arguments: Sequence[str], *, env: Mapping[str, str], output: Path) -> "ForkedCommand":
+    def start(self, arguments: Sequence[str], *, name: str, env: Mapping[str, str], output: Path) -> "ForkedCommand":
         """Have a command forked, as soon as everything is imported.
 
         Args:
             arguments: What follows the program's name.
+            name: For people who list processes.
             env: Its whole environment.
             output: File that its output is appended to.
         """
         with self._lock:
-            order = ForkCommand(len(self._commands), list(arguments), dict(env))
+            order = ForkCommand(len(self._commands), name, list(arguments), dict(env))
             command = ForkedCommand(self, order, output)
             self._commands.append(command)
         self.look()
@@ -189,8 +191,8 @@ class ForkedCommand(Process):
 
     @property
     def name(self) -> str:
-        """Its arguments."""
-        return " ".join(self._order.arguments)
+        """See ``Process``."""
+        return self._order.name
 
     @property
     def started(self) -> bool:

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from setproctitle import setproctitle
@@ -98,7 +97,7 @@ class Preloaded:
             if supervising.fork():
                 os.close(write_end)
                 return True
-            setproctitle(f"guard of {' '.join(order.arguments)}")
+            setproctitle(f"guard of trinity-bus: {order.name}")
             os.write(write_end, str(supervising.command).encode())
             os.close(write_end)
             supervising.run()
@@ -149,10 +148,8 @@ def main() -> None:
     # Ctrl-C is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before the environment changes, behind which it finds the place for titles.
-    program = Path(sys.executable).name
-    setproctitle(" ".join([program, *sys.orig_argv[1:]]))
+    setproctitle("trinity-bus: preload")
     run = named(sys.argv[2])
-    module = sys.argv[2].partition(":")[0]
     for function in sys.argv[3:]:
         named(function)()
     # What is there now is there for good: no collection is to touch, and so copy, it.
@@ -164,7 +161,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["trinity-bus", *order.arguments]
-    setproctitle(" ".join([program, "-m", module, *order.arguments]))
+    setproctitle(f"trinity-bus: {order.name}")
     run()
 
 

@@ -1,15 +1,14 @@
 """The demo's services and their ends: coordinator, explorers and trainer under one supervisor."""
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.restarts import Restarts
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings, env_name
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.preload import Preload
 from workers.demo.settings import (
@@ -17,10 +16,8 @@ from workers.demo.settings import (
     available_cores,
     command,
     demo_namespace,
-    explorer_environment,
+    explorer_options,
     service_environment,
-    shared_environment,
-    trainer_environment,
 )
 from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor
 
@@ -104,13 +101,13 @@ async def broker(settings: Settings, options: DemoOptions, note: Callable[[str],
 
 
 @contextmanager
-def preload(options: DemoOptions) -> Iterator[Preload]:
+def preload(settings: Settings, options: DemoOptions) -> Iterator[Preload]:
     """Provide the process that imports vLLM, once for all explorers."""
     # That it is there says that nothing is to be looked up on a model hub.
     options.model_dir.mkdir(parents=True, exist_ok=True)
     log = options.run_dir / "logs" / "preload.log"
     log.parent.mkdir(exist_ok=True)
-    env = {**os.environ, **shared_environment(options)}
+    env = {**service_environment(settings), env_name("mesh.model_path"): str(options.model_dir.resolve())}
     functions = ["trinity_bus.inference.launch:preload", "workers.demo.mesh:import_explorer"]
     with Preload(functions, main="workers.cli.app:main", env=env, output=log) as found:
         yield found
@@ -131,46 +128,41 @@ def import_explorer() -> None:
     import workers.explorer.service  # noqa: F401
 
 
-def specs(options: DemoOptions, kafka: KafkaSettings, preload: Preload | None = None) -> list[ServiceSpec]:
+def specs(options: DemoOptions, environment: Mapping[str, str], preload: Preload | None) -> list[ServiceSpec]:
     """Return what to run. Explorers and trainer are the last to start and the first to stop.
 
     Args:
         options: The user's.
-        kafka: How to connect.
-        preload: What explorers are forked from.
+        environment: Of all services.
+        preload: What explorers are forked from. Unset: each is started anew.
     """
-    shared = service_environment(options, kafka)
-    cores = available_cores()
-    found = [
-        ServiceSpec(name="coordinator", command=command("run", "coordinator"), env=shared, grace_s=_GRACE_S),
-        ServiceSpec(
-            name="trainer",
-            command=command("run", "trainer"),
-            env=shared | trainer_environment(options),
+
+    def spec(name: str, service: str, *, stage: int, own: Sequence[str] = ()) -> ServiceSpec:
+        arguments = ["--config", str(options.mesh_file), *own, "run", service]
+        forked_from = preload if service == "explorer" else None
+        return ServiceSpec(
+            name=name,
+            command=command(*arguments) if forked_from is None else arguments,
+            forked_from=forked_from,
+            env=environment,
             grace_s=_GRACE_S,
-            stage=1,
-        ),
-    ]
-    for index, name in enumerate(options.explorer_names):
-        found.append(
-            ServiceSpec(
-                name=name,
-                command=["run", "explorer"],
-                forked_from=preload,
-                env=shared | explorer_environment(options, index, cores),
-                grace_s=_GRACE_S,
-                stage=1,
-            )
+            stage=stage,
         )
-    return found
+
+    cores = available_cores()
+    explorers = [
+        spec(name, "explorer", stage=1, own=explorer_options(options, index, cores))
+        for index, name in enumerate(options.explorer_names)
+    ]
+    return [spec("coordinator", "coordinator", stage=0), spec("trainer", "trainer", stage=1), *explorers]
 
 
 @asynccontextmanager
-async def services(options: DemoOptions, kafka: KafkaSettings, preload: Preload) -> AsyncIterator[Supervisor]:
+async def services(settings: Settings, options: DemoOptions, preload: Preload) -> AsyncIterator[Supervisor]:
     """All services, launched; stopped at the end, however it comes."""
     supervisor = Supervisor(options.run_dir)
     try:
-        for spec in specs(options, kafka, preload):
+        for spec in specs(options, service_environment(settings), preload):
             supervisor.launch(spec)
         yield supervisor
     finally:

@@ -12,10 +12,9 @@ leaves no process behind; and where this process is killed, its children are too
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -50,8 +49,8 @@ class ServiceSpec:
     name: str
     """Unique; the name of its log file."""
     command: Sequence[str | Path]
-    env: Mapping[str, str] = field(default_factory=dict)
-    """On top of this process's environment."""
+    env: Mapping[str, str] | None = None
+    """Its environment. Unset: that of this process."""
     ready: Callable[[], bool] | None = None
     """Called again and again until it says that the service is ready. Unset: ready as soon as it runs."""
     ready_timeout_s: float = 120.0
@@ -73,10 +72,12 @@ class _Service:
         self.child = self._spawn()
 
     def _spawn(self) -> Process:
-        env = {**os.environ, **self.spec.env}
-        if self.spec.forked_from is not None:
-            return self.spec.forked_from.start([str(part) for part in self.spec.command], env=env, output=self.log)
-        return Child(self.spec.command, env=env, output=self.log)
+        forked_from = self.spec.forked_from
+        if forked_from is not None:
+            arguments = [str(part) for part in self.spec.command]
+            env = os.environ if self.spec.env is None else self.spec.env
+            return forked_from.start(arguments, name=self.spec.name, env=env, output=self.log)
+        return Child(self.spec.command, env=self.spec.env, output=self.log)
 
     def check(self) -> None:
         """Start it again where it has ended and may be; else raise."""

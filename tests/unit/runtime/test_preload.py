@@ -63,7 +63,7 @@ def preload(tmp_path: Path) -> Iterator[Callable[..., Preload]]:
 
 def start(preload: Preload, folder: Path, *arguments: str) -> ForkedCommand:
     env = {"OF_COMMAND": "yes", "PATH": os.environ["PATH"]}
-    return preload.start(arguments, env=env, output=folder / f"{arguments[0]}.log")
+    return preload.start(arguments, name="mine", env=env, output=folder / f"{arguments[0]}.log")
 
 
 def test_a_command_has_its_own_arguments_environment_and_output_and_what_was_imported(
@@ -94,7 +94,7 @@ def test_nothing_of_it_is_left(preload: Callable[..., Preload], tmp_path: Path, 
     while not process.children():
         assert command.poll() is None
         time.sleep(0.005)
-    assert process.cmdline()[0] == f"python -m {HERE} family"
+    assert process.cmdline()[0] == "trinity-bus: mine"
     family = family_of(command.pid)
     match way:
         case "terminate":
