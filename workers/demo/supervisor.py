@@ -12,6 +12,7 @@ leaves no process behind; and where this process is killed, its children are too
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
