@@ -56,12 +56,15 @@ if TYPE_CHECKING:
     )
     from trinity_bus.rollout import (
         Completion,
+        Conversation,
         Engine,
         PartialRunsError,
         Rollout,
         RolloutContext,
         SingleRunWorkflow,
         Tokenizer,
+        ToolError,
+        ToolWorkflow,
         UnknownWorkflow,
         Workflow,
         WorkflowError,
@@ -85,6 +88,7 @@ __all__ = [
     "CompletedTaskResult",
     "Completion",
     "ConfigError",
+    "Conversation",
     "DecodeError",
     "EncodeError",
     "Endpoint",
@@ -116,6 +120,8 @@ __all__ = [
     "TaskResult",
     "TimedOutError",
     "Tokenizer",
+    "ToolError",
+    "ToolWorkflow",
     "TopicMismatchError",
     "TrinityError",
     "UnknownBatchError",
@@ -143,8 +149,8 @@ _NAMES = {
     "trinity_bus.errors": "AccessDeniedError BrokerUnreachableError BusError ConfigError DecodeError EncodeError "
     "NoCoordinatorError NotOwnerError NotStartedError RecordError RecordGoneError RecordTooLargeError RefusedError "
     "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
-    "trinity_bus.rollout": "Completion Engine PartialRunsError Rollout RolloutContext SingleRunWorkflow Tokenizer "
-    "UnknownWorkflow Workflow WorkflowError prompt_tokens register",
+    "trinity_bus.rollout": "Completion Conversation Engine PartialRunsError Rollout RolloutContext SingleRunWorkflow "
+    "Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register",
     "trinity_bus.chat": "Session renderer_for",
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",
