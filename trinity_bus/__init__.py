@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Conversation,
         Engine,
         PartialRunsError,
+        Reusable,
         Rollout,
         RolloutContext,
         SingleRunWorkflow,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         WorkflowError,
         prompt_tokens,
         register,
+        reused,
     )
     from trinity_bus.rollout.agents import AgentWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
@@ -103,6 +105,7 @@ __all__ = [
     "RecordGoneError",
     "RecordTooLargeError",
     "RefusedError",
+    "Reusable",
     "Rollout",
     "RolloutContext",
     "RolloutCoordinator",
@@ -136,6 +139,7 @@ __all__ = [
     "prompt_tokens",
     "register",
     "renderer_for",
+    "reused",
     "sequence_reward",
 ]
 
@@ -149,8 +153,9 @@ _NAMES = {
     "trinity_bus.errors": "AccessDeniedError BrokerUnreachableError BusError ConfigError DecodeError EncodeError "
     "NoCoordinatorError NotOwnerError NotStartedError RecordError RecordGoneError RecordTooLargeError RefusedError "
     "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
-    "trinity_bus.rollout": "Completion Conversation Engine PartialRunsError Rollout RolloutContext SingleRunWorkflow "
-    "Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register",
+    "trinity_bus.rollout": "Completion Conversation Engine PartialRunsError Reusable Rollout RolloutContext "
+    "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
+    "reused",
     "trinity_bus.chat": "Session renderer_for",
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",

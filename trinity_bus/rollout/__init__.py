@@ -9,6 +9,7 @@ from trinity_bus.chat import Completion, Tokenizer
 from trinity_bus.rollout import workflows
 from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
 from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
+from trinity_bus.rollout.reused import Reusable, reused
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.tools import ToolError, ToolTimeoutError
@@ -28,6 +29,7 @@ __all__ = [
     "Conversation",
     "Engine",
     "PartialRunsError",
+    "Reusable",
     "Rollout",
     "RolloutContext",
     "RunState",
@@ -43,5 +45,6 @@ __all__ = [
     "merge_sampling",
     "prompt_tokens",
     "register",
+    "reused",
     "workflows",
 ]
