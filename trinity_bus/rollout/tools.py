@@ -30,7 +30,7 @@ MAX_RESULT_CHARS = 1 << 18
 """Of what a tool returns; a model reads no more."""
 
 
-class ToolError(TrinityError):
+class ToolError(TrinityError, RuntimeError):
     """A tool did not do what was asked of it; the model is told why, and goes on."""
 
 

@@ -68,7 +68,7 @@ async def test_a_run_that_takes_too_long_breaks_off_and_costs_no_other() -> None
                 await asyncio.Event().wait()
             return await super().run_once(task, ctx, run_id)
 
-    with pytest.raises(PartialRunsError, match="^TimeoutError: ") as partial:
+    with pytest.raises(PartialRunsError, match=r"^TimeoutError: ") as partial:
         await run(Hangs())
     assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 1.0, 3.0]
 
