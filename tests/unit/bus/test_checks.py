@@ -40,11 +40,11 @@ def test_a_record_over_the_limit_is_refused_by_name(record_mib: int) -> None:
         check(EXPERIENCES, b"k", b"", None, [("h", bytes(limit))], max_message_bytes=limit)
 
 
-def test_what_every_topic_needs_besides_large_groups_and_batches_fits_the_smallest_records() -> None:
+def test_what_every_topic_needs_besides_large_groups_batches_and_steps_fits_the_smallest_records() -> None:
     smallest = KafkaSettings(max_record_mib=MIN_RECORD_MIB)
     cut = {topic.name for topic in TOPICS if smallest.max_message_bytes(topic) < topic.max_message_bytes}
     letters = {"dead-letters", "explorer-dead-letters", "trainer-dead-letters"}
-    assert cut == {"experiences", "batches", "coordinator-state"} | letters
+    assert cut == {"experiences", "batches", "steps", "coordinator-state"} | letters
     assert all(KafkaSettings().max_message_bytes(topic) == topic.max_message_bytes for topic in TOPICS)
 
 

@@ -89,11 +89,11 @@ def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(
 
 def test_all_that_is_wrong_is_told_at_once(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "mesh.toml"
-    file.write_text("[mesh]\nmodle = 'm'\n[coordinator]\nbatch_size = 0\n")
+    file.write_text("[mesh]\nmodell = 'm'\n[coordinator]\nbatch_size = 0\n")
     done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "mesh.toml:2: mesh.modle is not a setting; did you mean mesh.model?",
+        "mesh.toml:2: mesh.modell is not a setting; did you mean mesh.model?",
         "mesh.toml:4: coordinator.batch_size=0: input should be greater than or equal to 1",
     ]
     file.write_text("[mesh]\ndtype = 'float16'\n[coordinator]\nmax_staleness = 0\n[synchronizer]\nsync_interval = 2\n")
