@@ -82,7 +82,8 @@ class Record(BaseModel):
 
     def to_wire(self) -> dict[str, Any]:
         """Return the record as a plain map, schema and version first, absent (``None``) fields left out."""
-        return msgspec.to_builtins(self.fields_to_wire(), enc_hook=_given)  # type: ignore[no-any-return]  # of a dict
+        wire: dict[str, Any] = msgspec.to_builtins(self.fields_to_wire(), builtin_types=(bytes,), enc_hook=_given)
+        return wire
 
     def fields_to_wire(self) -> dict[str, Any]:
         """Return the same, in which items are still items, and records inside are still records."""
