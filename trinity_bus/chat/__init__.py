@@ -23,7 +23,7 @@ for people, tools and clients, and no token is ever made of it.
 ``protocols``    what is needed of a tokenizer and of a completion
 """
 
-from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.protocols import Completion, Tokenizer
 from trinity_bus.chat.renderer import Renderer, renderer_for
@@ -34,6 +34,7 @@ __all__ = [
     "ChatError",
     "ChatMessage",
     "Completion",
+    "ParsedCall",
     "Prompt",
     "Renderer",
     "Said",
@@ -41,7 +42,6 @@ __all__ = [
     "TemplateRenderer",
     "TokenSample",
     "Tokenizer",
-    "ToolCall",
     "ToolSchema",
     "renderer_for",
 ]

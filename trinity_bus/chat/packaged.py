@@ -11,10 +11,10 @@ from renderers import create_renderer
 from renderers.base import MODEL_RENDERER_MAP, ToolCallParseStatus
 from renderers.configs import AutoRendererConfig
 
-from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import Drawn, Tools, Turn
+from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
 
 
 def knows(model: str) -> bool:
@@ -51,7 +51,7 @@ class PackagedRenderer:
         except (ValueError, TypeError, KeyError) as error:
             raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
 
-    def extension(self, drawn: Drawn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
+    def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """See ``Renderer.extension``."""
         before = [*drawn.prompt, *drawn.token_ids]
         whole = self._renderer.bridge_to_next_turn(
@@ -61,16 +61,16 @@ class PackagedRenderer:
             return None
         return list(whole.token_ids[len(before) :])
 
-    def read(self, drawn: Drawn, tools: Tools) -> Turn:
+    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """See ``Renderer.read``."""
         read = self._renderer.parse_response(list(drawn.token_ids), tools=_given(tools), prompt_ids=list(drawn.prompt))
         calls, flaws = [], []
         for call in read.tool_calls:
             if call.status is ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict):
-                calls.append(ToolCall(call.name, call.arguments))
+                calls.append(ParsedCall(call.name, call.arguments))
             else:
                 flaws.append(f"this tool call could not be read, {call.status.value}: {call.raw.strip()[:200]!r}")
-        return Turn(read.content, read.reasoning_content, calls, flaws)
+        return ParsedTurn(read.content, read.reasoning_content, calls, flaws)
 
 
 def _given(tools: Tools) -> list[Any] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.protocols import Tokenizer
 
@@ -21,7 +21,7 @@ type Tools = Sequence[ToolSchema] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnTurn:
     """A turn that a model has drawn, and what it was drawn after."""
 
     prompt: Sequence[int]
@@ -32,12 +32,12 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ParsedTurn:
     """A turn as it reads."""
 
     content: str
     reasoning: str | None
-    calls: Sequence[ToolCall]
+    calls: Sequence[ParsedCall]
     flaws: Sequence[str]
 
 
@@ -52,7 +52,7 @@ class Renderer(Protocol):
         """
         ...
 
-    def extension(self, drawn: Drawn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
+    def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """Return what follows a drawn turn: its end where that was not drawn, ``messages``, and the assistant's start.
 
         None where nothing can follow it, because this model writes what was before in another way from then on.
@@ -62,7 +62,7 @@ class Renderer(Protocol):
         """
         ...
 
-    def read(self, drawn: Drawn, tools: Tools) -> Turn:
+    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """Return a turn as it reads. Never raises: what cannot be read is a flaw of it."""
         ...
 

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.experience import Rollout, VersionSpan
-from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
 from trinity_bus.chat.protocols import Completion
-from trinity_bus.chat.renderer import Drawn, Renderer, Tools
+from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
 
 
 @dataclass(slots=True)
@@ -96,9 +96,9 @@ class _Point:
     """[start, end) of the sample's tokens is the turn."""
     ended: bool
 
-    def drawn(self) -> Drawn:
+    def drawn(self) -> DrawnTurn:
         tokens = self.sample.prompt_token_ids + self.sample.response_token_ids
-        return Drawn(tokens[: self.start], tokens[self.start : self.end], self.ended)
+        return DrawnTurn(tokens[: self.start], tokens[self.start : self.end], self.ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Said:
 
     content: str
     reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
+    tool_calls: tuple[ParsedCall, ...]
     flaws: tuple[str, ...]
     """Tool calls that could not be read, in words for the model."""
     finish_reason: str
@@ -233,7 +233,7 @@ class Session:
 
     def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str]) -> Said:
         ended = completion.finish_reason == "stop"
-        turn = self._renderer.read(Drawn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
+        turn = self._renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
         content = turn.content
         for text in stop:
             content = content.partition(text)[0]

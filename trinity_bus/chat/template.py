@@ -17,7 +17,7 @@ from trinity_bus.chat.formats import format_of, split_reasoning
 from trinity_bus.chat.formats.call import opens_reasoning
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import Drawn, Tools, Turn
+from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
 
 _MARK = "turn-c0ffee5eed-that-was-drawn"
 _BEFORE = {"role": "user", "content": "."}
@@ -43,7 +43,7 @@ class TemplateRenderer:
         """See ``Renderer.prompt``."""
         return list(self._apply([for_template(one) for one in messages], tools, tokenize=True))
 
-    def extension(self, drawn: Drawn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
+    def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.extension``."""
         said = {"role": "assistant", "content": _MARK}
         text = self._apply([_BEFORE, said, *(for_template(one) for one in messages)], tools, tokenize=False)
@@ -53,7 +53,7 @@ class TemplateRenderer:
         new = self._tokenizer.encode(after, add_special_tokens=False)
         return new[self._end_of_turn(drawn, new) :]
 
-    def read(self, drawn: Drawn, tools: Tools) -> Turn:
+    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """See ``Renderer.read``."""
         del tools
         ids = list(drawn.token_ids)
@@ -62,9 +62,9 @@ class TemplateRenderer:
         opened = opens_reasoning(self._tokenizer.decode(list(drawn.prompt[-_OPENING_TOKENS:])))
         reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=opened)
         read = self._read(rest)
-        return Turn(read.content, reasoning, read.calls, read.flaws)
+        return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
 
-    def _end_of_turn(self, drawn: Drawn, new: Sequence[int]) -> int:
+    def _end_of_turn(self, drawn: DrawnTurn, new: Sequence[int]) -> int:
         """Return how many of the tokens that follow are the turn's end, and were drawn."""
         last = drawn.token_ids[-1] if drawn.token_ids else None
         if last not in self._special:

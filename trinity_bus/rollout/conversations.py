@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.chat import ChatError, Said, Session, ToolCall, renderer_for
+from trinity_bus.chat import ChatError, ParsedCall, Said, Session, renderer_for
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.tools import Toolbox, ToolError
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
@@ -151,7 +151,7 @@ def _opening(task: Task) -> list[dict[str, Any]]:
     return [{"role": "user", "content": task.prompt}]
 
 
-def _result(call: ToolCall, text: str) -> dict[str, Any]:
+def _result(call: ParsedCall, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.rewards import extract_answer, parse_number, reference
 from trinity_bus.rollout.workflows.single_turn import Reward
-from trinity_bus.sandbox import Limits, Sandbox
+from trinity_bus.sandbox import Sandbox, SandboxLimits
 
 _FENCED: Final = re.compile(r"```[a-z]*\n(.*?)```", re.DOTALL)
 _PROGRAM: Final = "program.py"
@@ -105,7 +105,7 @@ def valid_json(schema: Mapping[str, Any]) -> Reward:
     return judge
 
 
-def passes_tests(python: str = "python3", *, limits: Limits | None = None) -> Reward:
+def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None) -> Reward:
     """Judge code: the last fenced block of a response, run in a sandbox with the task's answer, tests, after it.
 
     Args:

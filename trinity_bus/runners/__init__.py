@@ -9,7 +9,7 @@
        └── a socket to the fork server, and one to each runner
 
     RolloutExecutor ── Runners (sockets, requests) ── Pool          which runner works on what (pure)
-                              │                    └─ Conversation  what may be said, for each runner (pure)
+                              │                    └─ RequestRules  what may be said, for each runner (pure)
                           ForkServer (the process that forks them)
 
 ``messages``          what explorer and runners say to each other, as frames on a socket

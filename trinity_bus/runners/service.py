@@ -41,14 +41,6 @@ from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import conversation, messages, pool
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.control import RunnerExited, RunnerForked
-from trinity_bus.runners.conversation import (
-    Conversation,
-    DropRequest,
-    JobEnded,
-    RefuseRequest,
-    RunnerAnswered,
-    ServeRequest,
-)
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.errors import RunnerDiedError, RunnersError, WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
@@ -68,6 +60,14 @@ from trinity_bus.runners.messages import (
 )
 from trinity_bus.runners.pool import Pool
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
+from trinity_bus.runners.request_rules import (
+    DropRequest,
+    JobEnded,
+    RefuseRequest,
+    RequestRules,
+    RunnerAnswered,
+    ServeRequest,
+)
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
@@ -410,7 +410,7 @@ class _Link(asyncio.Protocol):
 
     def __init__(self, owner: Runners, serial: int, sock: socket.socket) -> None:
         self.serial = serial
-        self.talk = Conversation()
+        self.talk = RequestRules()
         self._owner = owner
         self._frames = FrameReader(messages.TO_EXPLORER.limit)
         self._writer = FrameWriter(messages.TO_RUNNER)

@@ -4,6 +4,6 @@
 ``jail``     what stands before each command: namespaces and limits; a program of its own
 """
 
-from trinity_bus.sandbox.sandbox import Executed, Limits, Sandbox, SandboxError
+from trinity_bus.sandbox.sandbox import Executed, Sandbox, SandboxError, SandboxLimits
 
-__all__ = ["Executed", "Limits", "Sandbox", "SandboxError"]
+__all__ = ["Executed", "Sandbox", "SandboxError", "SandboxLimits"]

@@ -41,7 +41,7 @@ class SandboxError(TrinityError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What each command of a sandbox may use."""
 
     wall_s: float = 10.0
@@ -90,8 +90,8 @@ class Sandbox:
         limits: Of each command.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: SandboxLimits | None = None) -> None:
+        self._limits = limits or SandboxLimits()
         self._running: set[asyncio.subprocess.Process] = set()
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix="sandbox-"))
 

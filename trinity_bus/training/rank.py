@@ -32,7 +32,6 @@ from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.rank_protocol import (
-    Answer,
     Call,
     Done,
     Export,
@@ -41,6 +40,7 @@ from trinity_bus.training.rank_protocol import (
     Join,
     Leave,
     Load,
+    RankAnswer,
     Save,
     Train,
     Turns,
@@ -128,7 +128,7 @@ def follow(channel: socket.socket, rank: int) -> int:
                     log.exception("%s cannot be made", type(order.call).__name__)
                 result = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
             try:
-                channel.sendall(rank_protocol.ANSWERS.frame(Answer(order.number, result)))
+                channel.sendall(rank_protocol.ANSWERS.frame(RankAnswer(order.number, result)))
             except (BrokenPipeError, ConnectionResetError):
                 return 0  # rank 0 is gone
             if isinstance(result, Failed) or isinstance(order.call, Leave):

@@ -12,7 +12,7 @@ call is *settled* when every other rank has answered it, and none is sent before
       Order(5, Gather) --------------------->  give their part of the weights
       Order(6, Export) --------------------->  the same
       Order(7, Leave) ---------------------->  leave the process groups, end
-      <-- Answer(n, Done(step)) after each, or Answer(n, Failed(why)), after which the rank ends
+      <-- RankAnswer(n, Done(step)) after each, or RankAnswer(n, Failed(why)), after which the rank ends
 
     Roll (rank 0):      SETTLED --call()--> CALLED --Done of every rank--> SETTLED
                            |                  |--another step than rank 0: RankError
@@ -122,7 +122,7 @@ class Failed(Struct, frozen=True, tag=True):
     why: str
 
 
-class Answer(Struct, frozen=True, array_like=True):
+class RankAnswer(Struct, frozen=True, array_like=True):
     """What came of an order."""
 
     number: int
@@ -165,7 +165,7 @@ def decode_sample(body: bytes) -> TrainSample:
 
 
 ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)
-ANSWERS: Dialect[Answer] = Dialect(Answer, limit=1 << 16)
+ANSWERS: Dialect[RankAnswer] = Dialect(RankAnswer, limit=1 << 16)
 
 
 @dataclass(slots=True)
@@ -232,7 +232,7 @@ class Roll:
         self._steps = {}
         return self._number
 
-    def answered(self, rank: int, answer: Answer) -> None:
+    def answered(self, rank: int, answer: RankAnswer) -> None:
         """Take note of an answer."""
         if answer.number != self._number or rank in self._steps:
             self._lose(rank, f"answered order {answer.number}, where order {self._number} was the last")

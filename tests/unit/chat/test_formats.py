@@ -4,7 +4,7 @@ import pytest
 
 from trinity_bus.chat.formats import (
     Format,
-    ToolCall,
+    ParsedCall,
     format_of,
     read_hermes,
     read_llama,
@@ -14,7 +14,7 @@ from trinity_bus.chat.formats import (
     split_reasoning,
 )
 
-ADD = ToolCall("add", {"a": 1})
+ADD = ParsedCall("add", {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ ADD = ToolCall("add", {"a": 1})
         pytest.param(read_plain, "<tool_call>", "<tool_call>", [], id="plain"),
     ],
 )  # fmt: skip
-def test_calls_are_read(reader: Format, text: str, content: str, calls: list[ToolCall]) -> None:
+def test_calls_are_read(reader: Format, text: str, content: str, calls: list[ParsedCall]) -> None:
     read = reader(text)
     assert (read.content, read.calls, read.flaws) == (content, calls, [])
 

@@ -16,7 +16,7 @@ from trinity_bus.rollout.scores import (
     valid_json,
     weighted,
 )
-from trinity_bus.sandbox import Limits
+from trinity_bus.sandbox import SandboxLimits
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
 SPEAKS = "Say:\n```python\ndef add(a, b):\n    return a + b\n```\n"
@@ -69,7 +69,7 @@ async def test_what_was_cut_is_too_long() -> None:
     ],
 )
 async def test_code_is_judged_in_a_sandbox(response: str, tests: str, value: float) -> None:
-    assert await score(passes_tests(sys.executable, limits=Limits(wall_s=3)), response, tests) == value
+    assert await score(passes_tests(sys.executable, limits=SandboxLimits(wall_s=3)), response, tests) == value
 
 
 async def test_a_reward_that_cannot_be_found_out_is_a_failure_and_not_zero() -> None:

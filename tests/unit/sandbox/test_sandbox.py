@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.mesh.waiting import until
-from trinity_bus.sandbox import Limits, Sandbox, SandboxError
+from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
 
 PYTHON = sys.executable
 _NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -51,7 +51,7 @@ async def test_it_sees_no_other_processes_and_can_kill_none() -> None:
 
 async def test_what_takes_too_long_is_killed_with_all_that_it_has_started() -> None:
     code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)"
-    async with Sandbox(Limits(wall_s=1)) as box:
+    async with Sandbox(SandboxLimits(wall_s=1)) as box:
         done = await box.exec([PYTHON, "-c", "print('so', flush=True)\n" + code])
         folder = box.folder
         assert (done.timed_out, done.returncode, done.stdout) == (True, -1, "so\n")
@@ -85,7 +85,7 @@ def _running_in(folder: Path) -> list[int]:
     ],
 )
 async def test_limits_are_kept(code: str, said: str) -> None:
-    limits = Limits(memory_bytes=256 << 20, file_bytes=1 << 20, open_files=64)
+    limits = SandboxLimits(memory_bytes=256 << 20, file_bytes=1 << 20, open_files=64)
     async with Sandbox(limits) as box:
         done = await box.exec([PYTHON, "-I", "-S", "-c", _NO_SIGNAL + code])
     assert done.returncode == 1
@@ -93,13 +93,13 @@ async def test_limits_are_kept(code: str, said: str) -> None:
 
 
 async def test_time_of_the_processor_is_limited() -> None:
-    async with Sandbox(Limits(cpu_s=1, wall_s=60)) as box:
+    async with Sandbox(SandboxLimits(cpu_s=1, wall_s=60)) as box:
         done = await box.exec([PYTHON, "-I", "-S", "-c", "while True: pass"])
     assert (done.returncode, done.timed_out) == (128 + 9, False)
 
 
 async def test_what_it_prints_is_bounded() -> None:
-    async with Sandbox(Limits(output_bytes=1000)) as box:
+    async with Sandbox(SandboxLimits(output_bytes=1000)) as box:
         done = await box.exec([PYTHON, "-I", "-S", "-c", "print('x' * 5_000_000)"])
     assert (len(done.stdout), done.truncated, done.returncode) == (1000, True, 0)
 

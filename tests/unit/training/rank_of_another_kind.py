@@ -8,7 +8,7 @@ import time
 
 from trinity_bus.runtime.frames import read_frame
 from trinity_bus.training import rank_protocol as protocol
-from trinity_bus.training.rank_protocol import Answer, Done, Export, Failed, Leave, Train
+from trinity_bus.training.rank_protocol import Done, Export, Failed, Leave, RankAnswer, Train
 
 channel, rank = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
 file = channel.makefile("rb")
@@ -30,6 +30,6 @@ while (payload := read_frame(file, protocol.ORDERS.limit)) is not None:
             time.sleep(3600)
         case Export("drift"):
             result = Done(steps + rank)
-    channel.sendall(protocol.ANSWERS.frame(Answer(order.number, result)))
+    channel.sendall(protocol.ANSWERS.frame(RankAnswer(order.number, result)))
     if isinstance(order.call, Leave):
         break

@@ -6,7 +6,6 @@ from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.rank_protocol import (
-    Answer,
     Call,
     Done,
     Export,
@@ -16,6 +15,7 @@ from trinity_bus.training.rank_protocol import (
     Leave,
     Load,
     Order,
+    RankAnswer,
     Roll,
     Save,
     Train,
@@ -34,13 +34,17 @@ def test_orders_survive_the_wire(call: Call) -> None:
 
 
 def test_answers_survive_the_wire() -> None:
-    for answer in (Answer(1, Done(4)), Answer(2, Failed("no memory")), Answer(3, Failed("x" * protocol.MAX_WHY))):
+    for answer in (
+        RankAnswer(1, Done(4)),
+        RankAnswer(2, Failed("no memory")),
+        RankAnswer(3, Failed("x" * protocol.MAX_WHY)),
+    ):
         assert protocol.ANSWERS.decode(protocol.ANSWERS.encode(answer)) == answer
 
 
 def test_one_side_does_not_take_what_only_the_other_may_say() -> None:
     with pytest.raises(ProtocolError, match="cannot be read"):
-        protocol.ORDERS.decode(protocol.ANSWERS.encode(Answer(1, Done(1))))
+        protocol.ORDERS.decode(protocol.ANSWERS.encode(RankAnswer(1, Done(1))))
     with pytest.raises(ProtocolError, match="cannot be read"):
         protocol.ANSWERS.decode(protocol.ORDERS.encode(Order(1, Gather())))
 
@@ -62,12 +66,12 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
     assert roll.settled
     assert roll.call(JOIN) == 1
     assert not roll.settled
-    roll.answered(2, Answer(1, Done(0)))
+    roll.answered(2, RankAnswer(1, Done(0)))
     assert roll.waiting == [1]
     assert roll.late(5.0) == "rank 1 of 3 did not answer Join within 5 s"
     with pytest.raises(RankError, match="Gather was called before Join was settled"):
         roll.call(Gather())
-    roll.answered(1, Answer(1, Done(0)))
+    roll.answered(1, RankAnswer(1, Done(0)))
     assert roll.settled
     roll.check(0)
     with pytest.raises(RankError, match="rank 1 is at step 0, rank 0 at step 1"):
@@ -80,8 +84,11 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
     [
         (lambda roll: roll.ended(1, 42, -9), r"rank 1 of 3 \(process 42\) was ended by SIGKILL"),
         (lambda roll: roll.ended(2, 43, 3), r"rank 2 of 3 \(process 43\) ended with status 3"),
-        (lambda roll: roll.answered(1, Answer(1, Failed("no memory"))), "rank 1 of 3 failed in Join: no memory"),
-        (lambda roll: roll.answered(1, Answer(9, Done(0))), "rank 1 of 3 answered order 9, where order 1 was the last"),
+        (lambda roll: roll.answered(1, RankAnswer(1, Failed("no memory"))), "rank 1 of 3 failed in Join: no memory"),
+        (
+            lambda roll: roll.answered(1, RankAnswer(9, Done(0))),
+            "rank 1 of 3 answered order 9, where order 1 was the last",
+        ),
         (lambda roll: roll.spoke_nonsense(2, "bad"), r"rank 2 of 3 sent what cannot be read \(bad\)"),
     ],
 )
@@ -97,15 +104,15 @@ def test_a_lost_rank_is_named_and_ends_all_calls(happens, reason: str) -> None: 
 def test_a_second_answer_to_one_order_is_no_answer_to_the_next() -> None:
     roll = Roll(2)
     roll.call(JOIN)
-    roll.answered(1, Answer(1, Done(0)))
-    roll.answered(1, Answer(1, Done(0)))
+    roll.answered(1, RankAnswer(1, Done(0)))
+    roll.answered(1, RankAnswer(1, Done(0)))
     assert roll.lost is not None
 
 
 def test_the_end_of_a_rank_that_leaves_is_no_loss() -> None:
     roll = Roll(2)
     roll.call(JOIN)
-    roll.answered(1, Answer(1, Done(0)))
+    roll.answered(1, RankAnswer(1, Done(0)))
     roll.call(Leave())
     roll.ended(1, 42, 0)
     assert roll.lost is None

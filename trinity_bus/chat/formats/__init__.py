@@ -6,7 +6,7 @@ its chat template. A call that cannot be read is a flaw, in words that the model
 
 from collections.abc import Callable
 
-from trinity_bus.chat.formats.call import Read, ToolCall, split_reasoning
+from trinity_bus.chat.formats.call import ParsedCall, Read, split_reasoning
 from trinity_bus.chat.formats.hermes import read_hermes
 from trinity_bus.chat.formats.llama import read_llama
 from trinity_bus.chat.formats.mistral import read_mistral
@@ -36,8 +36,8 @@ def format_of(chat_template: str) -> Format:
 
 __all__ = [
     "Format",
+    "ParsedCall",
     "Read",
-    "ToolCall",
     "format_of",
     "read_hermes",
     "read_llama",

@@ -16,7 +16,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ParsedCall:
     """A tool that a model wants called."""
 
     name: str
@@ -30,7 +30,7 @@ class Read:
     """What was read of a turn's text."""
 
     content: str
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
     flaws: list[str] = field(default_factory=list)
     """Calls that could not be read, in words for the model."""
 
@@ -55,7 +55,7 @@ class Read:
         elif len(self.calls) == MAX_CALLS:
             self.flaw(written, f"there are more than {MAX_CALLS} calls")
         else:
-            self.calls.append(ToolCall(name, arguments))
+            self.calls.append(ParsedCall(name, arguments))
 
     def add_json(self, written: str, arguments_key: str = "arguments") -> None:
         """Take a call that is written as a JSON object with a name and arguments."""

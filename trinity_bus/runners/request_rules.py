@@ -92,7 +92,7 @@ class _Job:
     requests: dict[int, None] = field(default_factory=dict)
 
 
-class Conversation:
+class RequestRules:
     """What was said and not yet answered, on either side."""
 
     def __init__(self) -> None:

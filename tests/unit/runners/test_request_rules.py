@@ -6,16 +6,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trinity_bus.runners.conversation import (
+from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
+from trinity_bus.runners.request_rules import (
     MAX_REQUESTS,
-    Conversation,
     DropRequest,
     JobEnded,
     RefuseRequest,
+    RequestRules,
     RunnerAnswered,
     ServeRequest,
 )
-from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
 from trinity_bus.runtime.frames import ProtocolError
 
 ENDS: dict[str, Callable[[int], RunDone | RunFailed | RunCancelled]] = {
@@ -34,7 +34,7 @@ class AnyTalk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.talk = Conversation()
+        self.talk = RequestRules()
         self.jobs: dict[int, bool] = {}
         self.in_engine: set[tuple[int, int]] = set()
 
@@ -113,7 +113,7 @@ TestAnyTalk = AnyTalk.TestCase
 
 
 def test_a_workflow_gone_wild_is_refused_and_not_stopped() -> None:
-    talk = Conversation()
+    talk = RequestRules()
     talk.run(1)
     for request in range(MAX_REQUESTS):
         assert isinstance(talk.hear(generate(1, request)), ServeRequest)
