@@ -84,10 +84,14 @@ def _trained_dtype(settings: Settings) -> None:
         raise ConfigError(f"{env_name('mesh.dtype')}=float16: the trainer trains in bfloat16 or float32")
 
 
-def _own_ranks(settings: Settings) -> None:
-    del settings
+def _ranks(settings: Settings) -> None:
+    if settings.trainer.engine == "torch" and settings.trainer.ranks > 1:
+        raise ConfigError(
+            f"{env_name('trainer.engine')}=torch trains on one rank; tensor_parallel, pipeline_parallel and "
+            f"data_parallel ask for {settings.trainer.ranks}"
+        )
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        names = [env_name(f"trainer.{name}") for name in ("tensor_parallel", "pipeline_parallel")]
+        names = [env_name(f"trainer.{name}") for name in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
         raise ConfigError(
             f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set {' or '.join(names)}"
         )
@@ -110,7 +114,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         checkpoint_dir,
         _trained_dtype,
         lambda settings: registry.check(settings.trainer),
-        _own_ranks,
+        _ranks,
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),
     ),
