@@ -47,6 +47,9 @@ class TrainerSettings(Section):
     """Of AdamW: decay of the mean of squared gradients."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
+    max_skipped_updates: Count = 5
+    """Updates whose loss or gradients are not finite are skipped; after so many in a row the trainer saves its state
+    and ends."""
     mini_batches: Count = 1
     """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
     loss_normalizer: Literal["batch", "update"] = "batch"

@@ -76,6 +76,7 @@ from schemas.topics import (
     TRAINER_DEAD_LETTERS,
     TRAINER_EVENTS,
 )
+from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings
@@ -87,11 +88,10 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
 from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from schemas.trainable import Bounds
 from trinity_bus.training import checkpoint, choice
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
+from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
@@ -359,7 +359,7 @@ class _Trainer:
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
             begun = await self._begin(due, groups)
             now.move("training")
-            metrics = await self._update(batch, choice.without(groups, begun.left_out))
+            metrics = await self._update(choice.without(groups, begun.left_out))
             metrics |= choice.counts(begun.left_out)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
@@ -373,6 +373,13 @@ class _Trainer:
             self._engine.progress = progress
             publish = self._due()
             now.move("checkpointing")
+            if (skipped := int(metrics["updates_skipped_in_a_row"])) >= self._settings.max_skipped_updates:
+                await self._checkpoint(progress)
+                raise TrainingError(
+                    f"{skipped} updates in a row, the last in step {progress.step}, were skipped because their loss or "
+                    f"gradients were not finite; the state is saved in {self._directory}: lower TRINITY_BUS_TRAINER__"
+                    "LEARNING_RATE, or look for broken log-probabilities"
+                )
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
             else:
@@ -427,21 +434,11 @@ class _Trainer:
             log.warning("step %d leaves out %d samples: %s", step, total, shown)
         return begun
 
-    async def _update(self, batch: BatchRecord, groups: list[ExperienceGroup]) -> Metrics:
-        """Return a step of the engine; without groups it changes no weights.
-
-        Raises:
-            BatchError: The weights do not survive it.
-        """
+    async def _update(self, groups: list[ExperienceGroup]) -> Metrics:
+        """Return a step of the engine; without groups it changes no weights."""
         self._training = True
         try:
             return await self._thread.call(lambda: self._engine.train_step(groups))
-        except TrainingInterruptedError:
-            raise
-        except TrainingError as error:
-            if type(error) is not TrainingError:
-                raise
-            raise BatchError(f"batch {batch.batch_id}: {error}; {way_out(batch.batch_id)}") from error
         finally:
             self._training = False
 
