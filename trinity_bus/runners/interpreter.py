@@ -17,6 +17,7 @@ from trinity_bus.config import env_name
 from trinity_bus.errors import ConfigError
 
 IMPORTED: Final = (
+    "aiohttp",
     "annotated_types",
     "jinja2",
     "msgpack",

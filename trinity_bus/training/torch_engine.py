@@ -38,9 +38,9 @@ class TorchEngine(RankEngine):
 
     def __init__(self, settings: TrainerSettings) -> None:
         if settings.ranks > 1:
-            raise ParallelError(f"TRINITY_BUS_TRAINER__ENGINE=torch trains on one rank, not on {settings.ranks}")
+            raise ParallelError(f"trainer.engine=torch trains on one rank, not on {settings.ranks}")
         if settings.dtype == "bfloat16":
-            raise TrainingError("TRINITY_BUS_TRAINER__ENGINE=torch trains in float32, not in bfloat16")
+            raise TrainingError("trainer.engine=torch trains in float32, not in bfloat16")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         super().__init__(settings, layout=Layout.alone(device), dtype=torch.float32)
 
