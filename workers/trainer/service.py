@@ -89,7 +89,7 @@ from trinity_bus.telemetry import links, setup_telemetry
 from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint, choice
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import Told, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
@@ -101,7 +101,7 @@ from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import load
 from workers.trainer.errors import BatchError, LineageEndedError, way_out
-from workers.trainer.manifest import entries_to_train, groups_of, positions_of
+from workers.trainer.manifest import entries_to_train, first_replayable, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
 from workers.trainer.step_records import StepRecords
@@ -217,6 +217,7 @@ class _Trainer:
         """The last sequence that is met once more and trained already, because positions mean nothing any more."""
         self._wanted = 0
         """The version that was asked for last."""
+        self._agenda = Agenda(Told())
         self._run = checkpoint.run_name(directory)
         shape = read_shape(engine.source)
         self._bounds = Bounds(shape.vocabulary, shape.max_positions)
@@ -307,7 +308,7 @@ class _Trainer:
 
     async def _train(self, batches: Reader) -> None:
         told = await asyncio.to_thread(checkpoint.read_told, self._directory)
-        agenda = Agenda(told, self._rollback, self._passes_over)
+        agenda = self._agenda = Agenda(told, self._rollback, self._passes_over)
         # To the end first: what the log says of a batch may stand behind it.
         async for received in batches.replay():
             agenda.take(received)
@@ -457,8 +458,15 @@ class _Trainer:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
             RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
+            kept = first_replayable(self._agenda.following(), await self._bus.beginning_offsets(EXPERIENCES))
+            left = (
+                "no later one is known that can be"
+                if kept is None
+                else f"the first that can still be is {kept.sequence}"
+            )
             raise BatchError(
-                f"batch {batch.batch_id} cannot be trained on: {error}; {way_out(batch.batch_id)}"
+                f"batch {batch.batch_id}, step {batch.sequence}, cannot be trained on: {error}; {left}; "
+                f"{way_out(batch.batch_id)}"
             ) from error
         for met in self._bus.passed_over():
             if isinstance(met.record, Undecodable):
