@@ -47,9 +47,11 @@ from schemas.skipped import Rollback, SkippedBatch
 from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Answer, DrawnResponse, Turn
 
 __all__ = [
     "AbortBatch",
+    "Answer",
     "BatchLifecycleState",
     "BatchRecord",
     "BatchResult",
@@ -62,6 +64,7 @@ __all__ = [
     "CoordinatorHeartbeat",
     "Demonstration",
     "Dispatch",
+    "DrawnResponse",
     "ExperienceGroup",
     "ExperiencePiece",
     "ExplorerHeartbeat",
@@ -106,6 +109,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "TrainerHeartbeat",
+    "Turn",
     "UnservedPool",
     "VersionRefused",
     "VersionWanted",

@@ -45,6 +45,7 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Turn
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
@@ -62,6 +63,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     Dispatch,
     Cancel,
     ExperienceGroup,
+    Turn,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,
