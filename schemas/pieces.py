@@ -53,7 +53,7 @@ def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]
     cuts = [0, *ends, len(group)]
     if len(cuts) - 1 > MAX_PIECES:
         raise EncodeError(f"a group in {len(cuts) - 1} pieces, and a result names {MAX_PIECES} at most")
-    return [_piece(group, first, end) for first, end in pairwise(cuts)]
+    return [piece(group, first, end) for first, end in pairwise(cuts)]
 
 
 def _weights(group: ExperienceGroup, optional: Sequence[tuple[list[int], int]]) -> list[int]:
@@ -68,7 +68,7 @@ def _weights(group: ExperienceGroup, optional: Sequence[tuple[list[int], int]]) 
     return [row + text + word for row, text, word in zip(rows.tolist(), metrics, reasons, strict=True)]
 
 
-def _piece(group: ExperienceGroup, first: int, end: int) -> ExperienceGroup:
+def piece(group: ExperienceGroup, first: int, end: int) -> ExperienceGroup:
     """Return the samples from ``first`` to before ``end``."""
     tokens = _slice(group.lengths, first, end)
     responses = _slice(group.lengths - group.prompt_lengths, first, end)

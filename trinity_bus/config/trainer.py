@@ -47,6 +47,9 @@ class TrainerSettings(Section):
     """Of AdamW: decay of the mean of squared gradients."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are scaled down to this norm."""
+    max_skipped_updates: Count = 5
+    """Updates whose loss or gradients are not finite are skipped; after so many in a row the trainer saves its state
+    and ends."""
     mini_batches: Count = 1
     """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
     loss_normalizer: Literal["batch", "update"] = "batch"
@@ -85,7 +88,10 @@ class TrainerSettings(Section):
     entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the entropy bonus."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """What logits are divided by; that of the rollouts, where the engine reports logprobs after it."""
+    """What logits are divided by, of samples that do not say at which temperature they were drawn."""
+    limited_sampling: Literal["leave_out", "train"] = "leave_out"
+    """What becomes of samples that were drawn with top-p, top-k, min-p or penalties, whose log-probabilities a trainer
+    cannot compute: left out of the step, or trained on as if there had been no limit. They are counted."""
     micro_batch_tokens: Count = 16_384
     """Tokens that go through the model at once; bounds memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")

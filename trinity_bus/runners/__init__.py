@@ -14,7 +14,7 @@
 
 ``messages``          what explorer and runners say to each other, as frames on a socket
 ``frame_writer``      the frames of one turn of an event loop in one write
-``conversation``      the rules of what is said, seen from the explorer
+``request_rules``     the rules of what is said, seen from the explorer
 ``pool``              which attempt goes to which runner; what happens to it when the runner dies
 ``control``           what the explorer and its fork server say to each other
 ``fork_server``       the explorer's end of the fork server

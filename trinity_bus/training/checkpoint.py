@@ -6,6 +6,7 @@
         .lock                       held by the one trainer that writes here
         .rollback                   the last rollback: see ``begin_rollback``
         discarded-step-00000012/    what it has discarded; to be looked at, and removed by hand
+        .run                        the name of the run, given at its first start: see ``run_name``
         .told                       steps that were told of after the newest checkpoint: see ``note_told``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
@@ -41,6 +42,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -57,6 +59,7 @@ _STEP: Final = re.compile(r"step-(\d{8,})")
 PARTIAL: Final = ".partial-"
 _LOCK: Final = ".lock"
 _TOLD: Final = ".told"
+_RUN: Final = ".run"
 _ROLLBACK: Final = ".rollback"
 
 
@@ -304,6 +307,21 @@ def _replace(path: Path, content: str) -> None:
     _flush(partial)
     partial.rename(path)
     _flush(path.parent)
+
+
+def run_name(directory: Path) -> str:
+    """Return what this directory's run is called, in records that outlive a process; a new one where it has no name.
+
+    Raises:
+        CheckpointError: It has one that is none.
+    """
+    path = directory / _RUN
+    if not path.exists():
+        _replace(path, uuid.uuid4().hex)
+    name = path.read_text()
+    if not re.fullmatch(r"[0-9a-f]{32}", name):
+        raise CheckpointError(f"{path} is damaged: remove it to give the run another name")
+    return name
 
 
 def note_told(directory: Path, progress: TrainingProgress) -> None:

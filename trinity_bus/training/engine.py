@@ -18,8 +18,8 @@ A step trains on one batch::
 Everything that happens in a step follows from the weights, the optimizer's state, the groups and ``(seed, step)``. On a
 CPU, with the same number of threads, a step that is repeated from a checkpoint gives the same weights bit for bit.
 
-A step that raises leaves the weights in an undefined state: make a new engine and load the last checkpoint. One whose
-gradients are not finite raises before the update that they were for.
+A step that raises leaves the weights in an undefined state: make a new engine and load the last checkpoint. An update
+whose loss or gradients are not finite is skipped: nothing changes, and the step goes on with the next.
 
 Metrics of a step (means over trained tokens and then over updates, where nothing else is said):
 
@@ -36,10 +36,12 @@ Metrics of a step (means over trained tokens and then over updates, where nothin
 ``grad_norm``                   before clipping
 ``learning_rate``               as used
 ``updates``                     of the weights
+``updates_skipped``             that were not made, because loss or gradients were not finite
+``updates_skipped_in_a_row``    the last ones, those of earlier steps included
 ``reward_mean``, ``_min``, ``_max``, ``_std``  over all samples with a reward
 ``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples
 ``samples``, ``samples_trained``, ``groups``, ``groups_skipped``
-``samples_left_out``            flawed ones, see ``schemas.trainable``; ``samples_left_out/<kind>`` where there are some
+``samples_limited``             drawn with more than a temperature, see ``trainer.limited_sampling``
 ``tokens``, ``trained_tokens``  all tokens of the batch; tokens that the loss is over
 ``staleness_min``, ``_mean``, ``_max``  by sample: version trained on, less the oldest version that drew any of it
 ``micro_batches``               on this rank
@@ -97,7 +99,6 @@ class TrainingEngine(ABC):
             See the module's docstring.
 
         Raises:
-            TrainingError: The gradients are not finite.
             TrainingInterruptedError: :meth:`interrupt` was called.
         """
 

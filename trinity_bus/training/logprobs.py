@@ -1,6 +1,6 @@
 """Log-probabilities and entropy from logits whose vocabulary is split over tensor-parallel ranks.
 
-With logits ``x`` at temperature ``T``, ``z = x / T`` and ``p = softmax(z)``::
+With logits ``x`` at the temperature ``T`` of their token, ``z = x / T`` and ``p = softmax(z)``::
 
     log p(t)  = z_t - logsumexp(z)                 d log p(t) / d x_j = (1[j = t] - p_j) / T
     H         = logsumexp(z) - sum_j p_j z_j       d H / d x_j        = -p_j (log p_j + H) / T
@@ -20,10 +20,14 @@ _CHUNK_ELEMENTS: Final = 1 << 24
 """Logits handled at once: 64 MiB of float32 a temporary."""
 
 
-def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """In float32, divided by the temperature; a view where there is nothing to do."""
+def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
+    """In float32, divided by the temperature of each row; a view where there is nothing to do."""
     scaled = logits.float()
-    return scaled if temperature == 1.0 else scaled / temperature
+    return scaled if temperatures is None else scaled / temperatures[:, None]
+
+
+def _of(temperatures: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
+    return None if temperatures is None else temperatures[chunk]
 
 
 class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
@@ -33,7 +37,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         logits: torch.Tensor,
         targets: torch.Tensor,
         vocabulary: int,
-        temperature: float,
+        temperatures: torch.Tensor | None,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         first = logits.shape[1] * (group.rank() if group is not None else 0)
@@ -45,7 +49,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         logprobs, entropies, log_sums = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
         for start in range(0, len(logits), rows):
             chunk = slice(start, start + rows)
-            z = _scaled(logits[chunk, :columns], temperature)
+            z = _scaled(logits[chunk, :columns], _of(temperatures, chunk))
             highest = z.amax(1)
             if group is not None:
                 dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
@@ -60,20 +64,20 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             logprobs[chunk] = chosen - log_sum
             entropies[chunk] = log_sum - weighted / total
             log_sums[chunk] = log_sum + highest
-        ctx.save_for_backward(logits, local, mine, entropies, log_sums)
-        ctx.columns, ctx.rows, ctx.temperature = columns, rows, temperature
+        ctx.save_for_backward(logits, local, mine, entropies, log_sums, temperatures)
+        ctx.columns, ctx.rows = columns, rows
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         for_logprobs, for_entropies = gradients
-        logits, local, mine, entropies, log_sums = ctx.saved_tensors
+        logits, local, mine, entropies, log_sums, temperatures = ctx.saved_tensors
         result = torch.empty_like(logits)
         result[:, ctx.columns :] = 0
         for start in range(0, len(logits), ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            logp = _scaled(logits[chunk, : ctx.columns], ctx.temperature) - log_sums[chunk, None]
+            logp = _scaled(logits[chunk, : ctx.columns], _of(temperatures, chunk)) - log_sums[chunk, None]
             p = logp.exp()
             # Both gradients are p times something, but for the target's own: it is added last.
             factor = torch.zeros_like(log_sums[chunk, None]) if for_logprobs is None else -for_logprobs[chunk, None]
@@ -85,8 +89,8 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             if for_logprobs is not None:
                 own = torch.where(mine[chunk], for_logprobs[chunk], 0.0)
                 gradient.scatter_add_(1, local[chunk, None], own[:, None])
-            if ctx.temperature != 1.0:
-                gradient.div_(ctx.temperature)
+            if temperatures is not None:
+                gradient.div_(temperatures[chunk, None])
             result[chunk, : ctx.columns] = gradient
         return result, None, None, None, None
 
@@ -96,7 +100,7 @@ def vocab_parallel_logprobs(
     targets: torch.Tensor,
     *,
     vocabulary: int,
-    temperature: float = 1.0,
+    temperatures: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target, and the entropy of each distribution; both can be differentiated.
@@ -105,13 +109,13 @@ def vocab_parallel_logprobs(
         logits: [tokens, columns], this rank's columns of the vocabulary, any float type.
         targets: [tokens] token ids, int64, the same on all ranks.
         vocabulary: True size of the vocabulary, without padding.
-        temperature: What logits are divided by; that of the sampling, for the same distribution.
+        temperatures: [tokens] what the logits of each are divided by, as when it was drawn; None: by 1.
         group: The tensor-parallel ranks; None where this rank has all columns.
 
     Returns:
         Two float32 tensors [tokens]: log-probabilities and entropies in nats.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _VocabParallelLogprobs.apply(
-        logits, targets, vocabulary, temperature, group
+        logits, targets, vocabulary, temperatures, group
     )
     return result

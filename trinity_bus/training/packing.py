@@ -34,6 +34,8 @@ class TrainSample:
     """[response]"""
     ref_logprobs: Float32 | None = None
     """[response]; either all samples of a step have them or none has."""
+    temperature: float | None = None
+    """At which it was drawn; None where nobody knows."""
 
     @property
     def trained_tokens(self) -> int:
@@ -65,6 +67,8 @@ class PackedArrays:
     rollout_logprobs: Float32
     old_logprobs: Float32
     ref_logprobs: Float32 | None
+    temperatures: Float32
+    """What logits are divided by."""
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
@@ -94,12 +98,13 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
     return bins
 
 
-def pack(samples: Sequence[TrainSample], *, token_weight: float) -> PackedArrays:
+def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: float = 1.0) -> PackedArrays:
     """Lays samples one after another.
 
     Args:
         samples: In the order wanted.
         token_weight: Weight of each trained token.
+        temperature: Of samples that do not say theirs.
     """
     lengths = [len(sample.tokens) for sample in samples]
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -126,6 +131,9 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float) -> PackedArrays
         bounds=bounds,
         longest=max(lengths),
         ref_logprobs=ref_logprobs,
+        temperatures=np.repeat(
+            np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
+        ),
         **arrays,
     )
 

@@ -27,12 +27,11 @@ from safetensors.torch import load_file, save_file
 
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
-from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import CheckpointError, TrainingError, TrainingInterruptedError
+from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives.losses.loss import Tokens
@@ -46,8 +45,6 @@ log = logging.getLogger(__name__)
 
 STATE = "optimizer-"
 """First part of the names of each rank's own files."""
-MAX_SHOWN = 8
-"""Samples that a log line names."""
 
 
 class RankEngine(TrainingEngine):
@@ -72,7 +69,8 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
-        self.bounds = Bounds(self.shape.vocabulary, self.shape.max_positions)
+        self._skipped_in_a_row = 0
+        """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
@@ -159,18 +157,14 @@ class RankEngine(TrainingEngine):
 
     def plan(self, groups: Sequence[ExperienceGroup]) -> StepPlan:
         """Return what all ranks together are to train on in the next step."""
-        batch = prepare(
-            groups, version=self.progress.version, bounds=self.bounds, advantage=self._objective.advantage
-        )  # fmt: skip
-        if batch.left_out and self.layout.rank == 0:
-            shown = "; ".join(batch.left_out[:MAX_SHOWN])
-            log.warning("step %d leaves out %d samples: %s", self.progress.step + 1, len(batch.left_out), shown)
+        batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
         return plan_step(batch, self.settings, step=self.progress.step)
 
     def train(self, step: StepPlan) -> Metrics:
         """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""
         learning_rate = self._learning_rate()
-        reports = [self._update(update, learning_rate) for update in self._with_logprobs(step.updates)]
+        tried = [self._update(update, learning_rate) for update in self._with_logprobs(step.updates)]
+        reports = [report for report in tried if report is not None]
         self.progress = self.progress.model_copy(
             update={
                 "step": self.progress.step + 1,
@@ -178,7 +172,13 @@ class RankEngine(TrainingEngine):
                 "trained_tokens": self.progress.trained_tokens + step.trained_tokens,
             }
         )
-        return {**_means(reports), "learning_rate": learning_rate, "updates": float(len(reports))}
+        return {
+            **_means(reports),
+            "learning_rate": learning_rate,
+            "updates": float(len(reports)),
+            "updates_skipped": float(len(tried) - len(reports)),
+            "updates_skipped_in_a_row": float(self._skipped_in_a_row),
+        }
 
     def interrupt(self) -> None:
         """See :class:`TrainingEngine`."""
@@ -214,22 +214,23 @@ class RankEngine(TrainingEngine):
         left = iter(samples)
         return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates]
 
-    def _update(self, update: Update, learning_rate: float) -> Metrics:
-        """Make one update of the weights.
-
-        Raises:
-            TrainingError: The gradients are not finite; the weights are as they were.
-        """
+    def _update(self, update: Update, learning_rate: float) -> Metrics | None:
+        """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite."""
         sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
         # What is reported are means over trained tokens, whatever the loss is divided by.
         means = (sums * (update.divisor / update.trained_tokens)).tolist()
         metrics: Metrics = dict(zip(self._objective.metrics, means, strict=True))
-        norm = self._update_weights(learning_rate)
-        if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):
-            raise TrainingError(
-                f"the gradient norm of step {self.progress.step + 1} is {norm}, its loss {metrics['loss']}: the update "
-                "was not made; lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken logprobs"
-            )
+        # All ranks have the same sums, so all skip or none does.
+        norm = self._update_weights(learning_rate) if math.isfinite(metrics["loss"]) else math.nan
+        if not math.isfinite(norm):
+            self._skipped_in_a_row += 1
+            if self.layout.rank == 0:
+                log.warning(
+                    "step %d: the gradient norm of an update is %g, its loss %g: the update is skipped",
+                    *(self.progress.step + 1, norm, metrics["loss"]),
+                )
+            return None
+        self._skipped_in_a_row = 0
         return {**metrics, "grad_norm": norm, "micro_batches": float(micro_batches)}
 
     def _loss(

@@ -39,7 +39,7 @@ class ModelRunner:
         shape: What its configuration says.
         layout: Where this process stands.
         dtype: Of weights and activations.
-        settings: Size of micro-batches, temperature, and what memory is spent on.
+        settings: Size of micro-batches, temperature of samples that do not say theirs, and what memory is spent on.
         before_each: Called before each micro-batch; what it raises ends the pass.
     """
 
@@ -87,7 +87,7 @@ class ModelRunner:
             logits[0],
             self.tensor(arrays.targets),
             vocabulary=self._shape.vocabulary,
-            temperature=self._temperature,
+            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures),
             group=self._layout.tensor_group,
         )
 
@@ -143,7 +143,9 @@ class ModelRunner:
         def step(iterator: Iterator[list[int]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             self._before_each()
             indices = next(iterator)
-            arrays = packing.pack([samples[i] for i in indices], token_weight=token_weight)
+            arrays = packing.pack(
+                [samples[i] for i in indices], token_weight=token_weight, temperature=self._temperature
+            )
             bounds = self.tensor(arrays.bounds)
             packed = PackedSeqParams(
                 qkv_format="thd",

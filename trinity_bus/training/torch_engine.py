@@ -91,13 +91,15 @@ class TorchEngine(RankEngine):
         lengths = [len(sample.tokens) for sample in samples]
         for indices in packing.first_fit_decreasing(lengths, self.settings.micro_batch_tokens):
             self._stop_if_asked()
-            arrays = packing.pack([samples[i] for i in indices], token_weight=token_weight)
+            arrays = packing.pack(
+                [samples[i] for i in indices], token_weight=token_weight, temperature=self.settings.temperature
+            )
             real = torch.arange(arrays.longest) < torch.from_numpy(arrays.bounds).diff()[:, None]
             # Padding comes after each sequence, where attention that is causal never looks.
             tokens = torch.zeros(real.shape, dtype=torch.long)
             tokens[real] = torch.from_numpy(arrays.tokens)
             logits = self._network(input_ids=tokens.to(self.layout.device), use_cache=False).logits
-            logp = (logits[real.to(self.layout.device)] / self.settings.temperature).log_softmax(-1)
+            logp = (logits[real.to(self.layout.device)] / self._tensor(arrays.temperatures)[:, None]).log_softmax(-1)
             logprobs = logp.gather(1, self._tensor(arrays.targets)[:, None])[:, 0]
             yield indices, arrays, logprobs, -(logp.exp() * logp).sum(1)
 

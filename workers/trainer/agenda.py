@@ -16,10 +16,11 @@ take it again after a crash takes it as it did before, whatever was said of it s
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schemas import BatchRecord, BatchSkipped, Rollback
+from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, Rollback
 from schemas.skipped import MAX_REASON_CHARS
 from trinity_bus.bus import Received
 from trinity_bus.training.checkpoint import Told
@@ -76,6 +77,18 @@ class Agenda:
             if batch is not None:
                 return Due(batch, received.offset + 1, self._skip_of(batch))
         return None
+
+    def following(self) -> Iterator[BatchRecord]:
+        """Return the batches that are known to come after the one whose turn it was last, in their order."""
+        for received in self._records:
+            record = received.record
+            if (
+                isinstance(record, BatchRecord)
+                and record.batch_type == "train"
+                and record.state is BatchLifecycleState.FINALIZED
+                and record.sequence
+            ):
+                yield record
 
     def _skip_of(self, batch: BatchRecord) -> str | None:
         rollback = self._rollback

@@ -5,7 +5,7 @@ without tasks has none, and its sequence is 0. Sequences are 1, 2, 3 ... in the 
 next belongs to another history than the checkpoint, and is an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart
@@ -66,6 +66,21 @@ def positions_of(batch: BatchRecord, entries: Sequence[ManifestEntry]) -> list[P
                 )
             positions.append(part.position)
     return positions
+
+
+def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int]) -> BatchRecord | None:
+    """Return the first of the batches whose experiences are all still in the log; None where there is none.
+
+    Args:
+        batches: In the order of training.
+        kept_from: Of each partition of ``experiences`` the first offset that is left.
+    """
+
+    def is_kept(batch: BatchRecord) -> bool:
+        positions = [part.position for entry in entries_to_train(batch) for part in entry.parts]
+        return all(at is not None and at.offset >= kept_from.get(at.partition, 0) for at in positions)
+
+    return next(filter(is_kept, batches), None)
 
 
 def groups_of(

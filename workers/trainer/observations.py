@@ -1,10 +1,9 @@
 """What the trainer tells of a step: gauges for dashboards."""
 
 from schemas.record import Metrics
-from schemas.trainable import FlawKind
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION
-from trinity_bus.training.samples import LEFT_OUT
+from trinity_bus.training.choice import LEFT_OUT, REASONS
 
 
 def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:
@@ -19,9 +18,9 @@ def step_trained(model: str, *, step: int, version: int, seconds: float, metrics
     """
     attributes = {names.RL_MODEL: model}
     TRAIN_STEP_DURATION.record(seconds, attributes)
-    for kind in FlawKind:
+    for reason in REASONS:
         # From the first step, or to a collector the first one would be no rise.
-        SAMPLES_LEFT_OUT.add(int(metrics.get(f"{LEFT_OUT}/{kind}", 0.0)), {**attributes, names.RL_FLAW: kind.value})
+        SAMPLES_LEFT_OUT.add(int(metrics.get(f"{LEFT_OUT}/{reason}", 0.0)), {**attributes, names.RL_FLAW: reason})
     values = {**metrics, "step": float(step), "version": float(version)}
     for name, gauge in TRAIN.items():
         if name in values:

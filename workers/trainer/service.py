@@ -9,6 +9,7 @@
 
     batches ---- FINALIZED train batch ----> in its turn (workers/trainer/agenda.py), unless a BatchSkipped follows it:
                                              fetch the experiences that its manifest names, check them
+                                             choose what of them is trained on ----------------------> steps
                                              train           (a thread; the event loop stays free)
                                              checkpoint      (weights, optimizer, generators, offset: one rename)
                                              stage weights   (copies them; the next step may change them)
@@ -25,15 +26,15 @@
 ===========================  =========================================================================================
 killed ...                   and started again
 ===========================  =========================================================================================
-before the rename            the step is trained again from the checkpoint before it: same samples, same order, and on
-                             a CPU the same loss bit for bit
+before the rename            the step is trained again from the checkpoint before it: same samples, as its record on
+                             ``steps`` says, same order, and on a CPU the same loss bit for bit
 after it, before the news    the checkpoint's version is announced at the start
 while sending weights        the announcement is for a former incarnation and void; the new incarnation announces anew
 another rank, at any time    this process ends with an error that names it, and is started again as above
 ===========================  =========================================================================================
 
 A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
-back. A sample that no model could be trained on is left out (``trinity_bus/training/samples.py``). A batch that cannot
+back. A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot
 be trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
@@ -56,21 +57,26 @@ from schemas import (
     BatchRecord,
     ExperienceGroup,
     Rollback,
+    StepBegun,
+    StepGroup,
     Superseded,
     TrainerHeartbeat,
     VersionWanted,
     WeightsSynced,
 )
 from schemas.record import Metrics
+from schemas.step import KEPT_STEPS, step_key
 from schemas.topics import (
     BATCHES,
     COORDINATOR_EVENTS,
     EXPERIENCES,
     EXPLORER_EVENTS,
     MODEL_VERSIONS,
+    STEPS,
     TRAINER_DEAD_LETTERS,
     TRAINER_EVENTS,
 )
+from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Reader, Start, Undecodable
 from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings
@@ -82,10 +88,11 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links, setup_telemetry
 from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training import checkpoint, choice
+from trinity_bus.training.checkpoint import Told, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
+from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
 from workers.preconditions import checkpoint_dir, ensure, sync_policy
@@ -94,14 +101,17 @@ from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import load
 from workers.trainer.errors import BatchError, LineageEndedError, way_out
-from workers.trainer.manifest import entries_to_train, groups_of, positions_of
+from workers.trainer.manifest import entries_to_train, first_replayable, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
+from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
 
 _POLL_S = 1.0
+_MAX_SHOWN = 8
+"""Of what is left out, in a log line."""
 
 
 async def run(settings: Settings) -> None:
@@ -207,6 +217,11 @@ class _Trainer:
         """The last sequence that is met once more and trained already, because positions mean nothing any more."""
         self._wanted = 0
         """The version that was asked for last."""
+        self._agenda = Agenda(Told())
+        self._run = checkpoint.run_name(directory)
+        shape = read_shape(engine.source)
+        self._bounds = Bounds(shape.vocabulary, shape.max_positions)
+        self._steps = StepRecords(self._run, engine.progress.step)
         self._last = Trained()
         self._announcer = Announcer(
             TrainerIdentity(self._settings.name, self._incarnation, self._model, rollback),
@@ -234,6 +249,9 @@ class _Trainer:
                 *(BATCHES.name, end, progress.batches_offset, progress.sequence),
             )
             self._passes_over, start = progress.sequence, "beginning"
+        async with self._bus.reader(STEPS, start="beginning") as steps:
+            async for received in steps.replay():
+                self._steps.take(received)
         async with (
             self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
             self._bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end") as events,
@@ -290,7 +308,7 @@ class _Trainer:
 
     async def _train(self, batches: Reader) -> None:
         told = await asyncio.to_thread(checkpoint.read_told, self._directory)
-        agenda = Agenda(told, self._rollback, self._passes_over)
+        agenda = self._agenda = Agenda(told, self._rollback, self._passes_over)
         # To the end first: what the log says of a batch may stand behind it.
         async for received in batches.replay():
             agenda.take(received)
@@ -340,8 +358,10 @@ class _Trainer:
                 groups = []
                 span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
+            begun = await self._begin(due, groups)
             now.move("training")
-            metrics = await self._update(batch, groups)
+            metrics = await self._update(choice.without(groups, begun.left_out))
+            metrics |= choice.counts(begun.left_out)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
@@ -354,6 +374,13 @@ class _Trainer:
             self._engine.progress = progress
             publish = self._due()
             now.move("checkpointing")
+            if (skipped := int(metrics["updates_skipped_in_a_row"])) >= self._settings.max_skipped_updates:
+                await self._checkpoint(progress)
+                raise TrainingError(
+                    f"{skipped} updates in a row, the last in step {progress.step}, were skipped because their loss or "
+                    f"gradients were not finite; the state is saved in {self._directory}: lower TRINITY_BUS_TRAINER__"
+                    "LEARNING_RATE, or look for broken log-probabilities"
+                )
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
             else:
@@ -373,21 +400,46 @@ class _Trainer:
             now.move("publishing")
             await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
-    async def _update(self, batch: BatchRecord, groups: list[ExperienceGroup]) -> Metrics:
-        """Return a step of the engine; without groups it changes no weights.
+    async def _begin(self, due: Due, groups: list[ExperienceGroup]) -> StepBegun:
+        """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
+        batch, step = due.batch, self._progress.step + 1
+        entries = entries_to_train(batch) if due.skip is None else []
+        limited = self._settings.limited_sampling == "train"
+        chosen = StepBegun(
+            trainer=self._settings.name,
+            incarnation=self._incarnation,
+            run=self._run,
+            model=self._model,
+            step=step,
+            batch_id=batch.batch_id,
+            sequence=batch.sequence,
+            next_offset=due.next_offset,
+            seed=self._settings.seed,
+            groups=[StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries],
+            left_out=choice.left_out(groups, self._bounds, train_limited=limited),
+            skipped=due.skip,
+        )
+        begun = self._steps.binding(chosen)
+        if begun is None:
+            begun = chosen
+            await (await self._producer.send(STEPS, step_key(self._settings.name, step), chosen))
+            if step > KEPT_STEPS:
+                await self._producer.send_raw(STEPS, step_key(self._settings.name, step - KEPT_STEPS), None)
+        else:
+            log.info("step %d was begun before, by %s: it is taken as then", step, begun.incarnation)
+        if begun.left_out:
+            total = sum(len(one.samples) for one in begun.left_out)
+            shown = "; ".join(
+                f"task {one.task_id}, sample {one.samples[0]}: {one.detail}" for one in begun.left_out[:_MAX_SHOWN]
+            )
+            log.warning("step %d leaves out %d samples: %s", step, total, shown)
+        return begun
 
-        Raises:
-            BatchError: The weights do not survive it.
-        """
+    async def _update(self, groups: list[ExperienceGroup]) -> Metrics:
+        """Return a step of the engine; without groups it changes no weights."""
         self._training = True
         try:
             return await self._thread.call(lambda: self._engine.train_step(groups))
-        except TrainingInterruptedError:
-            raise
-        except TrainingError as error:
-            if type(error) is not TrainingError:
-                raise
-            raise BatchError(f"batch {batch.batch_id}: {error}; {way_out(batch.batch_id)}") from error
         finally:
             self._training = False
 
@@ -406,8 +458,15 @@ class _Trainer:
             fetched = await self._bus.fetch(EXPERIENCES, positions)
         except RecordGoneError as error:
             RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
+            kept = first_replayable(self._agenda.following(), await self._bus.beginning_offsets(EXPERIENCES))
+            left = (
+                "no later one is known that can be"
+                if kept is None
+                else f"the first that can still be is {kept.sequence}"
+            )
             raise BatchError(
-                f"batch {batch.batch_id} cannot be trained on: {error}; {way_out(batch.batch_id)}"
+                f"batch {batch.batch_id}, step {batch.sequence}, cannot be trained on: {error}; {left}; "
+                f"{way_out(batch.batch_id)}"
             ) from error
         for met in self._bus.passed_over():
             if isinstance(met.record, Undecodable):

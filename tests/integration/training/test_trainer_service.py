@@ -92,7 +92,11 @@ async def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], Kafka
             assert step.batch_id == by_step[step.step].batch_id
             assert deterministic(step) == deterministic(by_step[step.step])
     checkpoints = tmp_path / "disturbed" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == [".lock", *(f"step-0000000{i}" for i in (3, 4, 5))]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        ".lock",
+        ".run",
+        *(f"step-0000000{i}" for i in (3, 4, 5)),
+    ]
     assert disturbed[-1].checkpoint == str(checkpoints / "step-00000005")
 
 

@@ -2,6 +2,7 @@
 
 Run as ``trainer_process.py [POINT STEP]``. Points, in the order of a step:
 
+* ``begun``: the step's record is durable, no weight has changed;
 * ``trained``: the weights in memory are those of the step, nothing of it is on disk;
 * ``half-written``: some files of the checkpoint are there;
 * ``unnamed``: the checkpoint is whole and durable, but for its name;
@@ -43,7 +44,10 @@ def arm(point: str, step: int) -> None:
 
     at_step: Callable[..., bool] = lambda engine, *_: engine.progress.step == step  # noqa: E731 - one line, used thrice
     folder = f".partial-step-{step:08d}"
-    if point == "trained":
+    if point == "begun":
+        before: Callable[..., bool] = lambda engine, *_: engine.progress.step == step - 1  # noqa: E731 - likewise
+        RankEngine.train_step = dying(RankEngine.train_step, before, before=True)  # type: ignore[method-assign]  # the point of it
+    elif point == "trained":
         RankEngine.train_step = dying(RankEngine.train_step, at_step, before=False)  # type: ignore[method-assign]  # the point of it
     elif point == "half-written":
         hf_folder.write_folder = dying(hf_folder.write_folder, lambda path, *_: path.name == folder, before=True)

@@ -85,3 +85,13 @@ def test_a_gap_is_another_history_and_what_cannot_be_read_waits_for_its_turn() -
     assert made.next(0) is not None
     with pytest.raises(BatchError, match="cannot be read"):
         made.next(1)
+
+
+def test_what_follows_are_the_train_batches_that_are_known() -> None:
+    agenda = Agenda(Told())
+    running = finalized(9).model_copy(update={"state": BatchLifecycleState.RUNNING})
+    evaluated = finalized(9).model_copy(update={"batch_type": "eval"})
+    for offset, record in enumerate([finalized(1), running, finalized(2), evaluated, skipped(2), finalized(3)]):
+        agenda.take(received(record, offset))
+    assert agenda.next(0) is not None
+    assert [batch.sequence for batch in agenda.following()] == [2, 3]

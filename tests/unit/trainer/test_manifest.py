@@ -15,7 +15,7 @@ from schemas.topics import BATCHES, EXPERIENCES, Topic
 from tests.support.fakes.experiences import make_group
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError
-from workers.trainer.manifest import batch_to_train, entries_to_train, groups_of, positions_of
+from workers.trainer.manifest import batch_to_train, entries_to_train, first_replayable, groups_of, positions_of
 
 
 def received(record: Any, topic: Topic = BATCHES, offset: int = 7) -> Received[Any]:
@@ -135,3 +135,15 @@ def test_an_experience_that_is_not_what_the_manifest_says(record: ExperienceGrou
         match=rf"batch batch-3: the experience at experiences/0@1 .*{message}.*`trinity-bus batches skip batch-3",
     ):
         groups_of(batch(), entries_to_train(batch()), [received(record, EXPERIENCES, offset=1)])
+
+
+def test_the_first_batch_that_can_still_be_replayed_has_all_its_experiences_in_the_log() -> None:
+    def at(sequence: int, *offsets: int) -> BatchRecord:
+        parts = [ResultPart(attempt=1, samples=4, position=Position(partition=0, offset=offset)) for offset in offsets]
+        return batch(sequence=sequence, manifest=[ManifestEntry(task_id="task-a", status="completed", parts=parts)])
+
+    batches = [at(3, 1, 9), at(4, 10, 7), at(5, 8, 12), at(6, 20)]
+    assert first_replayable(batches, {0: 8}) == batches[2]
+    assert first_replayable(batches, {0: 21}) is None
+    assert first_replayable(batches, {}) == batches[0]
+    assert first_replayable([], {0: 8}) is None

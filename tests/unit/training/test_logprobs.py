@@ -20,7 +20,8 @@ def test_values_and_gradients(temperature: float, chunk: int, monkeypatch: pytes
     seeds = torch.randn(2, 40, generator=generator)
     # Two columns are padding.
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    got = vocab_parallel_logprobs(ours, targets, vocabulary=9, temperature=temperature)
+    each = None if temperature == 1.0 else torch.full((40,), temperature)
+    got = vocab_parallel_logprobs(ours, targets, vocabulary=9, temperatures=each)
     expected = reference(theirs[:, :9], targets, temperature)
     for value, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(value, wanted, atol=1e-6, rtol=1e-5)
@@ -30,6 +31,21 @@ def test_values_and_gradients(temperature: float, chunk: int, monkeypatch: pytes
     assert theirs.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
     assert (ours.grad[:, 9:] == 0).all()
+
+
+def test_each_token_has_its_own_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 7 * 8)
+    generator = torch.Generator().manual_seed(3)
+    logits, targets = torch.randn(20, 8, generator=generator), torch.randint(0, 8, (20,), generator=generator)
+    temperatures = torch.rand(20, generator=generator) + 0.5
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    got = vocab_parallel_logprobs(ours, targets, vocabulary=8, temperatures=temperatures)
+    rows = [reference(theirs[i : i + 1], targets[i : i + 1], temperatures[i].item()) for i in range(20)]
+    for value, wanted in zip(got, map(torch.cat, zip(*rows, strict=True)), strict=True):
+        torch.testing.assert_close(value, wanted, atol=1e-6, rtol=1e-5)
+    sum(value.sum() for value in got).backward()
+    sum(value.sum() for row in rows for value in row).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("which", [0, 1])

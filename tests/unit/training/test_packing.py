@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExperienceGroup
-from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.packing import TrainSample, first_fit_decreasing, pack, unpack
@@ -71,7 +70,7 @@ def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]]) -> None:
 
 def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
     groups = [group(rewards=[1.0, 1.0], seed=1), group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
-    batch = prepare(groups, version=5, bounds=Bounds(32, 128), advantage=GRPO(TrainerSettings()))
+    batch = prepare(groups, version=5, advantage=GRPO(TrainerSettings()))
     assert len(batch.samples) == 2
     assert [s.advantages[0] for s in batch.samples] == pytest.approx([-1.0, 1.0], abs=1e-3)
     metrics = batch.metrics

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExperienceGroup
-from schemas.trainable import Bounds
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import rank_protocol
@@ -20,7 +19,7 @@ sizes_of_items = st.lists(st.integers(1, 4000), max_size=60)
 
 
 def batch_of(groups: list[ExperienceGroup]) -> TrainBatch:
-    return prepare(groups, version=0, bounds=Bounds(32, 128), advantage=GRPO(TrainerSettings()))
+    return prepare(groups, version=0, advantage=GRPO(TrainerSettings()))
 
 
 def plan(seed: int, groups: int, **settings: object) -> StepPlan:

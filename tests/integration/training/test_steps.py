@@ -1,0 +1,113 @@
+"""What the trainer says on ``steps``, on a real broker: before the step, once, and a step that is taken again obeys."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from schemas import ExperienceGroup, StepBegun, StepTrained
+from schemas.topics import STEPS
+from tests.integration.training.trainers import (
+    DEADLINE_S,
+    Trainer,
+    batches_of,
+    deterministic,
+    produce,
+    train_to_the_end,
+)
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.tiny_trainer import write_model
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
+    return lambda: kafka.model_copy(update={"namespace": f"steps-{uuid.uuid4().hex[:8]}"})
+
+
+async def begun(bus: Bus) -> list[StepBegun]:
+    async with bus.reader(STEPS, start="beginning") as steps:
+        return [received.record async for received in steps.replay() if isinstance(received.record, StepBegun)]
+
+
+def drawn(group: ExperienceGroup, *, top_p: float) -> ExperienceGroup:
+    """The first of its samples was drawn with top-p, all at another temperature than the trainer's."""
+    sampling = np.array([[0.7, top_p if i == 0 else 1.0, 0, 0] for i in range(len(group))], np.float32)
+    return replace(group, sampling=sampling)
+
+
+def batches() -> list[list[ExperienceGroup]]:
+    found = batches_of(4)
+    found[0].append(drawn(make_group(seed=901, task_id="limited-0"), top_p=0.5))
+    found[1].append(drawn(make_group(seed=902, task_id="limited-1", version=1), top_p=0.5))
+    return found
+
+
+async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model")
+
+    async def scenario(folder: Path, *, killed: bool) -> tuple[list[StepTrained], list[StepBegun]]:
+        kafka = namespaced()
+        async with Bus(kafka, client_id="test") as bus:
+            await produce(bus, batches())
+            trainer = Trainer(kafka, folder, model, total_steps=4)
+            if killed:
+                # Whoever starts it again has changed his mind about top-p, and what was begun stays as it was begun.
+                await asyncio.to_thread(trainer.dies, "begun", 1)
+                trainer = Trainer(kafka, folder, model, total_steps=4, limited_sampling="train")
+                await asyncio.to_thread(trainer.dies, "trained", 1)
+                trainer = Trainer(kafka, folder, model, total_steps=4)
+                await asyncio.to_thread(trainer.dies, "durable", 2)
+                await asyncio.to_thread(trainer.dies, "begun", 4)
+            said = await train_to_the_end(bus, trainer, 4)
+            return said, await begun(bus)
+
+    undisturbed, written = await scenario(tmp_path / "undisturbed", killed=False)
+    assert [record.step for record in written] == [1, 2, 3, 4]
+    assert [record.batch_id for record in written] == [f"batch-{i}" for i in range(1, 5)]
+    assert len({(record.run, record.incarnation) for record in written}) == 1
+    first = written[0]
+    assert [group.task_id for group in first.groups] == ["task-0-a", "task-0-equal", "task-0-b", "limited-0"]
+    assert all(part.position is not None for group in first.groups for part in group.parts)
+    assert [(one.task_id, one.reason, one.samples) for one in first.left_out] == [
+        ("limited-0", "limited_sampling", [0])
+    ]
+    assert undisturbed[1].metrics["samples_left_out/limited_sampling"] == 1
+
+    disturbed, again = await scenario(tmp_path / "disturbed", killed=True)
+    assert [record.step for record in again] == [1, 2, 3, 4], "each is written once"
+    assert [record.left_out for record in again] == [record.left_out for record in written]
+    assert len({record.run for record in again}) == 1
+    assert len({record.incarnation for record in again}) > 1
+    expected = {step.step: step for step in undisturbed}
+    for step in disturbed:
+        assert step.checksum == expected[step.step].checksum
+        if step.batch_id is not None:
+            assert deterministic(step) == deterministic(expected[step.step])
+
+
+async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_its_state_saved(
+    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+) -> None:
+    kafka = namespaced()
+    # At such a rate the first update leaves nothing that a finite gradient could come from.
+    settings = {"learning_rate": 1e30, "mini_batches": 1, "max_skipped_updates": 2, "checkpoint_interval": 100}
+    trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), **settings)
+    async with Bus(kafka, client_id="test") as bus:
+        await produce(bus, batches_of(4))
+        with trainer.running() as process:
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 1
+        assert len(await begun(bus)) == 3
+    log = trainer.log.read_text()
+    assert "step 2: the gradient norm of an update is nan" in log
+    assert "2 updates in a row, the last in step 3, were skipped because their loss or gradients were not finite" in log
+    assert (tmp_path / "trainer" / "checkpoints" / "step-00000003").is_dir()

@@ -1,0 +1,79 @@
+"""Which of what was said of a step binds it when it is taken again."""
+
+from typing import Any
+
+import pytest
+
+from schemas import LeftOut, Position, ResultPart, StepBegun, StepGroup
+from schemas.topics import STEPS
+from trinity_bus.bus import Received, Undecodable
+from trinity_bus.training.errors import TrainingError
+from workers.trainer.step_records import StepRecords
+
+
+def begun(**changes: Any) -> StepBegun:
+    part = ResultPart(attempt=1, samples=4, position=Position(partition=0, offset=3))
+    fields: dict[str, Any] = {
+        "trainer": "trainer-0",
+        "incarnation": "life-2",
+        "run": "run-1",
+        "model": "policy",
+        "step": 3,
+        "batch_id": "batch-3",
+        "sequence": 3,
+        "next_offset": 9,
+        "groups": [StepGroup(task_id="task-1", parts=[part])],
+    }
+    return StepBegun(**fields | changes)
+
+
+def received(record: Any) -> Received[Any]:
+    return Received(
+        record=record,
+        topic=STEPS,
+        partition=0,
+        offset=7,
+        key="trainer-0/3",
+        raw=b"",
+        headers=(),
+        traceparent=None,
+        timestamp_ms=0,
+    )
+
+
+def records(*known: StepBegun, trained: int = 2) -> StepRecords:
+    found = StepRecords("run-1", trained)
+    for record in known:
+        found.take(received(record))
+    return found
+
+
+BEFORE = begun(incarnation="life-1", left_out=[LeftOut(task_id="task-1", reason="greedy", samples=[2])])
+
+
+def test_a_step_that_is_taken_again_obeys_the_last_record_of_it_once() -> None:
+    older = begun(left_out=[LeftOut(task_id="task-1", reason="empty", samples=[0])])
+    known = records(older, BEFORE)
+    assert known.binding(begun()) == BEFORE
+    assert known.binding(begun()) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch_id": "other"}, {"sequence": 4}, {"groups": []}, {"model": "other"}, {"skipped": "an operator said so"}],
+)
+def test_a_record_of_another_step_binds_nothing(changes: dict[str, Any]) -> None:
+    assert records(BEFORE).binding(begun(**changes)) is None
+    assert records(begun(**changes)).binding(begun()) is None
+
+
+def test_records_of_another_run_and_of_steps_that_are_trained_are_passed_over() -> None:
+    assert records(begun(run="run-0")).binding(begun()) is None
+    assert records(BEFORE, trained=3).binding(begun()) is None
+    assert records().binding(begun()) is None
+
+
+def test_a_record_that_cannot_be_read_ends_the_trainer() -> None:
+    unreadable = Undecodable(raw=b"", reason="unsupported_version", detail="step_begun: schema_version = 2")
+    with pytest.raises(TrainingError, match=r"steps.*cannot be read .*start a trainer that knows this version"):
+        StepRecords("run-1", 2).take(received(unreadable))

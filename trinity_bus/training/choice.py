@@ -1,0 +1,121 @@
+"""What of a batch is trained on: which samples are left out, and why. Pure.
+
+The rule needs the groups, the model's shape and one setting. It is applied once, before a step begins, and written to
+``steps``; a step that is taken again takes what is written there (``schemas.step``).
+
+=====================  ===============================================================================================
+reason                 the sample
+=====================  ===============================================================================================
+of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.trainable``
+``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, by top-p, top-k,
+                       min-p, penalties and the like, so its log-probabilities are not those that a trainer computes;
+                       trained on all the same with ``trainer.limited_sampling=train``
+``greedy``             it was drawn at temperature 0: the likeliest tokens, with no probability to speak of
+``empty``              it has no response
+``all_masked``         none of its response is the model's own, or none is to be trained on
+=====================  ===============================================================================================
+
+The others of its group are trained on as if such a sample had never been drawn. Of the last two kinds there is nothing
+to leave out: they count in the statistics of their group with the reward that they have, and are told of.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from schemas.experience import Bool, ExperienceGroup, join_groups
+from schemas.pieces import piece
+from schemas.record import Metrics
+from schemas.step import MAX_WHY_CHARS, LeftOut
+from schemas.trainable import Bounds, FlawKind, flaws
+
+LEFT_OUT = "samples_left_out"
+"""Name of the metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind."""
+
+
+class Unfit(StrEnum):
+    """Why a sample that a model could be trained on is not; see the module's docstring."""
+
+    LIMITED_SAMPLING = "limited_sampling"
+    GREEDY = "greedy"
+    EMPTY = "empty"
+    ALL_MASKED = "all_masked"
+
+
+REASONS = (*(kind.value for kind in FlawKind), *(kind.value for kind in Unfit))
+_COUNTS_ALL_THE_SAME = frozenset({Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
+_DETAILS = {
+    Unfit.LIMITED_SAMPLING: "it was drawn with more than a temperature (top-p, top-k, min-p, a penalty)",
+    Unfit.GREEDY: "it was drawn at temperature 0",
+    Unfit.EMPTY: "it has no response",
+    Unfit.ALL_MASKED: "nothing of its response is to be trained on",
+}
+
+
+def left_out(groups: Sequence[ExperienceGroup], bounds: Bounds, *, train_limited: bool) -> list[LeftOut]:
+    """Return what of a batch is not trained on, in the order of its groups.
+
+    Args:
+        groups: Of the batch.
+        bounds: Of the model.
+        train_limited: Whether samples of ``limited_sampling`` are trained on.
+    """
+    return [one for group in groups for one in _of_group(group, bounds, train_limited=train_limited)]
+
+
+def _of_group(group: ExperienceGroup, bounds: Bounds, *, train_limited: bool) -> Iterable[LeftOut]:
+    reasons: dict[int, tuple[str, str]] = {}
+    for kind, which in _unfit(group):
+        if kind is Unfit.LIMITED_SAMPLING and train_limited:
+            continue
+        for sample in np.flatnonzero(which).tolist():
+            reasons.setdefault(sample, (kind.value, _DETAILS[kind]))
+    # What is wrong with a sample comes before what is only not wanted.
+    for flaw in flaws(group, bounds):
+        reasons[flaw.sample] = (flaw.kind.value, flaw.detail)
+    if not reasons:
+        return
+    samples = defaultdict(list)
+    for sample, (reason, _) in sorted(reasons.items()):
+        samples[reason].append(sample)
+    for reason, indices in samples.items():
+        detail = reasons[indices[0]][1][:MAX_WHY_CHARS]
+        yield LeftOut(task_id=group.task_id, reason=reason, samples=indices, detail=detail)
+
+
+def _unfit(group: ExperienceGroup) -> Iterable[tuple[Unfit, Bool]]:
+    if group.sampling is not None:
+        temperature, limits = group.sampling[:, 0], group.sampling[:, 1:]
+        known = ~np.isnan(temperature)
+        yield Unfit.GREEDY, temperature == 0
+        yield Unfit.LIMITED_SAMPLING, known & (limits != np.array([1, 0, 0], np.float32)).any(1)
+    responses = group.lengths - group.prompt_lengths
+    ends = np.cumsum(responses)
+    trained = np.concatenate([[0], np.cumsum(group.mask)])
+    yield Unfit.EMPTY, responses == 0
+    yield Unfit.ALL_MASKED, trained[ends] == trained[ends - responses]
+
+
+def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[ExperienceGroup]:
+    """Return the groups as if what is left out had never been drawn; a group of which nothing is left is gone."""
+    unwanted: dict[str, set[int]] = defaultdict(set)
+    for one in left:
+        if one.reason not in _COUNTS_ALL_THE_SAME:
+            unwanted[one.task_id].update(one.samples)
+    kept = (_kept(group, unwanted[group.task_id]) if group.task_id in unwanted else group for group in groups)
+    return [group for group in kept if group is not None]
+
+
+def _kept(group: ExperienceGroup, unwanted: set[int]) -> ExperienceGroup | None:
+    pieces = [piece(group, sample, sample + 1) for sample in range(len(group)) if sample not in unwanted]
+    return join_groups(pieces) if pieces else None
+
+
+def counts(left: Sequence[LeftOut]) -> Metrics:
+    """Return how many samples are left out, of each kind that there is."""
+    kinds: dict[str, int] = defaultdict(int)
+    for one in left:
+        kinds[one.reason] += len(one.samples)
+    return {LEFT_OUT: float(sum(kinds.values())), **{f"{LEFT_OUT}/{kind}": float(n) for kind, n in kinds.items()}}

@@ -1,0 +1,59 @@
+"""What is said on ``steps``, and which of what was said binds a step that is taken again. Pure; see ``schemas.step``.
+
+::
+
+    records of `steps` --take--> those of this run, the last one of each step
+    a step that is due --> as it would be chosen now --binding--> what was written of it before, or None: write it
+"""
+
+from typing import Any
+
+from schemas import StepBegun
+from trinity_bus.bus import Received, Undecodable
+from trinity_bus.training.errors import TrainingError
+
+
+class StepRecords:
+    """What is known of steps that were begun.
+
+    Args:
+        run: This trainer's run.
+        trained: Steps that are in the newest checkpoint: nothing more is asked of them.
+    """
+
+    def __init__(self, run: str, trained: int) -> None:
+        self._run = run
+        self._trained = trained
+        self._begun: dict[int, StepBegun] = {}
+
+    def take(self, received: Received[Any]) -> None:
+        """Take in a record of ``steps``.
+
+        Raises:
+            TrainingError: It cannot be read.
+        """
+        record = received.record
+        if isinstance(record, Undecodable):
+            raise TrainingError(
+                f"{received.place} cannot be read ({record.reason}: {record.detail}), and it may be of a step that is "
+                "to be taken again: start a trainer that knows this version of the records"
+            )
+        if isinstance(record, StepBegun) and record.run == self._run and record.step > self._trained:
+            self._begun[record.step] = record
+
+    def binding(self, chosen: StepBegun) -> StepBegun | None:
+        """Return what was written of the step before, where it is the same step of the same batch; it is forgotten.
+
+        Args:
+            chosen: The step as it would be chosen now.
+        """
+        known = self._begun.pop(chosen.step, None)
+        if known is None or _what(known) != _what(chosen):
+            return None
+        return known
+
+
+def _what(record: StepBegun) -> tuple[Any, ...]:
+    """Return what must be equal for one record to bind the step of another: all but who chose, and what."""
+    passed_over = record.skipped is not None
+    return record.run, record.model, record.batch_id, record.sequence, record.groups, passed_over
