@@ -2,6 +2,11 @@
 
 import argparse
 from pathlib import Path
+from typing import Final
+
+SHORT_LIMIT_S: Final = 280.0
+"""What a short form may take on two cores, seconds."""
+SHORT: Final = f"a little of it, in {SHORT_LIMIT_S:g} s at most on two cores; its figures say nothing"
 
 
 def parser(document: str | None) -> argparse.ArgumentParser:
@@ -11,6 +16,6 @@ def parser(document: str | None) -> argparse.ArgumentParser:
         document: Of the benchmark's module.
     """
     made = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--short", action="store_true", help="a little of it, in seconds; its figures say nothing")
+    made.add_argument("--short", action="store_true", help=SHORT)
     made.add_argument("--results", type=Path, help="folder for the figures; with --short they go nowhere else")
     return made

@@ -36,13 +36,17 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith, build_group
+from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
 from schemas.model_version import Member, ModelVersion, PublishedVersion
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.sampling import Sampling, StructuredOutputs
 from schemas.skipped import Rollback, SkippedBatch
-from schemas.task import Message, Sampling, Task
+from schemas.step import LeftOut, StepBegun, StepGroup
+from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
 __all__ = [
@@ -55,8 +59,10 @@ __all__ = [
     "CancelTasks",
     "CommandError",
     "CommandReply",
+    "ContentPart",
     "Contribute",
     "CoordinatorHeartbeat",
+    "Demonstration",
     "Dispatch",
     "ExperienceGroup",
     "ExperiencePiece",
@@ -64,11 +70,15 @@ __all__ = [
     "ExplorerLeft",
     "FinalizeBatch",
     "FinalizeUpgrade",
+    "FunctionCall",
+    "FunctionSchema",
+    "LeftOut",
     "ManifestEntry",
     "Member",
     "Message",
     "ModelVersion",
     "Position",
+    "Preference",
     "PublishVersion",
     "PublishedVersion",
     "Record",
@@ -85,13 +95,18 @@ __all__ = [
     "Sampling",
     "SkipBatch",
     "SkippedBatch",
+    "StepBegun",
+    "StepGroup",
     "StepTrained",
+    "StructuredOutputs",
     "SubmitBatch",
     "Superseded",
     "Task",
     "TaskResult",
     "TaskStatus",
     "TasksetPosition",
+    "Tool",
+    "ToolCall",
     "TrainerHeartbeat",
     "UnservedPool",
     "VersionRefused",

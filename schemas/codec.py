@@ -36,12 +36,14 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
@@ -79,6 +81,9 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     ModelVersion,
     TasksetPosition,
     PublishedVersion,
+    StepBegun,
+    Demonstration,
+    Preference,
 )
 """Every type that travels on a topic by itself."""
 

@@ -193,6 +193,8 @@ class RolloutFinished(Record):
     pieces: Annotated[list[ExperiencePiece], Field(max_length=MAX_PIECES)] = Field(default_factory=list)
     """The experience records of a group that is too large for one, in the order of its samples. A coordinator that does
     not know this field finds no experience, and has the attempt made again."""
+    runs: Annotated[list[Count], Field(max_length=MAX_REPEAT_TIMES)] = Field(default_factory=list)
+    """Which runs are done, where status is ``partial``: only the others are asked for again. Empty: not said."""
 
 
 class TrainerHeartbeat(Record):

@@ -44,7 +44,7 @@ from schemas import optional_columns
 from schemas.column import Column
 from schemas.errors import SchemaError, shown
 from schemas.record import BatchType, Metrics
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 type Int32 = NDArray[np.int32]
@@ -75,7 +75,10 @@ COLUMNS = (
 
 
 class SampledWith(NamedTuple):
-    """How the tokens of a sample were drawn: a row of ``sampling``."""
+    """How the tokens of a sample were drawn: a row of ``sampling``.
+
+    Where something else had a say too (``Sampling.altered_by``), all but the temperature are NaN.
+    """
 
     temperature: float
     """What logits were divided by; 0 drew the likeliest token."""
@@ -88,8 +91,9 @@ class SampledWith(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """Whether some tokens could not be drawn at all, so that probabilities are not those of the whole softmax."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.temperature == 0
+        """Whether it was drawn from another distribution than the softmax at its temperature."""
+        whole = self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+        return self.temperature == 0 or not whole
 
 
 class Sample(Struct, frozen=True, kw_only=True, eq=False):

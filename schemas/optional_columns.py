@@ -36,7 +36,8 @@ OPTIONAL_COLUMNS = (
         "<f4",
         (4,),
         "samples",
-        "temperature, top_p (1: all), top_k (0: all), min_p (0: all); NaN where nobody knows",
+        "temperature, top_p (1: all), top_k (0: all), min_p (0: all); all NaN: nobody knows; the last three: "
+        "something else limited it too",
     ),
     Column("teacher_logprobs", "<f4", (), "responses", "of each response token, under a teacher; NaN: not asked"),
     Column("routes", "|u1", ("layers", "k"), "tokens", "the experts that each MoE layer's router chose for each token"),
@@ -192,6 +193,9 @@ class _Building:
             how = one.sampling
             if how is None or how.temperature is None:
                 rows.append((np.nan,) * 4)
+                continue
+            if how.altered_by:
+                rows.append((how.temperature, *(np.nan,) * 3))
                 continue
             top_p = 1.0 if how.top_p is None else how.top_p
             rows.append((how.temperature, top_p, max(how.top_k or 0, 0), how.min_p or 0.0))

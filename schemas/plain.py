@@ -38,8 +38,8 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueEr
 
 
 _ABSENT = Raw()
-_ROOM = 1024
-"""What numbers and defaults may add to a record without metrics."""
+_ROOM = 1 << 16
+"""What numbers and defaults may add to a record without metrics: two words for each of a task's tool calls, say."""
 
 
 class _Name(Struct, gc=False):
@@ -139,7 +139,7 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
     if is_json(value):
         types = {schema: cls for schema, cls in types.items() if cls.JSON}
         if not types:
-            raise DecodeError("unexpected_json", "JSON is accepted for tasks and commands only")
+            raise DecodeError("unexpected_json", "JSON is accepted for tasks, commands and examples only")
         form = _JSON
     elif value[0] in _MAP_STARTS:
         form = _MSGPACK

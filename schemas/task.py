@@ -8,42 +8,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from schemas.free_form import MAX_ITEMS
+from schemas.message import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOOLS, Message, Tool, few_items
 from schemas.record import BatchType, Identifier, PlainMap, Record
+from schemas.sampling import Sampling
 
-MAX_PROMPT_CHARS = 1 << 20
-MAX_MESSAGES = 4096
-MAX_STOPS = 1024
-MAX_VOCABULARY = 2**31 - 1
 MAX_REPEAT_TIMES = 1024
-MAX_TEMPERATURE = 10
-
-
-class Sampling(Record):
-    """How tokens are drawn. An absent field takes the explorer's default."""
-
-    SCHEMA: ClassVar[str] = "sampling"
-
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
-    """Only so many of the likeliest tokens; -1 and 0: all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Only tokens that are at least so likely, as a share of the likeliest one's probability."""
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-
-
-class Message(Record):
-    """One chat message, OpenAI's shape."""
-
-    SCHEMA: ClassVar[str] = "message"
-
-    role: Annotated[str, Field(min_length=1, max_length=32)]
-    content: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 
 
 def _some_id() -> str:
@@ -81,7 +53,7 @@ class Task(Record):
     workflow: Identifier
     """The name of a workflow in the explorers' registry, such as ``math``."""
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], BeforeValidator(few_items), Field(max_length=MAX_MESSAGES)] | None = None
     answer: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
     """The reference answer, where the workflow's reward needs one."""
     data: PlainMap = Field(default_factory=dict)
@@ -100,6 +72,9 @@ class Task(Record):
     client that has submitted the batch; else all who give no name are one."""
     pool: Identifier | None = None
     """Who answers it: explorers of this pool. Absent: those of the model that is trained."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    """What the model may call: the chat template tells it. Which of them there are is for the workflow to say."""
 
     @model_validator(mode="after")
     def _has_something_to_run(self) -> "Task":

@@ -47,10 +47,12 @@ from schemas.event import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.examples import Demonstration, Preference
 from schemas.experience import ExperienceGroup
 from schemas.model_version import ModelVersion, PublishedVersion
 from schemas.result import TaskResult
 from schemas.rollout import Cancel, Dispatch
+from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
 
@@ -248,6 +250,45 @@ BATCHES = Topic(
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
+STEPS = Topic(
+    name="steps",
+    key="trainer name/step",
+    partitions=1,
+    cleanup="compact",
+    max_message_bytes=StepBegun.MAX_BYTES + ROOM,
+    min_compaction_lag_ms=_HOUR_MS,
+    segment_ms=_DAY_MS,
+    segment_bytes=64 * _MIB,
+    description="What each step is about to train on, and what it leaves out and why, written before it begins: the "
+    "last thousand of each trainer. A step that is taken again after a crash obeys it.",
+    records=(StepBegun,),
+    writers=("trainer",),
+    readers=("trainer", "operator"),
+)
+DEMONSTRATIONS = Topic(
+    name="demonstrations",
+    key="example id",
+    partitions=1,
+    cleanup="delete",
+    retention_bytes=8 << 30,
+    max_message_bytes=Demonstration.MAX_BYTES + ROOM,
+    description="How prompts are to be answered, for a trainer that is told to learn from them; msgpack or JSON.",
+    records=(Demonstration,),
+    writers=("producer", "operator"),
+    readers=("trainer", "operator"),
+)
+PREFERENCES = Topic(
+    name="preferences",
+    key="example id",
+    partitions=1,
+    cleanup="delete",
+    retention_bytes=8 << 30,
+    max_message_bytes=Preference.MAX_BYTES + ROOM,
+    description="Which of two answers to a prompt is the better one, likewise.",
+    records=(Preference,),
+    writers=("producer", "operator"),
+    readers=("trainer", "operator"),
+)
 RESULTS = Topic(
     name="results",
     key="task id",
@@ -362,6 +403,9 @@ TOPICS = (
     *EVENTS,
     RESULTS,
     BATCHES,
+    STEPS,
+    DEMONSTRATIONS,
+    PREFERENCES,
     MODEL_VERSIONS,
     TASKSETS,
     VERSION_HISTORY,

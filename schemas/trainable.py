@@ -10,7 +10,8 @@ A record may be well formed and still hold what ends a training step, or spoils 
 ``bad_reward``     its reward, or that of a turn, is infinite, or larger than any that a float32 gradient survives; NaN
                    means that there is none, and is no flaw
 ``bad_sampling``   what it says of how it was drawn is none: a temperature below 0 or above 10, a top-p outside (0, 1],
-                   a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no flaw
+                   a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no flaw, nor is
+                   NaN in the last three: something else limited what was drawn
 ``bad_teacher``    the teacher's log-probability of a token that is trained on is not finite or that of a probability
                    above 1; NaN for all of them: the teacher was not asked, which is no flaw
 ``bad_routes``     it names an expert that the model does not have
@@ -26,8 +27,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from schemas.experience import Bool, ExperienceGroup, Float32, Sample
-from schemas.task import MAX_TEMPERATURE
+from schemas.experience import Bool, ExperienceGroup, Float32, Sample, SampledWith
+from schemas.sampling import MAX_TEMPERATURE
 
 MAX_REWARD = 1e9
 """Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the
@@ -113,6 +114,11 @@ def _is_sampling(rows: Float32) -> bool:
     return bool(((rows >= _LEAST) & (rows <= _MOST)).all())
 
 
+def _described(drawn: SampledWith) -> SampledWith:
+    """Return the same, as if nothing else had a say in it."""
+    return SampledWith(drawn.temperature, 1, 0, 0) if np.isnan(drawn[1:]).all() else drawn
+
+
 def _are_logprobs(values: Float32) -> Bool:
     return np.isfinite(values) & (values <= LOGPROB_SLACK)
 
@@ -151,7 +157,7 @@ def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
     if sample.turn_rewards is not None and not (good := _are_rewards(sample.turn_rewards)).all():
         wrong = sample.turn_rewards[~good][0]
         return FlawKind.BAD_REWARD, f"the reward {wrong:g} of a turn is beyond {MAX_REWARD:g}"
-    if sample.sampling is not None and not _is_sampling(np.array(sample.sampling, np.float32)):
+    if sample.sampling is not None and not _is_sampling(np.array(_described(sample.sampling), np.float32)):
         return FlawKind.BAD_SAMPLING, f"nothing is drawn with {sample.sampling}"
     if sample.teacher_logprobs is not None:
         teacher = sample.teacher_logprobs[sample.mask]

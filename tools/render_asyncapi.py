@@ -49,11 +49,11 @@ _INTRODUCTION = f"""\
 Reinforcement fine-tuning of language models over Apache Kafka. Whoever produces `tasks` is answered on `batches`;
 whoever reads `experiences` sees every sample that was ever drawn.
 
-Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a msgpack
-array of such a map and one binary. Tasks may be JSON too, and may then leave out these two keys. A reader ignores
-fields that it does not know and refuses major versions that it does not know. Absent fields have the documented
-default; null is written by leaving the field out. An array or map has at most {MAX_ITEMS} entries, a record at most
-{MAX_CONTAINERS} arrays and maps, free-form data at most {MAX_DEPTH} levels.
+Records are msgpack maps with the keys `schema` and `schema_version` (the major version); experiences are a
+msgpack array of such a map and one binary. Tasks and examples may be JSON too, and may then leave out these two
+keys. A reader ignores fields that it does not know and refuses major versions that it does not know. Absent
+fields have the documented default; null is written by leaving the field out. An array or map has at most
+{MAX_ITEMS} entries, a record at most {MAX_CONTAINERS} arrays and maps, free-form data at most {MAX_DEPTH} levels.
 """
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from schemas.codec import decode, encode
     from trinity_bus.broker.errors import BrokerError
+    from trinity_bus.chat import Session, renderer_for
     from trinity_bus.client import (
         BatchHandle,
         Client,
@@ -67,10 +68,13 @@ if TYPE_CHECKING:
         prompt_tokens,
         register,
     )
+    from trinity_bus.rollout.agents import AgentWorkflow, agent
+    from trinity_bus.rollout.endpoint import Endpoint
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
 
 __all__ = [
     "AccessDeniedError",
+    "AgentWorkflow",
     "BatchHandle",
     "BatchLifecycleState",
     "BatchResult",
@@ -83,6 +87,7 @@ __all__ = [
     "ConfigError",
     "DecodeError",
     "EncodeError",
+    "Endpoint",
     "Engine",
     "ExperienceGroup",
     "Message",
@@ -102,6 +107,7 @@ __all__ = [
     "Scheduler",
     "SchemaError",
     "SendError",
+    "Session",
     "Settings",
     "SingleRunWorkflow",
     "Status",
@@ -116,12 +122,14 @@ __all__ = [
     "UnknownWorkflow",
     "Workflow",
     "WorkflowError",
+    "agent",
     "decode",
     "deserialize_many",
     "encode",
     "math_reward",
     "prompt_tokens",
     "register",
+    "renderer_for",
     "sequence_reward",
 ]
 
@@ -137,6 +145,9 @@ _NAMES = {
     "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
     "trinity_bus.rollout": "Completion Engine PartialRunsError Rollout RolloutContext SingleRunWorkflow Tokenizer "
     "UnknownWorkflow Workflow WorkflowError prompt_tokens register",
+    "trinity_bus.chat": "Session renderer_for",
+    "trinity_bus.rollout.agents": "AgentWorkflow agent",
+    "trinity_bus.rollout.endpoint": "Endpoint",
     "trinity_bus.rollout.rewards": "math_reward sequence_reward",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trinity_bus.bus.connection import client_options
-from trinity_bus.config import Settings, SynchronizerSettings, WrongSettingsError, env_name, required
+from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
 from trinity_bus.config.mesh import Mode
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
@@ -51,8 +51,7 @@ def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
         # Without a password, it would ask for one on the terminal.
         context.load_cert_chain(sync.tls_certfile, sync.tls_keyfile, password=str)
     except (OSError, ValueError) as error:
-        name = env_name("synchronizer.tls_certfile")
-        raise ConfigError(f"{name}={str(sync.tls_certfile)!r}: it or its key cannot be used: {error}") from None
+        raise ConfigError(f"synchronizer.tls_certfile or its key cannot be used: {error}") from None
     return context
 
 
@@ -60,7 +59,7 @@ def _takes_part(service: str) -> Callable[[Settings], None]:
     def check(settings: Settings) -> None:
         mode = settings.mesh.mode
         if mode not in _MODES[service]:
-            raise ConfigError(f"{env_name('mesh.mode')}={mode}: it has no {service}; see docs/pools.md")
+            raise ConfigError(f"mesh.mode is {mode}, which has no {service}; see docs/pools.md")
 
     return check
 
@@ -68,8 +67,8 @@ def _takes_part(service: str) -> Callable[[Settings], None]:
 def _has_a_pool(settings: Settings) -> None:
     if settings.mesh.mode == "both" and settings.explorer.follows == "none" and settings.explorer.is_in_own_pool:
         raise ConfigError(
-            f"{env_name('explorer.follows')}=none: beside a trainer it needs a pool of its own, "
-            f"{env_name('explorer.pool')}; without one, set {env_name('mesh.mode')} to explore, bench or serve"
+            "explorer.follows is none: beside a trainer it needs a pool of its own, explorer.pool; without one, set "
+            "mesh.mode to explore, bench or serve"
         )
 
 
@@ -81,15 +80,15 @@ def _connection(settings: Settings) -> None:
 
 def _trained_dtype(settings: Settings) -> None:
     if settings.mesh.dtype == "float16":
-        raise ConfigError(f"{env_name('mesh.dtype')}=float16: the trainer trains in bfloat16 or float32")
+        raise ConfigError("mesh.dtype is float16: the trainer trains in bfloat16 or float32")
 
 
 def _own_ranks(settings: Settings) -> None:
     del settings
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        names = [env_name(f"trainer.{name}") for name in ("tensor_parallel", "pipeline_parallel")]
         raise ConfigError(
-            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set {' or '.join(names)}"
+            f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set "
+            "trainer.tensor_parallel or trainer.pipeline_parallel"
         )
 
 
@@ -126,7 +125,7 @@ def problems(service: str, settings: Settings) -> list[str]:
         try:
             precondition(settings)
         except ConfigError as error:
-            found.append(str(error))
+            found.append(Origins(Settings).told(str(error)))
     return found
 
 

@@ -42,6 +42,9 @@ NEW_WORDS: dict[str, set[str]] = {
     "command_reply.error": {"not_finalized", "already_trained", "not_yours"},
 }
 """By ``schema.field``: words that the version before does not know, each with the reason why it never reads one."""
+WIDER = {"task.messages.content"}
+"""Fields that may be more than the version before reads: to it such a task is a dead letter. Who sends one needs
+services of this version."""
 
 REFUSED = r"of no kind that this program knows|has version 3|unexpected keyword argument 'rollback'"
 """What the version before says of a state that it cannot read."""
@@ -259,6 +262,9 @@ def test_services_of_both_versions_read_each_others_records(cls: type[Record]) -
     for name, (types, words, required) in old.items():
         assert name in new, f"{name} is gone"
         new_types, new_words, still = new[name]
+        if name.removeprefix("rollout.dispatch.") in WIDER:
+            assert types < new_types, f"{name} was {types}, is {new_types}"
+            continue
         assert new_types == types, f"{name} was {types}, is {new_types}"
         assert words <= new_words, f"{name} does not take {words - new_words} any more"
         unknown = new_words - words - NEW_WORDS.get(name, set()) if words else set()

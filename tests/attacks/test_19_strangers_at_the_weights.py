@@ -44,6 +44,7 @@ from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES, Meeting, message_code
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.wire import ENTRY, StoreEntry
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.spans import Spans
 from workers.trainer.publication import Publisher, make_publisher
@@ -251,11 +252,11 @@ def test_a_store_of_a_link_takes_so_much_and_no_more() -> None:
         with contextlib.suppress(LinkError):
             for number in range(1000):
                 trainer.secure(b"", "trainer")
-                trainer.send(msgpack.packb({"key": str(number), "value": b"x"}))
+                trainer.send(ENTRY.encode(StoreEntry(str(number), b"x")))
 
     thread = threading.Thread(target=flood)
     thread.start()
-    with pytest.raises(Exception, match="one too many"):
+    with pytest.raises(Exception, match="an entry too many"):
         store.wait(["never"])
     member.close()
     thread.join()
@@ -409,7 +410,7 @@ def test_tls_is_for_pulls_and_needs_its_key(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="TLS_KEYFILE is not set"):
         Settings()
     monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__TLS_KEYFILE", str(key))
-    with pytest.raises(ConfigError, match="cannot be encrypted: only TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD=memory can"):
+    with pytest.raises(ConfigError, match="SYNC_METHOD is nccl, which cannot be encrypted: only memory can"):
         Settings()
     monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD", "memory")
     key.write_text("none")

@@ -15,19 +15,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tracing
+from benchmarks._options import SHORT_LIMIT_S
 from trinity_bus.config import KafkaSettings
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
-ELSEWHERE = {
-    "demo": "a whole demo takes a minute and more: test_demo_mesh.py runs one, and gives this its summary",
-    "tracing": "two engines side by side take minutes on two cores; what it adds to rollout.py is below",
-}
 OWN_BROKER = {"scheduling"}
 """Kills it."""
-LIMIT_S = 280.0
 
 
 def shape(rows: list[dict[str, object]]) -> set[str]:
@@ -40,13 +36,15 @@ def run(name: str, folder: Path, kafka: KafkaSettings | None, *options: object) 
     if kafka is not None:
         env["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"] = str(kafka.bootstrap_servers)
     command = [sys.executable, "-m", f"benchmarks.{name}", "--results", str(folder), *map(str, options)]
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=SHORT_LIMIT_S, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows: list[dict[str, object]] = json.loads((folder / f"{name}.json").read_text())["rows"]
     return rows
 
 
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_short_run_ends_well_and_has_the_rows_of_a_full_one(name: str, kafka: KafkaSettings, tmp_path: Path) -> None:
     rows = run(name, tmp_path, None if name in OWN_BROKER else kafka, "--short")
     kept = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["rows"]
@@ -67,7 +65,3 @@ def test_nothing_of_the_tests_is_in_a_benchmark() -> None:
     assert [
         str(path) for path in files if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.MULTILINE)
     ] == []
-
-
-def test_what_is_run_elsewhere_is_a_benchmark() -> None:
-    assert set(ELSEWHERE) <= set(BENCHMARKS)

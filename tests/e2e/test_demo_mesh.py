@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 300)]
 
 STEPS = 3
 EXPLORERS = {"explorer-0", "explorer-1"}
-MARK = "TRINITY_BUS_TELEMETRY__RUN_ID"
-"""A setting that every process of a run inherits: by it they are found, whatever they are called."""
+MARK = "DEMO_UNDER_TEST"
+"""A variable that every process of a run inherits: by it they are found, whatever they are called."""
 
 
 def processes(mark: str) -> list[psutil.Process]:

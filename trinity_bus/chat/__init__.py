@@ -18,6 +18,7 @@ for people, tools and clients, and no token is ever made of it.
 ``renderer``     how a model writes messages as tokens, and which renderer a tokenizer gets
 ``template``     a renderer for any chat template: by the difference that the template makes for what is new
 ``formats``      how models write tool calls and reasoning, a file for each format
+``openai``       OpenAI's chat completions, as requests to a session and what it has said
 ``protocols``    what is needed of a tokenizer and of a completion
 """
 

@@ -62,6 +62,7 @@ class TokenSample:
             finish_reason=self.finish_reason,
             versions=self.versions,
             run_id=run_id,
+            turn_starts=self.turn_starts,
         )
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:

@@ -9,8 +9,7 @@ from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.record import Identifier
 from schemas.task import Task
 from trinity_bus.config.mesh import of_mesh
-from trinity_bus.config.names import env_name
-from trinity_bus.config.section import Section
+from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count, InstanceName, Seconds
 
 MIN_OPEN_BYTES = 4 * Task.MAX_BYTES
@@ -116,29 +115,15 @@ class CoordinatorSettings(Section):
     def fits_records(self) -> Self:
         """Refuse batches whose manifest could be larger than a record; asked again when ``mesh`` has said its word."""
         if self.batch_size > self.max_batch_tasks:
-            raise PydanticCustomError(
-                "too_many_tasks",
-                "{batch_size} tasks are more than a batch may have with records of {mib} MiB, {most}: lower {name}",
-                {
-                    "batch_size": self.batch_size,
-                    "mib": self.max_record_mib,
-                    "most": self.max_batch_tasks,
-                    "name": env_name("coordinator.batch_size"),
-                },
+            raise conflict(
+                f"coordinator.batch_size is {self.batch_size}, and a batch may have {self.max_batch_tasks} tasks with "
+                f"records of {self.max_record_mib} MiB (mesh.max_record_mib)"
             )
         parts = self.batch_size * -(-self.group_size // (self.max_repeat_times_per_runner or self.group_size))
         if parts > self.max_batch_parts:
-            raise PydanticCustomError(
-                "too_many_parts",
-                "{batch_size} tasks of {group_size} runs are {parts} parts of {per_part}, and a batch has {most} at "
-                "most: raise {name}, or lower the batch size",
-                {
-                    "batch_size": self.batch_size,
-                    "group_size": self.group_size,
-                    "parts": parts,
-                    "per_part": self.max_repeat_times_per_runner,
-                    "most": self.max_batch_parts,
-                    "name": env_name("coordinator.max_repeat_times_per_runner"),
-                },
+            raise conflict(
+                f"{self.batch_size} tasks (coordinator.batch_size) of {self.group_size} runs are {parts} parts of "
+                f"{self.max_repeat_times_per_runner}, and a batch has {self.max_batch_parts} at most: raise "
+                "coordinator.max_repeat_times_per_runner, or lower the batch size"
             )
         return self

@@ -1,5 +1,6 @@
 """The section ``explorer``: its name, its model, its engine and its runners."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -71,6 +72,10 @@ class ExplorerSettings(Section):
     """Modules of yours that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed,
     in the working folder, or on ``PYTHONPATH``. They are imported once, before runners are forked, and start no
     threads. Unset: only the workflows that come with the project."""
+    runner_python: Path | None = None
+    """Python interpreter of an environment of yours that runners run in, such as ``/envs/games/bin/python``: what your
+    workflows need may then disagree with what vLLM needs. It has ``trinity-bus[runner]`` of the explorer's version.
+    Unset: the explorer's own."""
     runner_stuck_s: Seconds = 30.0
     """A runner that answers nothing for this long, because a workflow blocks it, is stopped and replaced."""
     cancel_grace_s: Seconds = 5.0

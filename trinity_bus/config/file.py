@@ -1,10 +1,12 @@
 """The settings file as a source: one TOML file for a whole mesh, a table for each section.
 
-``TRINITY_BUS_CONFIG`` names it; paths in it count from the working folder, as those in variables do.
+``TRINITY_BUS_CONFIG`` names it; paths in it count from the working folder, as those in variables do. A file of this
+user that holds a secret is refused where others may read or write it, as ssh does with a key.
 """
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator
 from importlib.resources.abc import Traversable
@@ -13,10 +15,12 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
-from trinity_bus.config.names import CONFIG_VARIABLE
+from trinity_bus.config.names import CONFIG_VARIABLE, FILE_SUFFIX, env_name
+from trinity_bus.config.sections import is_secret, setting_fields
 from trinity_bus.errors import ConfigError
 
 _MAX_BYTES = 1 << 20
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LINE = re.compile(r"^\s*(?:\[\s*(?P<table>[\w-]+)\s*\]|(?P<key>[\w-]+(?:\s*\.\s*[\w-]+)?)\s*=)")
 
 
@@ -43,18 +47,34 @@ class File(TomlConfigSettingsSource):
     def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
         try:
             with file_path.open("rb") as file:
+                status = os.fstat(file.fileno())
                 content = file.read(_MAX_BYTES + 1)
             text = content.decode()
             if len(content) > _MAX_BYTES:
                 raise ConfigError(f"{file_path}: the file is too large")
             self._lines = dict(reversed([*_lines(text)]))
-            return tomllib.loads(text)
+            found = tomllib.loads(text)
         except OSError as error:
             raise ConfigError(f"{file_path}: {error.strerror}; give the path of a readable file") from None
         except UnicodeDecodeError:
             raise ConfigError(f"{file_path}: the file is not UTF-8 text") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{file_path}: this is not TOML: {error}") from None
+
+        if status.st_uid == os.getuid() and status.st_mode & _OTHERS:
+            self._keeps_no_secret(found, status.st_mode)
+        return found
+
+    def _keeps_no_secret(self, found: dict[str, Any], mode: int) -> None:
+        for path, field in setting_fields().items():
+            section, _, name = path.partition(".")
+            content = found.get(section)
+            if is_secret(field) and isinstance(content, dict) and name in content:
+                raise ConfigError(
+                    f"{self.place(path)}: {path} is a secret, and others may read or write the file (mode "
+                    f"{stat.S_IMODE(mode):04o}): chmod 600 {self.path}, or name a file of the secret with "
+                    f"{env_name(path)}{FILE_SUFFIX}"
+                )
 
     def place(self, path: str) -> str:
         """Return where a setting or section of the file stands, as ``mesh.toml:12``."""

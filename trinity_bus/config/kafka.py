@@ -6,7 +6,7 @@ from pydantic import SecretStr, model_validator
 
 from schemas.topics import Topic
 from trinity_bus.config.mesh import Namespace, of_mesh
-from trinity_bus.config.section import Section, missing
+from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count, ExistingFile, Seconds, Servers
 
 
@@ -56,8 +56,8 @@ class KafkaSettings(Section):
         if self.security_protocol.startswith("SASL"):
             for name in ("sasl_username", "sasl_password"):
                 if getattr(self, name) is None:
-                    raise missing(f"kafka.{name}", f"security protocol {self.security_protocol} needs it")
+                    raise conflict(f"kafka.{name} is not set: kafka.security_protocol is {self.security_protocol}")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            lacking = "ssl_keyfile" if self.ssl_keyfile is None else "ssl_certfile"
-            raise missing(f"kafka.{lacking}", "a client certificate and its key go together")
+            lacking, given = ("keyfile", "certfile") if self.ssl_keyfile is None else ("certfile", "keyfile")
+            raise conflict(f"kafka.ssl_{lacking} is not set: it goes together with kafka.ssl_{given}")
         return self

@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from schemas.record import Identifier
-from trinity_bus.config.names import env_name
-from trinity_bus.config.section import Section
+from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -55,15 +53,9 @@ class MeshSettings(Section):
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> Self:
         if self.max_tokens >= self.max_model_len:
-            raise PydanticCustomError(
-                "no_room",
-                "{tokens}={max_tokens} leaves no room for prompts: {length} is {max_model_len}",
-                {
-                    "tokens": env_name("mesh.max_tokens"),
-                    "max_tokens": self.max_tokens,
-                    "length": env_name("mesh.max_model_len"),
-                    "max_model_len": self.max_model_len,
-                },
+            raise conflict(
+                f"mesh.max_tokens is {self.max_tokens}, which leaves no room for prompts: mesh.max_model_len is "
+                f"{self.max_model_len}"
             )
         return self
 

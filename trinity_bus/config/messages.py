@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pydantic_core import ErrorDetails
 
 from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
+from trinity_bus.config.section import CONFLICT
 from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_fields
 from trinity_bus.errors import ConfigError
 
@@ -24,22 +25,21 @@ class WrongSettingsError(ConfigError):
         self.problems = problems
 
 
-def line(detail: ErrorDetails, label: Callable[[str], str] = env_name) -> str:
+def line(detail: ErrorDetails, label: Callable[[str], str], told: Callable[[str], str]) -> str:
     """One validation error as "setting=value: what would be right".
 
     Args:
         detail: What pydantic says.
-        label: What a setting is called.
+        label: What a setting is called that is wrong by itself.
+        told: Names the settings in a message by where they come from.
     """
-    if detail["type"] == "missing_setting":
-        return f"{env_name(detail['ctx']['path'])} is not set: {detail['ctx']['why']}"
-    if detail["type"] in ("too_many_parts", "no_room", "no_tls"):
-        return detail["msg"]
+    if detail["type"] == CONFLICT:
+        return told(detail["msg"])
     # Beyond section and setting, a location names parts of a type, not of a variable.
     path = ".".join(str(part) for part in detail["loc"][:2])
     if detail["type"] == "extra_forbidden":
         return not_a_setting(env_name(path))
-    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    message = told(detail["msg"][:1].lower() + detail["msg"][1:])
     return f"{label(path)}={_shown(path, detail['input'])}: {message}"
 
 
@@ -86,5 +86,5 @@ def required[T](value: T | None, path: str, why: str) -> T:
         ConfigError: It is unset.
     """
     if value is None:
-        raise ConfigError(f"{env_name(path)} is not set: it is needed {why}")
+        raise ConfigError(f"{path} is not set: it is needed {why}")
     return value

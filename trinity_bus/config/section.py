@@ -10,11 +10,14 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-def missing(path: str, why: str) -> PydanticCustomError:
-    """Return the error of a setting that is unset where another needs it.
+CONFLICT = "conflicting_settings"
+
+
+def conflict(text: str) -> PydanticCustomError:
+    """Return the error of settings that contradict each other.
 
     Args:
-        path: Its place, such as ``"kafka.sasl_password"``.
-        why: What needs it.
+        text: The whole message, with settings by their places, such as ``kafka.sasl_password``: they are told with
+            where they come from.
     """
-    return PydanticCustomError("missing_setting", "{path} is not set: {why}", {"path": path, "why": why})
+    return PydanticCustomError(CONFLICT, "{text}", {"text": text})

@@ -53,7 +53,7 @@ class Settings(Sections):
             for detail in error.errors(include_url=False):
                 path = ".".join(str(part) for part in detail["loc"])
                 if path not in unknown and env_name(path) not in map(str.upper, unknown):
-                    problems.append(line(detail, origins.label))
+                    problems.append(line(detail, origins.label, origins.told))
         except SettingsError:
             # A section's own variable, which is no setting and holds no JSON.
             if not problems:

@@ -3,10 +3,8 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from trinity_bus.config.names import env_name
-from trinity_bus.config.section import Section, missing
+from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count, ExistingFile, Seconds
 
 
@@ -51,17 +49,12 @@ class SynchronizerSettings(Section):
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         if (self.tls_certfile is None) != (self.tls_keyfile is None):
-            lacking = "tls_keyfile" if self.tls_keyfile is None else "tls_certfile"
-            raise missing(f"synchronizer.{lacking}", "a certificate and its key go together")
+            lacking, there = ("keyfile", "certfile") if self.tls_keyfile is None else ("certfile", "keyfile")
+            raise conflict(f"synchronizer.tls_{lacking} is not set: it goes together with synchronizer.tls_{there}")
         given = [name for name in ("tls_certfile", "tls_cafile") if getattr(self, name) is not None]
         if given and self.sync_method != "memory":
-            raise PydanticCustomError(
-                "no_tls",
-                "{name} is set, and {method} cannot be encrypted: only {setting}=memory can",
-                {
-                    "name": env_name(f"synchronizer.{given[0]}"),
-                    "method": f"{env_name('synchronizer.sync_method')}={self.sync_method}",
-                    "setting": env_name("synchronizer.sync_method"),
-                },
+            raise conflict(
+                f"synchronizer.{given[0]} is set, and synchronizer.sync_method is {self.sync_method}, which cannot be "
+                "encrypted: only memory can"
             )
         return self

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
@@ -42,8 +44,22 @@ def _default(field: FieldInfo) -> str:
     return "" if default is None else " " + toml_value(default)
 
 
+def rendered(head: str, values: Mapping[str, object]) -> str:
+    """Return a file that gives these settings, by their places, each with the first sentence of what it means."""
+    lines = [f"#:schema {SCHEMA.as_uri()}", _comment(head)]
+    for name, kind in sections().items():
+        given = [key for key in kind.model_fields if f"{name}.{key}" in values]
+        lines += ["", f"[{name}]"] * bool(given)
+        for key in given:
+            meaning = re.split(r"(?<=[.:]) ", " ".join((kind.model_fields[key].description or "").split()), maxsplit=1)
+            lines += [_comment(meaning[0]), f"{key} = {toml_value(values[f'{name}.{key}'])}"]
+    return "\n".join(lines) + "\n"
+
+
 def toml_value(value: object) -> str:
-    """Return a scalar, or an empty table, as TOML: what JSON writes is read alike."""
+    """Return a setting's value as TOML: but for tables, what JSON writes is read alike."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_value(key)} = {toml_value(content)}" for key, content in value.items()) + "}"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 

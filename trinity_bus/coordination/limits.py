@@ -57,9 +57,9 @@ def parts_allowed(expected: int | None, in_batch: int) -> int:
     return MAX_REPEAT_TIMES if expected is None else in_batch // max(1, expected)
 
 
-def pieces_allowed(expected: int | None, in_batch: int, parts: int) -> int:
-    """How many records the experiences of one attempt may be in, at a task that was split into ``parts``."""
-    return max(1, min(parts_allowed(expected, in_batch), MAX_REPEAT_TIMES) // parts)
+def records_left(expected: int | None, in_batch: int, taken: int) -> int:
+    """How many more records the experiences of a task may be in, whose answers are in ``taken`` already."""
+    return min(parts_allowed(expected, in_batch), MAX_REPEAT_TIMES) - taken
 
 
 def short_error(error: str) -> str:

@@ -53,7 +53,7 @@ from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.endings import Endings
-from trinity_bus.coordination.batches.parts import PIECES_LEVEL
+from trinity_bus.coordination.batches.parts import CUT_LEVEL, PIECES_LEVEL, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
@@ -78,7 +78,7 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.limits import pieces_allowed
+from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.pools import Kind, kind_of
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
 from trinity_bus.coordination.requests.contributions import Contributions
@@ -298,24 +298,41 @@ class CoordinatorMachine:
             return
         task = self.ledger.tasks[event.task_id]
         batch = self.ledger.batches[task.batch_id]
+        done = self._runs_to_keep(event, batch, task, task.parts[attempt.part])
         problem = results.problem(
             event,
             batch.batch_type,
             -1 if self.fleet.is_fixed(attempt.explorer) else batch.min_version,
-            accept_partial=self._settings.return_partial_tasks,
+            accept_partial=self._settings.return_partial_tasks or bool(done),
             max_pieces=self._pieces_allowed(batch, task),
         )
         if problem is not None:
             self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
+        elif done:
+            self._endings.kept(attempt, event, done, traceparent)
         else:
             self._endings.answered(attempt, event, traceparent)
 
+    def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
+        """Return the runs of an attempt that are kept while its others are tried again; none where that cannot be.
+
+        Not beside another attempt at the part, which does all of its runs, nor where the answers would be in more
+        records than a task of its batch may have.
+        """
+        if event.status != "partial" or self._settings.return_partial_tasks or self.level < CUT_LEVEL:
+            return []
+        done = results.runs_done(event, part)
+        missing = set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done)
+        records = max(1, len(event.pieces)) + task.parts_left - 1 + len(stretches(sorted(missing)))
+        fits = records <= records_left(batch.expected, self._settings.max_batch_parts, task.records)
+        return done if fits and len(part.running) == 1 else []
+
     def _pieces_allowed(self, batch: Batch, task: OpenTask) -> int:
         """How many records the experiences of one attempt may be in."""
-        parts = len(task.parts)
-        if parts > 1 and self.level < PIECES_LEVEL:
+        if len(task.parts) > 1 and self.level < PIECES_LEVEL:
             return 1
-        return pieces_allowed(batch.expected, self._settings.max_batch_parts, parts)
+        left = records_left(batch.expected, self._settings.max_batch_parts, task.records)
+        return max(1, left // task.parts_left)
 
     def _time_passed(self) -> None:
         now = self._clock.now

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.model_version import Member, ModelVersion
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, completion_of
@@ -36,7 +36,7 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.launch import launch
-from trinity_bus.inference.sampling import sampling_arguments
+from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.background import in_daemon_thread
@@ -214,17 +214,15 @@ class InferenceEngine:
 
     async def _draw(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
         """Return the engine's ``RequestOutput`` with all responses, or None where it gave none."""
-        from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
         llm = self.llm
         final = None
         try:
-            parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+            parameters = vllm_parameters(arguments)
             outputs = llm.generate(tokens_input(list(prompt_token_ids)), parameters, str(next(self._numbers)))
             async with aclosing(outputs):
                 async for output in outputs:

@@ -1,8 +1,31 @@
 """What a task asks for, as vLLM's sampling parameters."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from schemas.task import Sampling
+from schemas.sampling import Sampling, StructuredOutputs
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+_AS_THEY_ARE = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "thinking_token_budget",
+)
+"""Options that vLLM calls by the same names."""
 
 
 def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_tokens: int) -> dict[str, Any]:
@@ -25,9 +48,33 @@ def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_to
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
     }
-    for name in ("top_p", "top_k", "min_p", "seed"):
-        if (value := getattr(sampling, name)) is not None:
+    for name in _AS_THEY_ARE:
+        value = getattr(sampling, name)
+        if value is not None and value != []:
             arguments[name] = value
-    if sampling.stop:
-        arguments["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        arguments["logit_bias"] = {int(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.structured_outputs is not None:
+        arguments["structured_outputs"] = _structured(sampling.structured_outputs)
     return arguments
+
+
+def vllm_parameters(arguments: Mapping[str, Any]) -> "SamplingParams":
+    """Return vLLM's own, from what :func:`sampling_arguments` gave.
+
+    Raises:
+        ValueError: vLLM does not take one of them.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    given = dict(arguments)
+    if "structured_outputs" in given:
+        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+    return SamplingParams(**given, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _structured(asked: StructuredOutputs) -> dict[str, Any]:
+    """Return the constraint under vLLM's name of it."""
+    given = asked.model_dump(exclude_none=True)
+    return {"json" if name == "json_schema" else name: value for name, value in given.items()}

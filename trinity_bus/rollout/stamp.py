@@ -10,9 +10,10 @@ the engine was asked is known here; which sample came of which question is not, 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from schemas.experience import Rollout
-from schemas.task import Sampling
+from schemas.sampling import Sampling
 from trinity_bus.errors import TrinityError
 
 
@@ -48,9 +49,9 @@ def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sequence[
     return [one if one.sampling is not None else replace(one, sampling=asked[0]) for one in rollouts]
 
 
-_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p")
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")
 
 
-def _distribution(sampling: Sampling) -> tuple[float | None, ...]:
+def _distribution(sampling: Sampling) -> tuple[Any, ...]:
     """Return what decides what is drawn; lengths, stops and seeds do not."""
     return tuple(getattr(sampling, name) for name in _DISTRIBUTION)

@@ -20,7 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from schemas.experience import Rollout
 from schemas.record import BatchType
-from schemas.task import Sampling, Task
+from schemas.sampling import Sampling
+from schemas.task import Task
 from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
@@ -151,7 +152,8 @@ def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
     """Return the defaults, with every field that ``wishes`` sets put in their place."""
     if wishes is None:
         return defaults
-    return defaults.model_copy(update=wishes.model_dump(exclude_none=True))
+    named = {name: value for name in type(wishes).model_fields if (value := getattr(wishes, name)) is not None}
+    return defaults.model_copy(update=named)
 
 
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
@@ -168,8 +170,9 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
         raise WorkflowError(f"task {task.task_id!r} needs exactly one of prompt and messages")
     if task.messages is not None:
         messages = [message.model_dump(exclude_none=True) for message in task.messages]
+        tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
         try:
-            token_ids = renderer_for(tokenizer).prompt(messages, None)
+            token_ids = renderer_for(tokenizer).prompt(messages, tools)
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} has messages but {error}") from error
     else:

@@ -18,6 +18,7 @@
 ``pool``              which attempt goes to which runner; what happens to it when the runner dies
 ``control``           what the explorer and its fork server say to each other
 ``fork_server``       the explorer's end of the fork server
+``interpreter``       the Python that runners run in, which may be the user's own
 ``fork_server_main``  the fork server: imports everything once, then forks
 ``runner_main``       a runner: one event loop full of workflows
 ``service``           sockets and requests around the pure parts

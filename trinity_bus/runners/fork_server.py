@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -41,6 +40,7 @@ from trinity_bus.runners.control import (
     WorkflowsLoaded,
 )
 from trinity_bus.runners.errors import RunnersError
+from trinity_bus.runners.interpreter import interpreter
 from trinity_bus.runtime.process import Child
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class ForkServer:
         tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path.
 
     Raises:
+        ConfigError: ``explorer.runner_python`` is not fit for runners.
         ProcessError: It cannot be started.
     """
 
@@ -69,11 +70,13 @@ class ForkServer:
         if os.geteuid() == 0 and explorer.runner_user is None:
             _log.warning("workflows run as root, as this explorer does; %s names another user", _RUNNER_USER)
         self._limit_s = explorer.start_timeout_s
+        given = environment(os.environ, explorer.runner_environment)
+        python = interpreter(explorer.runner_python, given)
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._child = Child(
-                [sys.executable, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())],
-                env=environment(os.environ, explorer.runner_environment),
+                [python, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())],
+                env=given,
                 pass_fds=[theirs.fileno()],
             )
         self._channel.setblocking(False)

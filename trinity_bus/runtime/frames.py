@@ -1,4 +1,4 @@
-"""What processes of one machine say to each other: msgspec structs, in frames, between an encoder and a decoder.
+"""What processes say to each other beside the log: msgspec structs, in frames, between an encoder and a decoder.
 
 The types of the messages are beside who uses them; a :class:`Dialect` is what one side of a connection may say::
 
@@ -6,9 +6,9 @@ The types of the messages are beside who uses them; a :class:`Dialect` is what o
     on a socket of datagrams: the body alone
     body:                    one message as msgpack; or, where both sides know, a record as it is on the log
 
-The two sides are of one program: there are no versions. A body over its limit is refused before it is sent, and by its
-length before any of it is kept. Whatever else is no message is a :class:`ProtocolError` too, and nothing else is
-raised: the other side may be user code.
+On one machine the two sides are of one program: there are no versions; between machines: ``trinity_bus.weights.wire``.
+A body over its limit is refused before it is sent, and by its length before any of it is kept. Whatever else is no
+message is a :class:`ProtocolError` too, and nothing else is raised: the other side may be user code.
 """
 
 import asyncio

@@ -172,8 +172,7 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
     group = decode_answer(order, encode_answer(order, said, _NAME), _NAME)
     if found := flaws(group, _BOUNDS):
         raise WorkflowError(f"run {found[0].sample} cannot be trained on: {found[0].detail}")
-    if len(rollouts) != runs:
-        raise WorkflowError(
-            f"the workflow gave {len(rollouts)} of {runs} runs: it raises PartialRunsError where some broke"
-        )
+    given = len(set(group.run_ids.tolist()))
+    if given != runs:
+        raise WorkflowError(f"the workflow gave {given} of {runs} runs: it raises PartialRunsError where some broke")
     return rollouts

@@ -20,16 +20,13 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgpack
-
 from trinity_bus.weights import proof
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES, Meeting, Side
 from trinity_bus.weights.transport import Source
+from trinity_bus.weights.wire import HELLO, Hello
 
 _LENGTH = struct.Struct(">I")
-_MAX_WHO = 1024
-_MAX_HELLO_BYTES = 2048
 _SLICE_S = 0.05
 """How long a wait may take to notice that it was cancelled."""
 MEETING_S = 10.0
@@ -193,8 +190,7 @@ def _introduce(channel: Channel, source: Source, deadline: float) -> None:
     """Prove who this member is, and see the trainer's proof."""
     secret = bytes.fromhex(source.secret)
     meeting = Meeting(source.prefix, channel.read(NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
-    hello = {"who": meeting.who, "nonce": meeting.nonce, "proof": meeting.proof(secret, "member")}
-    body: bytes = msgpack.packb(hello)
+    body = HELLO.encode(Hello(meeting.who, meeting.nonce, meeting.proof(secret, "member")))
     channel.write(_LENGTH.pack(len(body)) + body)
     if not proof.same(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
         raise LinkError("who answers does not know the secret of the announcement")
@@ -220,28 +216,13 @@ def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str
     challenge = os.urandom(NONCE_BYTES)
     channel.write(challenge)
     (length,) = _LENGTH.unpack(channel.read(_LENGTH.size, deadline))
-    if length > _MAX_HELLO_BYTES:
+    if length > HELLO.limit:
         raise WireError("what connected is no member")
-    who, nonce, told = _parse_hello(channel.read(length, deadline))
-    meeting = Meeting(who, challenge, nonce)
-    secret = find_secret(who, lambda known: proof.same(told, meeting.proof(known, "member")), deadline)
+    hello = HELLO.decode(channel.read(length, deadline))
+    meeting = Meeting(hello.who, challenge, hello.nonce)
+    secret = find_secret(hello.who, lambda known: proof.same(hello.proof, meeting.proof(known, "member")), deadline)
     if secret is None:
         raise LinkError("it does not know the secret of an announcement that names it")
     channel.write(meeting.proof(secret, "trainer"))
     channel.secure(meeting.key(secret), "trainer")
-    return who
-
-
-def _parse_hello(body: bytes) -> tuple[str, bytes, bytes]:
-    try:
-        fields = msgpack.unpackb(body)
-    # msgpack raises a zoo of types, all of which mean the same.
-    except Exception as error:
-        raise WireError("what connected is no member") from error
-    match fields:
-        case {"who": str(who), "nonce": bytes(nonce), "proof": bytes(told)} if (
-            len(who) <= _MAX_WHO and len(nonce) == NONCE_BYTES and len(told) == PROOF_BYTES
-        ):
-            return who, nonce, told
-        case _:
-            raise WireError("what connected is no member")
+    return hello.who

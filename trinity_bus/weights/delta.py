@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, Slot
@@ -29,8 +30,7 @@ type Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, array_like=True):
     """What is to be changed in one tensor."""
 
     tensor: int

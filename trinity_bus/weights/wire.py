@@ -1,146 +1,128 @@
-"""The messages of a pull: a request, an answer, then raw bytes. msgpack; nothing can run code.
+"""What members and trainers say to each other about weights: msgspec structs as msgpack; nothing can run code.
 
 ::
 
     member                                                             trainer
-      |== both prove themselves: see ``channel`` =======================|
-      |-- Request: version, checksum, what I hold --------------------->|
-      |<- Answer: refused, or manifest and the changes' table ----------|
+      |-- Hello, then both prove themselves: see ``channel`` -----------|
+      |                          pulls                                  |
+      |-- WeightsRequest: version, checksum, what I hold -------------->|
+      |<- WeightsAnswer: refused, or manifest and the changes' table ---|
       |<- bytes of every bucket in order; or the payload of a delta ----|
       |                                              (the connection closes)
+      |                          links                                  |
+      |<- LinkOffer: what comes ----------------------------------------|
+      |-- StoreEntry: how process groups find each other, both ways ----|
+      |<- bytes of every bucket in order, over gloo or NCCL ------------|
+
+They are the messages of ``trinity_bus.runtime.frames``, as maps: the two sides may be of two versions of the program,
+and what one does not know of the other's it passes over. A channel puts them in frames of its own, which carry a code;
+a delta file begins with one in a plain frame. Whether changes fit a manifest is not looked at here.
 
 Every length is looked at before memory is taken. Failures: ``WireError`` for what is too long or no message; whoever
 gets it closes the connection.
 """
 
-import struct
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import IO, Annotated
 
-import msgpack
+import msgspec
 
+from trinity_bus.runtime.frames import Dialect, ProtocolError, read_frame
 from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES
+from trinity_bus.weights.proof import NONCE_BYTES, PROOF_BYTES
 
-LENGTH = struct.Struct(">I")
-MAX_REQUEST_BYTES = 4096
+MAX_TEXT = 512
 MAX_ANSWER_BYTES = 2 * MAX_MANIFEST_BYTES
-_MAX_TEXT = 512
+
+type _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsRequest:
+class Hello(msgspec.Struct, frozen=True):
+    """Who wants to be let in."""
+
+    who: Annotated[str, msgspec.Meta(max_length=1024)]
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+    proof: Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+
+
+class WeightsRequest(msgspec.Struct, frozen=True):
     """What a member asks for."""
 
     version: int
-    checksum: str
-    held: str | None
+    checksum: _Text
+    held: _Text | None = None
     """Checksum of the version that it holds, to which a delta may be sent."""
 
-    def pack(self) -> bytes:
-        """As a message.
 
-        Raises:
-            WireError: It is too long.
-        """
-        return _packed(asdict(self), MAX_REQUEST_BYTES)
-
-    @classmethod
-    def unpack(cls, body: bytes) -> Self:
-        """Parse and check a message.
-
-        Raises:
-            WireError: It is not a request.
-        """
-        match parse_map(body):
-            case {"version": int(version), "checksum": str(checksum), "held": None | str() as held}:
-                return cls(version, checksum[:_MAX_TEXT], held)
-            case _:
-                raise WireError("not a request for weights")
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsAnswer:
+class WeightsAnswer(msgspec.Struct, frozen=True):
     """What the trainer says before the bytes."""
 
-    refusal: str = ""
+    refusal: _Text
     """Why nothing follows; empty where something does."""
     manifest: bytes = b""
     """As JSON; see ``manifest``."""
     changes: tuple[Change, ...] | None = None
     """Where not None, what follows is the payload of a delta to what the member holds."""
 
-    def pack(self) -> bytes:
-        """As a message.
+
+class LinkOffer(msgspec.Struct, frozen=True, tag="offer"):
+    """What the trainer is about to send over a link."""
+
+    version: int
+    manifest: bytes
+
+
+class StoreEntry(msgspec.Struct, frozen=True, tag="entry"):
+    """What one end of a link tells the other's store."""
+
+    key: _Text
+    value: bytes
+
+
+class DeltaHead(msgspec.Struct, frozen=True):
+    """What a delta file says before its payload."""
+
+    base: str
+    """Checksum of what it is to be applied to."""
+    target: str
+    """Checksum of what it makes."""
+    changes: tuple[Change, ...]
+
+
+class _Wire[M](Dialect[M]):
+    """A dialect between machines: what it refuses costs a transfer, and is an error of one."""
+
+    def encode(self, message: M) -> bytes:
+        try:
+            return super().encode(message)
+        except ProtocolError as error:
+            raise WireError(str(error)) from error
+
+    def decode(self, body: bytes) -> M:
+        try:
+            return super().decode(body)
+        except ProtocolError as error:
+            raise WireError(str(error)) from error
+
+    def read(self, file: IO[bytes]) -> M:
+        """Return the message in a plain frame at the beginning of a file.
 
         Raises:
-            WireError: It is too long.
+            WireError: There is none.
         """
-        changes = None if self.changes is None else [[c.tensor, c.count, c.width] for c in self.changes]
-        return _packed({"refusal": self.refusal, "manifest": self.manifest, "changes": changes}, MAX_ANSWER_BYTES)
-
-    @classmethod
-    def unpack(cls, body: bytes) -> Self:
-        """Parse and check a message. Whether changes fit the manifest is not looked at.
-
-        Raises:
-            WireError: It is not an answer.
-        """
-        match parse_map(body):
-            case {"refusal": str(refusal), "manifest": bytes(manifest), "changes": None | list() as rows}:
-                return cls(refusal[:_MAX_TEXT], manifest, None if rows is None else parse_changes(rows))
-            case _:
-                raise WireError("not an answer about weights")
+        try:
+            body = read_frame(file, self.limit)
+        except ProtocolError as error:
+            raise WireError(str(error)) from error
+        if body is None:
+            raise WireError("a message is cut off")
+        return self.decode(body)
 
 
-def body_length(prefix: bytes, limit: int) -> int:
-    """Return what a message's first bytes say about the length of the rest.
-
-    Raises:
-        WireError: It is over ``limit``.
-    """
-    length: int = LENGTH.unpack(prefix)[0]
-    if length > limit:
-        raise WireError(f"a message of {length} bytes is over the limit of {limit}")
-    return length
-
-
-def parse_map(body: bytes) -> dict[str, object]:
-    """Return a msgpack map.
-
-    Raises:
-        WireError: It is none.
-    """
-    try:
-        fields = msgpack.unpackb(body)
-    # msgpack raises a zoo of types, all of which mean the same.
-    except Exception as error:
-        raise WireError(f"a message is not msgpack: {error}") from error
-    if not isinstance(fields, dict):
-        raise WireError("a message is not a map")
-    return fields
-
-
-def parse_changes(rows: list[object]) -> tuple[Change, ...]:
-    """Return the table of a delta. Whether it fits a layout is not looked at.
-
-    Raises:
-        WireError: It is none.
-    """
-    return tuple(_change(row) for row in rows)
-
-
-def _change(row: object) -> Change:
-    match row:
-        case [int(tensor), int(count), int(width)]:
-            return Change(tensor, count, width)
-        case _:
-            raise WireError("a change is not [tensor, count, width]")
-
-
-def _packed(fields: dict[str, Any], limit: int) -> bytes:
-    body: bytes = msgpack.packb(fields)
-    if len(body) > limit:
-        raise WireError(f"a message of {len(body)} bytes is over the limit of {limit}")
-    return body
+HELLO: _Wire[Hello] = _Wire(Hello, limit=2048)
+REQUEST: _Wire[WeightsRequest] = _Wire(WeightsRequest, limit=4096)
+ANSWER: _Wire[WeightsAnswer] = _Wire(WeightsAnswer, limit=MAX_ANSWER_BYTES)
+LINK: _Wire[LinkOffer | StoreEntry] = _Wire(LinkOffer | StoreEntry, limit=MAX_ANSWER_BYTES)
+ENTRY: _Wire[StoreEntry] = _Wire(StoreEntry, limit=64 << 10)
+DELTA: _Wire[DeltaHead] = _Wire(DeltaHead, limit=MAX_ANSWER_BYTES)

@@ -15,7 +15,6 @@ from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
 from workers.cli.console import console
-from workers.cli.set_option import GIVEN
 from workers.preconditions import PRECONDITIONS, problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a file of settings.")
@@ -58,7 +57,7 @@ def show(
         name, _, key = path.partition(".")
         if section in {None, name}:
             value = getattr(getattr(settings, name), key)
-            origin = "command line" if path in GIVEN else origins.of(path) or "default"
+            origin = origins.of(path) or "default"
             facts[path] = {"value": _shown(path, value), "from": origin}
             table.add_row(path, _text(path, value), origin)
     if as_json:

@@ -92,6 +92,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
     for label, value in (
         ("Reward plot", folder / PLOT),
         ("Summary", folder / SUMMARY),
+        ("Settings", options.mesh_file),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
         ("Ask it", f'{program()} ask "copy 3 1 4 =" --model {summary.model}'),
         ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),

@@ -1,6 +1,5 @@
 """``trinity-bus run``: one service of the mesh, in the foreground."""
 
-import os
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console
 from workers.cli.connection import connected_settings
+from workers.cli.set_option import set_option
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run one service of the mesh.")
 
@@ -50,8 +50,7 @@ def explorer(
     """Run workflows against a vLLM engine and publish experiences."""
     settings = connected_settings()
     if name is not None:
-        # Through the environment, so that it is checked as every setting is.
-        os.environ["TRINITY_BUS_EXPLORER__NAME"] = name
+        set_option(f"explorer.name={name}")
         settings = connected_settings()
     from workers.explorer.service import run
 

@@ -6,10 +6,8 @@ import typer
 
 from trinity_bus.config import env_name, setting_fields
 from trinity_bus.config.messages import nearest
+from trinity_bus.config.origins import OPTIONS
 from trinity_bus.config.sections import is_secret
-
-GIVEN: set[str] = set()
-"""The settings that the command line gives."""
 
 
 def set_option(text: str) -> None:
@@ -32,4 +30,4 @@ def set_option(text: str) -> None:
     for variable in [variable for variable in os.environ if variable.upper() == env_name(path)]:
         del os.environ[variable]
     os.environ[env_name(path)] = value
-    GIVEN.add(path)
+    OPTIONS.add(path)

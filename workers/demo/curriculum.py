@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Literal
 
 from schemas.codec import decode
-from schemas.task import Sampling, Task
+from schemas.sampling import Sampling
+from schemas.task import Task
 
 MAX_TOKENS = 4
 """Three digits and the end."""

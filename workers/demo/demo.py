@@ -33,8 +33,8 @@ from workers.demo.curriculum import eval_batch_id, eval_tasks, load_tasks, train
 from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, has_learned, plot, step_summaries
-from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, service_environment
-from workers.runs import MODEL, SUMMARY, program
+from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
+from workers.runs import MODEL, SUMMARY
 
 AHEAD: Final = 2
 """Train batches in the log beyond those that are trained."""
@@ -128,10 +128,11 @@ async def _run(settings: Settings, options: DemoOptions, display: Display, clock
     began = clock.begin("start Kafka")
     async with mesh.broker(settings, options, display.note) as broker:
         kafka = broker.kafka
+        write_mesh_file(options, kafka)
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
-        display.note(f"Look on from another terminal: {hint(service_environment(options, kafka))} {program()} status")
-        async with mesh.services(options, kafka) as supervisor, _client(kafka) as (producer, follower):
+        display.note(f"Look on from another terminal: {hint(options)} status")
+        async with mesh.services(settings, options) as supervisor, _client(kafka) as (producer, follower):
             checks = (broker.check, supervisor.check)
             return await _Lesson(options, display, clock, checks, producer=producer, follower=follower).run()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from trinity_bus.broker import EmbeddedBroker
@@ -15,9 +15,8 @@ from workers.demo.settings import (
     available_cores,
     command,
     demo_namespace,
-    explorer_environment,
+    explorer_options,
     service_environment,
-    trainer_environment,
 )
 from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor
 
@@ -100,39 +99,27 @@ async def broker(settings: Settings, options: DemoOptions, note: Callable[[str],
             raise
 
 
-def specs(options: DemoOptions, kafka: KafkaSettings) -> list[ServiceSpec]:
+def specs(options: DemoOptions, environment: Mapping[str, str]) -> list[ServiceSpec]:
     """Return what to run. Explorers and trainer are the last to start and the first to stop."""
-    shared = service_environment(options, kafka)
+
+    def spec(name: str, service: str, *, stage: int, own: Sequence[str] = ()) -> ServiceSpec:
+        arguments = command("--config", str(options.mesh_file), *own, "run", service)
+        return ServiceSpec(name=name, command=arguments, env=environment, grace_s=_GRACE_S, stage=stage)
+
     cores = available_cores()
-    found = [
-        ServiceSpec(name="coordinator", command=command("run", "coordinator"), env=shared, grace_s=_GRACE_S),
-        ServiceSpec(
-            name="trainer",
-            command=command("run", "trainer"),
-            env=shared | trainer_environment(options),
-            grace_s=_GRACE_S,
-            stage=1,
-        ),
+    explorers = [
+        spec(name, "explorer", stage=1, own=explorer_options(options, index, cores))
+        for index, name in enumerate(options.explorer_names)
     ]
-    for index, name in enumerate(options.explorer_names):
-        found.append(
-            ServiceSpec(
-                name=name,
-                command=command("run", "explorer"),
-                env=shared | explorer_environment(options, index, cores),
-                grace_s=_GRACE_S,
-                stage=1,
-            )
-        )
-    return found
+    return [spec("coordinator", "coordinator", stage=0), spec("trainer", "trainer", stage=1), *explorers]
 
 
 @asynccontextmanager
-async def services(options: DemoOptions, kafka: KafkaSettings) -> AsyncIterator[Supervisor]:
+async def services(settings: Settings, options: DemoOptions) -> AsyncIterator[Supervisor]:
     """All services, launched; stopped at the end, however it comes."""
     supervisor = Supervisor(options.run_dir)
     try:
-        for spec in specs(options, kafka):
+        for spec in specs(options, service_environment(settings)):
             supervisor.launch(spec)
         yield supervisor
     finally:

@@ -1,4 +1,7 @@
-"""What the demo asks of each service: settings of one mesh on one small machine, as environment variables.
+"""What the demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
+
+The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
+other settings but secrets, which stay in the environment, and explorers their names and cores.
 
 The figures of training were chosen by trying. Most runs answer every held-out prompt after 22 to 31 steps.
 What matters: 16 samples a task (with 8 it takes half as many steps again), 8 updates a batch, a second moment of Adam
@@ -9,15 +12,22 @@ before it has tried the tenth, since the few groups that still teach something t
 
 import math
 import os
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trinity_bus.config import KafkaSettings
+from pydantic import SecretStr
+
+from trinity_bus.config import CONFIG_VARIABLE, KafkaSettings, Origins, Settings, env_name, setting_fields
+from trinity_bus.config.names import FILE_SUFFIX
+from trinity_bus.config.sections import is_secret
+from trinity_bus.config.template import rendered
 from workers.demo.curriculum import MAX_TOKENS
 from workers.demo.model import MAX_LENGTH
+from workers.runs import program
 
 BATCH_SIZE: Final = 64
 """Tasks a step."""
@@ -54,6 +64,11 @@ class DemoOptions:
         return self.run_dir / "initial-model"
 
     @property
+    def mesh_file(self) -> Path:
+        """The settings of all services."""
+        return self.run_dir / "mesh.toml"
+
+    @property
     def checkpoint_dir(self) -> Path:
         """The trainer's checkpoints."""
         return self.run_dir / "checkpoints"
@@ -64,62 +79,82 @@ class DemoOptions:
         return [f"explorer-{i}" for i in range(self.explorers)]
 
 
-def service_environment(options: DemoOptions, kafka: KafkaSettings) -> dict[str, str]:
-    """Return the settings that all services share.
-
-    Only what differs from the environment is named: how to log in to a cluster, say, is inherited.
-    """
+def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:
+    """Return what the demo decides for all services, by the places of the settings."""
+    # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
+    slots = math.ceil(BATCH_SIZE / options.explorers)
     return {
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
-        "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
-        "TRINITY_BUS_MESH__MODEL_PATH": str(options.model_dir.resolve()),
-        "TRINITY_BUS_MESH__DTYPE": "float32",
-        "TRINITY_BUS_MESH__MAX_MODEL_LEN": str(MAX_LENGTH),
-        "TRINITY_BUS_MESH__MAX_TOKENS": str(MAX_TOKENS),
-        "TRINITY_BUS_TELEMETRY__RUN_DIR": str(options.run_dir.resolve()),
-        "TRINITY_BUS_COORDINATOR__BATCH_SIZE": str(BATCH_SIZE),
-        "TRINITY_BUS_COORDINATOR__GROUP_SIZE": str(GROUP_SIZE),
-        "TRINITY_BUS_COORDINATOR__MAX_STALENESS": str(options.max_staleness),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
+        "mesh.namespace": kafka.namespace,
+        "mesh.model_path": options.model_dir.resolve(),
+        "mesh.dtype": "float32",
+        "mesh.max_model_len": MAX_LENGTH,
+        "mesh.max_tokens": MAX_TOKENS,
+        "kafka.bootstrap_servers": kafka.bootstrap_servers,
+        "coordinator.batch_size": BATCH_SIZE,
+        "coordinator.group_size": GROUP_SIZE,
+        "coordinator.max_staleness": options.max_staleness,
+        # The same for all of them: what a task draws does not hang on who runs it.
+        "explorer.seed": options.seed,
+        "explorer.slots": slots,
+        "explorer.max_num_seqs": slots * GROUP_SIZE,
+        "explorer.cpu_kvcache_gib": 0.5,
+        "trainer.checkpoint_dir": options.checkpoint_dir.resolve(),
+        "trainer.total_steps": options.steps,
+        "trainer.learning_rate": LEARNING_RATE,
+        "trainer.entropy_coef": ENTROPY_COEF,
+        "trainer.warmup_steps": 3,
+        "trainer.mini_batches": 8,
+        "trainer.adam_beta2": 0.99,
+        "trainer.seed": options.seed,
+        "trainer.threads": 1,
+        "trainer.bucket_mib": 8,
+        "telemetry.run_dir": options.run_dir.resolve(),
     }
 
 
-def explorer_environment(options: DemoOptions, index: int, cores: Sequence[int]) -> dict[str, str]:
-    """Return settings of one explorer; each engine computes on a core of its own as long as there are enough.
+def write_mesh_file(options: DemoOptions, kafka: KafkaSettings) -> None:
+    """Write the settings of this run: those that the user has given, where the demo does not decide."""
+    settings, origins = Settings(), Origins(Settings)
+    given = {
+        path: getattr(getattr(settings, section), name)
+        for path, field in setting_fields().items()
+        for section, _, name in [path.partition(".")]
+        if origins.of(path) is not None and not is_secret(field)
+    }
+    head = (
+        "The settings of this run, as the demo has written them. Each explorer has been given a name and a core "
+        "beside: `trinity-bus --config mesh.toml --set explorer.name=explorer-0 --set explorer.cpu_cores=0 run "
+        "explorer`. `trinity-bus --config mesh.toml config show` tells what they are together with the defaults."
+    )
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    options.mesh_file.write_text(rendered(head, given | mesh_settings(options, kafka)), encoding="utf-8")
+
+
+def service_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of the services: this one, without settings, which are in the file, but with secrets."""
+    fields = setting_fields()
+    in_file = {env_name(path) for path, field in fields.items() if not is_secret(field)} | {CONFIG_VARIABLE}
+    kept = {name: value for name, value in os.environ.items() if name.upper() not in in_file}
+    names = {name.upper() for name in kept}
+    for path in [path for path, field in fields.items() if is_secret(field)]:
+        section, _, name = path.partition(".")
+        secret: SecretStr | None = getattr(getattr(settings, section), name)
+        if secret is not None and not {env_name(path), env_name(path) + FILE_SUFFIX} & names:
+            # From the user's own file, which services do not read.
+            kept[env_name(path)] = secret.get_secret_value()
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> list[str]:
+    """Return what one explorer alone is told; each engine computes on a core of its own while there are enough.
 
     Args:
         options: The user's.
         index: Which explorer, from 0.
         cores: The cores that this process may use.
     """
-    # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
-    slots = math.ceil(BATCH_SIZE / options.explorers)
-    return {
-        "TRINITY_BUS_EXPLORER__NAME": options.explorer_names[index],
-        # The same for all of them: what a task draws does not hang on who runs it.
-        "TRINITY_BUS_EXPLORER__SEED": str(options.seed),
-        "TRINITY_BUS_EXPLORER__SLOTS": str(slots),
-        "TRINITY_BUS_EXPLORER__MAX_NUM_SEQS": str(slots * GROUP_SIZE),
-        "TRINITY_BUS_EXPLORER__CPU_KVCACHE_GIB": "0.5",
-        "TRINITY_BUS_EXPLORER__CPU_CORES": str(cores[index % len(cores)]),
-    }
-
-
-def trainer_environment(options: DemoOptions) -> dict[str, str]:
-    """Return the settings of the trainer."""
-    return {
-        "TRINITY_BUS_TRAINER__CHECKPOINT_DIR": str(options.checkpoint_dir.resolve()),
-        "TRINITY_BUS_TRAINER__TOTAL_STEPS": str(options.steps),
-        "TRINITY_BUS_TRAINER__LEARNING_RATE": str(LEARNING_RATE),
-        "TRINITY_BUS_TRAINER__ENTROPY_COEF": str(ENTROPY_COEF),
-        "TRINITY_BUS_TRAINER__WARMUP_STEPS": "3",
-        "TRINITY_BUS_TRAINER__MINI_BATCHES": "8",
-        "TRINITY_BUS_TRAINER__ADAM_BETA2": "0.99",
-        "TRINITY_BUS_TRAINER__SEED": str(options.seed),
-        "TRINITY_BUS_TRAINER__THREADS": "1",
-        "TRINITY_BUS_TRAINER__BUCKET_MIB": "8",
-    }
+    name, core = options.explorer_names[index], cores[index % len(cores)]
+    return ["--set", f"explorer.name={name}", "--set", f"explorer.cpu_cores={core}"]
 
 
 def command(*arguments: str) -> list[str]:
@@ -138,8 +173,6 @@ def demo_namespace(configured: KafkaSettings, run_id: str) -> KafkaSettings:
     return configured.model_copy(update={"namespace": namespace})
 
 
-def hint(environment: Mapping[str, str]) -> str:
-    """Return what to put before a ``trinity-bus`` command so that it talks to this mesh."""
-    names = ("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "TRINITY_BUS_MESH__NAMESPACE")
-    defaults = {"TRINITY_BUS_MESH__NAMESPACE": KafkaSettings().namespace}
-    return " ".join(f"{name}={environment[name]}" for name in names if environment[name] != defaults.get(name))
+def hint(options: DemoOptions) -> str:
+    """Return the beginning of a ``trinity-bus`` command that talks to this mesh."""
+    return f"{program()} --config {shlex.quote(str(options.mesh_file))}"

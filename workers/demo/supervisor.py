@@ -12,10 +12,9 @@ leaves no process behind; and where this process is killed, its children are too
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,8 +48,8 @@ class ServiceSpec:
     name: str
     """Unique; the name of its log file."""
     command: Sequence[str | Path]
-    env: Mapping[str, str] = field(default_factory=dict)
-    """On top of this process's environment."""
+    env: Mapping[str, str] | None = None
+    """Its environment. Unset: that of this process."""
     ready: Callable[[], bool] | None = None
     """Called again and again until it says that the service is ready. Unset: ready as soon as it runs."""
     ready_timeout_s: float = 120.0
@@ -70,7 +69,7 @@ class _Service:
         self.child = self._spawn()
 
     def _spawn(self) -> Child:
-        return Child(self.spec.command, env={**os.environ, **self.spec.env}, output=self.log)
+        return Child(self.spec.command, env=self.spec.env, output=self.log)
 
     def check(self) -> None:
         """Start it again where it has ended and may be; else raise."""

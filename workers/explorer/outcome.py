@@ -84,6 +84,7 @@ def finished(
         seconds=seconds,
         error=_missing(len(runs), order.repeat_times, error) if missing else None,
         pieces=list(pieces),
+        runs=sorted(runs) if missing else [],
     )
 
 

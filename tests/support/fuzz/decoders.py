@@ -1,6 +1,7 @@
 """Every decoder, with messages that it takes and the errors that it may raise."""
 
 import contextlib
+import io
 import json
 import struct
 import tempfile
@@ -27,9 +28,10 @@ from trinity_bus.runners import control, messages
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
+from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
 from trinity_bus.weights.manifest import TransferManifest
-from trinity_bus.weights.wire import MAX_ANSWER_BYTES, WeightsAnswer, WeightsRequest, body_length
+from trinity_bus.weights.wire import ANSWER, DELTA, LINK, REQUEST, DeltaHead, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
 from workers.coordinator.spans import sound
 from workers.explorer import outcome
@@ -71,9 +73,7 @@ def targets(folder: Path) -> list[Target]:
     large = _large_records()
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     commands = [_json(value) for value in records if value[:1] != b"\x92" and _is_command(value)]
-    request, answer = (
-        one.pack()[4:] for one in (WeightsRequest(3, "0" * 64, None), WeightsAnswer(manifest=_weight_manifest()))
-    )
+    request, answer = REQUEST.encode(WeightsRequest(3, "0" * 64)), ANSWER.encode(WeightsAnswer("", _weight_manifest()))
     positions = pack_positions({("tasks", 0): 7, ("explorer-events", 3): 1})
     return [
         Target("records", _record, (DecodeError,), records, 6),
@@ -93,9 +93,12 @@ def targets(folder: Path) -> list[Target]:
         ),
         Target("tensor files", partial(_tensor_file, folder), (TensorFileError, OSError), [_safetensors()], 0.7),
         Target("manifests of weights", _manifest, (ManifestError,), [_weight_manifest()], 1),
-        Target("requests for weights", WeightsRequest.unpack, (WireError,), [request], 0.7),
-        Target("answers about weights", WeightsAnswer.unpack, (WireError,), [answer], 0.7),
-        Target("lengths", _length, (WireError,), [b"\0\0\0\1"], 0.1),
+        Target("requests for weights", REQUEST.decode, (WireError,), [request], 0.7),
+        Target("answers about weights", ANSWER.decode, (WireError,), [answer], 0.7),
+        Target("messages of links", LINK.decode, (WireError,), [LINK.encode(StoreEntry("k", b"v"))], 0.3),
+        Target(
+            "heads of deltas", _delta_head, (WireError,), [DELTA.frame(DeltaHead("a", "b", (Change(1, 2, 1),)))], 0.3
+        ),
         Target("positions", unpack_positions, (StateError,), [positions], 0.4),
         Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
     ]
@@ -260,8 +263,8 @@ def _tensor_file(folder: Path, value: bytes) -> None:
             file.read_into(meta.name, memoryview(bytearray(meta.nbytes)))
 
 
-def _length(value: bytes) -> int:
-    return body_length(value[:4].ljust(4), MAX_ANSWER_BYTES)
+def _delta_head(value: bytes) -> DeltaHead:
+    return DELTA.read(io.BytesIO(value))
 
 
 def _weight_manifest() -> bytes:

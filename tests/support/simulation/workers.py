@@ -117,6 +117,8 @@ class Explorer:
         done = {"completed": order.repeat_times, "failed": 0}.get(status)
         if done is None:
             done = rng.randrange(1, order.repeat_times)
+        # Which ones is drawn beside the history, which is then the same whether they are kept or not.
+        runs = sorted(random.Random(offset).sample(runs_of(order), done))  # noqa: S311 - histories, not secrets
         position = Position(partition=0, offset=offset) if done and order.batch_type == "train" else None
         event = RolloutFinished(
             explorer=self.name,
@@ -135,11 +137,13 @@ class Explorer:
             version_max=self.version if done else -1,
             seconds=rng.lognormvariate(0, 1),
             error=None if status == "completed" else "ValueError: made up",
+            # Those of the version before do not say it.
+            runs=runs if status == "partial" and offset % 5 else [],
         )
         if not done:
             return event, None
         where = None if position is None else (position.partition, position.offset)
-        return event, Produced(where, tuple(runs_of(order)[:done]), attempt.version_min, fixed=self.fixed)
+        return event, Produced(where, tuple(runs), attempt.version_min, fixed=self.fixed)
 
     def synced(self, version: ModelVersion, *, ok: bool) -> WeightsSynced:
         return WeightsSynced(

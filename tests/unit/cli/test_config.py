@@ -63,6 +63,7 @@ def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(
     (tmp_path / "m.toml").write_text(
         "[mesh]\nmodel = 'of-file'\nnamespace = 'of-file'\n[kafka]\nsasl_password = 'hunter2'\n[trainer]\nseed = 3\n"
     )
+    (tmp_path / "m.toml").chmod(0o600)
     password = tmp_path / "password"
     password.write_text("hunter3")
     given = environment | {
@@ -77,7 +78,7 @@ def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(
     assert set(shown) == set(setting_fields())
     assert shown["mesh.model"] == {"value": "of-file", "from": "m.toml:2"}
     assert shown["mesh.namespace"] == {"value": "of-environment", "from": "TRINITY_BUS_MESH__NAMESPACE"}
-    assert shown["trainer.seed"] == {"value": 5, "from": "command line"}
+    assert shown["trainer.seed"] == {"value": 5, "from": "--set trainer.seed"}
     assert shown["coordinator.tick_s"] == {"value": 0.25, "from": "default"}
     assert shown["kafka.sasl_password"] == {"value": "(set)", "from": "m.toml:5"}
     assert shown["access.admin_password"]["from"] == "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE"
@@ -99,9 +100,9 @@ def test_all_that_is_wrong_is_told_at_once(environment: dict[str, str], tmp_path
     done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
     assert done.returncode == 2
     said = done.stderr.splitlines()
-    assert "TRINITY_BUS_MESH__DTYPE=float16: the trainer trains in bfloat16 or float32" in said
-    assert "TRINITY_BUS_TRAINER__CHECKPOINT_DIR is not set: it is needed to go on after a restart" in said
-    assert len([line for line in said if "TRINITY_BUS_SYNCHRONIZER__" in line]) == 1, said
+    assert "mesh.dtype (mesh.toml:2) is float16: the trainer trains in bfloat16 or float32" in said
+    assert "trainer.checkpoint_dir is not set: it is needed to go on after a restart" in said
+    assert len([line for line in said if "set coordinator.max_staleness (mesh.toml:4) to 1 or more" in line]) == 1, said
     done = trinity_bus(environment, tmp_path, "config", "check", "coordinator")
     assert done.returncode == 0, done.stderr
 

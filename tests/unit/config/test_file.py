@@ -54,6 +54,7 @@ def test_every_mistake_is_told_with_its_line(mesh_toml: Path, monkeypatch: pytes
 
 def test_a_secret_of_the_file_is_not_shown(mesh_toml: Path) -> None:
     mesh_toml.write_text("[kafka]\nsasl_password = 17\nsasl_passwrod = 'hunter2'\n")
+    mesh_toml.chmod(0o600)
     with pytest.raises(ConfigError) as caught:
         Settings()
     assert f"{mesh_toml}:2: kafka.sasl_password=(secret): input should be a valid string" in str(caught.value)
@@ -76,3 +77,47 @@ def test_a_file_that_cannot_be_used_is_named(mesh_toml: Path, content: bytes | N
     with pytest.raises(ConfigError, match=complaint) as caught:
         Settings()
     assert str(mesh_toml) in str(caught.value)
+
+
+def test_settings_that_contradict_each_other_are_told_with_where_each_comes_from(
+    mesh_toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_bus.config.origins.OPTIONS", {"kafka.security_protocol"})
+    mesh_toml.write_text(
+        "[mesh]\nmax_tokens = 2048\n[coordinator]\nheartbeat_s = 2\n[synchronizer]\ntls_cafile = 'mesh.toml'\n"
+    )
+    monkeypatch.chdir(mesh_toml.parent)
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("TRINITY_BUS_MESH__MAX_MODEL_LEN", "100")
+    monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD", "checkpoint")
+    with pytest.raises(WrongSettingsError) as caught:
+        Settings()
+    assert caught.value.problems == [
+        (
+            f"mesh.max_tokens ({mesh_toml}:2) is 2048, which leaves no room for prompts: "
+            "TRINITY_BUS_MESH__MAX_MODEL_LEN is 100"
+        ),
+        "kafka.sasl_username is not set: --set kafka.security_protocol is SASL_SSL",
+        f"coordinator.takeover_s=1.5: must be more than twice coordinator.heartbeat_s ({mesh_toml}:4), which is 2.0",
+        (
+            f"synchronizer.tls_cafile ({mesh_toml}:6) is set, and TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD is checkpoint, "
+            "which cannot be encrypted: only memory can"
+        ),
+    ]
+
+
+def test_a_secret_that_others_may_read_is_refused(mesh_toml: Path) -> None:
+    mesh_toml.write_text("[mesh]\nmodel = 'm'\n[kafka]\nsasl_password = 'hunter2'\n")
+    for mode in (0o644, 0o640, 0o604, 0o660):
+        mesh_toml.chmod(mode)
+        with pytest.raises(ConfigError, match="is a secret, and others may read") as caught:
+            Settings()
+        assert str(caught.value) == (
+            f"{mesh_toml}:4: kafka.sasl_password is a secret, and others may read or write the file (mode {mode:04o}): "
+            f"chmod 600 {mesh_toml}, or name a file of the secret with TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE"
+        )
+    mesh_toml.chmod(0o600)
+    assert Settings().kafka.sasl_password is not None
+    mesh_toml.write_text("[mesh]\nmodel = 'm'\n")
+    mesh_toml.chmod(0o644)
+    assert Settings().mesh.model == "m"

@@ -1,54 +1,100 @@
-"""The services' environments are what their settings take."""
+"""The services' settings are a file in the run's folder, in which nothing of the user's is lost but secrets."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
 from workers.demo.mesh import specs
-from workers.demo.settings import DemoOptions, demo_namespace, hint, service_environment
+from workers.demo.settings import DemoOptions, demo_namespace, hint, service_environment, write_mesh_file
 
 KAFKA = KafkaSettings(bootstrap_servers="127.0.0.1:9999", namespace="trinity")
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> DemoOptions:
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoOptions:
+    for name in [name for name in os.environ if name.startswith("TRINITY_BUS_")]:
+        monkeypatch.delenv(name)
     return DemoOptions(run_dir=tmp_path / "run", seed=7, steps=9, explorers=3, max_staleness=1)
 
 
-@pytest.mark.parametrize("index", range(5))
-def test_each_service_gets_settings_that_are_valid(
-    options: DemoOptions, index: int, monkeypatch: pytest.MonkeyPatch
+def read(options: DemoOptions, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The settings as a service reads them."""
+    with monkeypatch.context() as patch:
+        for name in list(os.environ):
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setenv("TRINITY_BUS_CONFIG", str(options.mesh_file))
+        return Settings()
+
+
+def test_the_file_is_valid_and_says_what_the_demo_decides(
+    options: DemoOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in os.environ if name.startswith("TRINITY_BUS_")]:
-        monkeypatch.delenv(name)
-    spec = specs(options, KAFKA)[index]
-    for name, value in spec.env.items():
-        monkeypatch.setenv(name, value)
-    settings = Settings()
+    write_mesh_file(options, KAFKA)
+    settings = read(options, service_environment(Settings()), monkeypatch)
     assert settings.kafka.bootstrap_servers == KAFKA.bootstrap_servers
     assert settings.coordinator.max_staleness == 1
     assert settings.telemetry.run_dir == options.run_dir
-    if spec.name == "trainer":
-        assert (settings.trainer.total_steps, settings.trainer.seed) == (9, 7)
-    if spec.name.startswith("explorer"):
-        assert (settings.explorer.name, settings.explorer.seed) == (spec.name, 7)
-        assert settings.explorer.model_path == str(options.model_dir)
+    assert (settings.trainer.total_steps, settings.trainer.seed) == (9, 7)
+    assert settings.explorer.seed == 7
+    assert settings.explorer.model_path == str(options.model_dir)
+    assert "# Tasks in a batch that names no size of its own.\nbatch_size = 64\n" in options.mesh_file.read_text()
 
 
-def test_names_and_stages(options: DemoOptions) -> None:
-    found = specs(options, KAFKA)
+def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:
+    write_mesh_file(options, KAFKA)
+    program = [sys.executable, "-m", "workers.cli.app"]
+    command = [*program, "--config", str(options.mesh_file), "config", "show", "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    line = options.mesh_file.read_text().splitlines().index("total_steps = 9") + 1
+    assert shown["trainer.total_steps"] == {"value": 9, "from": f"{options.mesh_file}:{line}"}
+
+
+def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_stay_out_of_the_file(
+    options: DemoOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        "[kafka]\nsecurity_protocol = 'SASL_PLAINTEXT'\nsasl_username = 'me'\nsasl_password = 'hunter2'\n"
+        "[trainer]\nobjective_options = { 'a b' = 1, c = 'x' }\n"
+    )
+    own.chmod(0o600)
+    monkeypatch.setenv("TRINITY_BUS_CONFIG", str(own))
+    monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE", "mine")
+    monkeypatch.setenv("trinity_bus_coordinator__batch_size", "3")
+    monkeypatch.setenv("TRINITY_BUS_COORDINATOR__TASK_TIMEOUT_S", "17")
+    write_mesh_file(options, KAFKA)
+    environment = service_environment(Settings())
+    assert [name for name in environment if name.upper().startswith("TRINITY_BUS_")] == [
+        "TRINITY_BUS_KAFKA__SASL_PASSWORD"
+    ]
+    settings = read(options, environment, monkeypatch)
+    assert settings.kafka.namespace == "trinity"
+    assert (settings.coordinator.batch_size, settings.coordinator.task_timeout_s) == (64, 17)
+    assert settings.trainer.objective_options == {"a b": 1, "c": "x"}
+    assert settings.kafka.sasl_username == "me"
+    assert settings.kafka.sasl_password is not None
+    assert settings.kafka.sasl_password.get_secret_value() == "hunter2"
+    assert "hunter2" not in options.mesh_file.read_text()
+
+
+def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) -> None:
+    found = specs(options, {})
     assert [spec.name for spec in found] == ["coordinator", "trainer", "explorer-0", "explorer-1", "explorer-2"]
     # The coordinator hears the last words of the others.
     assert [spec.stage for spec in found] == [0, 1, 1, 1, 1]
+    assert "explorer.name=explorer-2" in found[-1].command
 
 
 def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:
     assert demo_namespace(KAFKA, "20250101-seed0").namespace == "trinity.20250101-seed0"
 
 
-def test_the_hint_names_only_what_is_not_the_default(options: DemoOptions) -> None:
-    assert hint(service_environment(options, KAFKA)) == "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:9999"
-    other = demo_namespace(KAFKA, "x")
-    assert hint(service_environment(options, other)).endswith(" TRINITY_BUS_MESH__NAMESPACE=trinity.x")
+def test_the_hint_names_the_file(options: DemoOptions) -> None:
+    assert hint(options).endswith(f" --config {options.mesh_file}")

@@ -96,7 +96,9 @@ def test_stages_stop_in_reverse_order(tmp_path: Path) -> None:
 
 async def test_the_environment_is_extended(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
-        supervisor.launch(ServiceSpec(name="env", command=["sh", "-c", "echo $COLOUR $PATH"], env={"COLOUR": "blue"}))
+        supervisor.launch(
+            ServiceSpec(name="env", command=["sh", "-c", "echo $COLOUR $PATH"], env={**os.environ, "COLOUR": "blue"})
+        )
         with pytest.raises(ServiceDiedError):
             await supervisor.watch()
     assert (tmp_path / "logs/env.log").read_text() == f"blue {os.environ['PATH']}\n"

@@ -176,7 +176,7 @@ def test_every_file_that_is_mounted_is_there(path: Path) -> None:
 
 def test_the_images_have_the_version_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert DEFAULTS["TRINITY_BUS_VERSION"] == project["version"]
+    assert DEFAULTS["IMAGE_VERSION"] == project["version"]
 
 
 def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:

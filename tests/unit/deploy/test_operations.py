@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trinity_bus.config import Settings
+from trinity_bus.config import sections, setting_fields
 from workers.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[3]
@@ -48,9 +48,6 @@ def test_every_command_of_the_page_exists() -> None:
 
 
 def test_every_setting_of_the_page_exists() -> None:
-    settings = Settings()
-    sections = "|".join(Settings.model_fields)
-    named = set(re.findall(rf"`({sections})\.(\w+)`", PAGE))
+    named = set(re.findall(rf"`((?:{'|'.join(sections())})\.\w+)`", PAGE))
     assert named
-    for section, name in named:
-        assert hasattr(getattr(settings, section), name), f"{section}.{name}"
+    assert named <= set(setting_fields())

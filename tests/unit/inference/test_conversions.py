@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import Sampling
+from schemas import Sampling, StructuredOutputs
 from trinity_bus.inference.completion import completion_of, version_spans
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.launch import parse_cores
@@ -80,3 +80,19 @@ def test_spans_ascend_and_empty_ones_are_left_out(parts: list[tuple[str, int]]) 
 def test_core_lists_name_every_core(ranges: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in ranges)
     assert parse_cores(text) == {core for first, more in ranges for core in range(first, first + more + 1)}
+
+
+def test_options_go_by_vllms_names_and_shapes() -> None:
+    wished = Sampling(
+        min_p=0.1,
+        min_tokens=2,
+        logit_bias={"5": 2.0},
+        bad_words=[],
+        ignore_eos=True,
+        structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
+    )
+    given = sampling_arguments(wished, 1, temperature=0.7, max_tokens=9)
+    assert (given["min_p"], given["min_tokens"], given["ignore_eos"]) == (0.1, 2, True)
+    assert given["logit_bias"] == {5: 2.0}
+    assert given["structured_outputs"] == {"json": {"type": "object"}}
+    assert "bad_words" not in given

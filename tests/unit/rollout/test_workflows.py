@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from schemas.task import Message, Sampling, Task
+from schemas.message import FunctionSchema, Message, Tool
+from schemas.sampling import Sampling
+from schemas.task import Task
 from trinity_bus.rollout import (
     REGISTRY,
     Rollout,
@@ -59,6 +61,7 @@ class WordTokenizer:
         assert tokenize
         assert not return_dict
         text = " ".join(f"{message['role']} {message['content']}" for message in conversation)
+        text = "".join(f"tool {tool['function']['name']} " for tool in tools or []) + text
         return self.encode(text + " assistant", add_special_tokens=False)
 
 
@@ -140,6 +143,17 @@ def test_messages_go_through_the_chat_template() -> None:
     assert tokenizer.decode(prompt_tokens(task, tokenizer)) == "user 2 + 2 ? assistant"
     with pytest.raises(WorkflowError, match="has no chat template; send a prompt"):
         prompt_tokens(task, WordTokenizer())
+
+
+def test_the_chat_template_is_told_of_the_tasks_tools() -> None:
+    tokenizer = WordTokenizer("a template")
+    task = Task(
+        task_id="t",
+        workflow="agent",
+        messages=[Message(role="user", content="2 + 2 ?")],
+        tools=[Tool(function=FunctionSchema(name="add"))],
+    )
+    assert tokenizer.decode(prompt_tokens(task, tokenizer)).startswith("tool add user 2 + 2 ?")
 
 
 def test_a_prompt_is_needed_and_only_one() -> None:

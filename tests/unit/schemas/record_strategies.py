@@ -15,7 +15,9 @@ from schemas import (
     Cancel,
     CancelTasks,
     CommandReply,
+    ContentPart,
     CoordinatorHeartbeat,
+    Demonstration,
     Dispatch,
     ExperienceGroup,
     ExperiencePiece,
@@ -23,11 +25,15 @@ from schemas import (
     ExplorerLeft,
     FinalizeBatch,
     FinalizeUpgrade,
+    FunctionCall,
+    FunctionSchema,
+    LeftOut,
     ManifestEntry,
     Member,
     Message,
     ModelVersion,
     Position,
+    Preference,
     PublishedVersion,
     PublishVersion,
     ResultPart,
@@ -41,12 +47,17 @@ from schemas import (
     Sampling,
     SkipBatch,
     SkippedBatch,
+    StepBegun,
+    StepGroup,
     StepTrained,
+    StructuredOutputs,
     SubmitBatch,
     Superseded,
     Task,
     TaskResult,
     TasksetPosition,
+    Tool,
+    ToolCall,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
@@ -55,6 +66,7 @@ from schemas import (
 )
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 identifiers = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/@#-]{0,20}", fullmatch=True)
 counts = st.integers(0, 2**31 - 1)
 positive = st.integers(1, 2**31 - 1)
@@ -72,6 +84,8 @@ plain_data = st.recursive(
 )
 positions = st.builds(Position, partition=counts, offset=counts)
 result_parts = st.builds(ResultPart, attempt=positive, samples=counts, position=st.none() | positions)
+step_groups = st.builds(StepGroup, task_id=identifiers, parts=st.lists(result_parts, min_size=1, max_size=2))
+said = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 statuses = st.sampled_from(["completed", "partial", "failed", "aborted"])
 samplings = st.builds(
     Sampling,
@@ -82,13 +96,44 @@ samplings = st.builds(
     max_tokens=st.none() | st.integers(1, 4096),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop=st.none() | st.lists(text, max_size=2),
+    presence_penalty=st.none() | st.floats(-2, 2),
+    frequency_penalty=st.none() | st.floats(-2, 2),
+    repetition_penalty=st.none() | st.floats(0.01, 100),
+    stop_token_ids=st.none() | st.lists(counts, max_size=2),
+    ignore_eos=st.none() | st.booleans(),
+    min_tokens=st.none() | st.integers(0, 4096),
+    bad_words=st.none() | st.lists(words, max_size=2),
+    logit_bias=st.none() | st.dictionaries(counts.map(str), st.floats(-100, 100), max_size=2),
+    allowed_token_ids=st.none() | st.lists(counts, min_size=1, max_size=2),
+    structured_outputs=st.none()
+    | st.builds(StructuredOutputs, json_schema=st.dictionaries(text, plain_data, max_size=2))
+    | st.builds(StructuredOutputs, choice=st.lists(words, min_size=1, max_size=2)),
+    skip_special_tokens=st.none() | st.booleans(),
+    thinking_token_budget=st.none() | st.integers(0, 4096),
+)
+calls = st.builds(ToolCall, id=words, function=st.builds(FunctionCall, name=words, arguments=text))
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=text | st.lists(st.builds(ContentPart, text=text), max_size=2),
+    name=st.none() | words,
+    tool_calls=st.none() | st.lists(calls, min_size=1, max_size=2),
+    tool_call_id=st.none() | words,
+    reasoning_content=st.none() | text,
+)
+functions = st.builds(
+    FunctionSchema,
+    name=words,
+    description=st.none() | text,
+    parameters=st.none() | st.dictionaries(text, plain_data, max_size=2),
 )
 tasks = st.builds(
     Task,
     task_id=identifiers,
     workflow=identifiers,
     prompt=text,
-    messages=st.none() | st.lists(st.builds(Message, role=st.just("user"), content=text), max_size=2),
+    messages=st.none() | st.lists(messages, max_size=2),
+    tools=st.none() | st.lists(st.builds(Tool, function=functions), max_size=2),
     answer=st.none() | text,
     data=st.dictionaries(text, plain_data, max_size=3),
     batch_id=st.none() | identifiers,
@@ -223,6 +268,7 @@ records = st.one_of(
         experience=st.none() | positions,
         error=st.none() | text,
         pieces=st.lists(st.builds(ExperiencePiece, samples=positive, position=positions), max_size=3),
+        runs=st.lists(counts, max_size=3),
     ),
     st.builds(
         TrainerHeartbeat,
@@ -284,6 +330,38 @@ records = st.one_of(
         metrics=metrics,
         reason=st.none() | text,
         trace_links=st.lists(text, max_size=2),
+    ),
+    st.builds(
+        StepBegun,
+        **trainers,
+        run=identifiers,
+        step=positive,
+        batch_id=identifiers,
+        sequence=positive,
+        next_offset=counts,
+        seed=counts,
+        groups=st.lists(step_groups, max_size=3),
+        left_out=st.lists(
+            st.builds(
+                LeftOut,
+                task_id=identifiers,
+                reason=identifiers,
+                samples=st.lists(counts, min_size=1, max_size=3),
+                detail=text,
+            ),
+            max_size=2,
+        ),
+        replayed=st.lists(step_groups, max_size=2),
+        demonstrations=st.lists(positions, max_size=2),
+        skipped=st.none() | text,
+    ),
+    st.builds(Demonstration, example_id=identifiers, prompt=said, response=said, weight=st.floats(0, 1e6)),
+    st.builds(
+        Preference,
+        example_id=identifiers,
+        messages=st.lists(st.builds(Message, role=st.just("user"), content=text), min_size=1, max_size=2),
+        chosen=said.map(lambda words: f"{words}!"),
+        rejected=said.map(lambda words: f"{words}?"),
     ),
     st.builds(BatchSkipped, batch_id=identifiers, sequence=positive, reason=text, client=identifiers),
     st.builds(

@@ -8,6 +8,7 @@ import pytest
 from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, build_group
 from schemas.codec import EncodeError, SchemaError, decode, encode
 from schemas.experience import join_groups
+from schemas.trainable import Bounds, flaws
 
 IDENTIFIERS: dict[str, Any] = {
     "task_id": "t",
@@ -123,9 +124,20 @@ def test_what_some_samples_know_is_unknown_of_the_others() -> None:
     np.testing.assert_equal(second.teacher_logprobs, np.full(3, np.nan, np.float32))
 
 
-@pytest.mark.parametrize("limits", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"temperature": 0.0}])
-def test_what_could_not_be_drawn_at_all_is_told(limits: dict[str, float]) -> None:
+LIMITS: list[dict[str, Any]] = [
+    {"top_p": 0.9},
+    {"top_k": 20},
+    {"min_p": 0.1},
+    {"temperature": 0.0},
+    {"repetition_penalty": 1.2},
+    {"allowed_token_ids": [1]},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_what_is_not_the_whole_softmax_is_told(limits: dict[str, Any]) -> None:
     group = build_group([sample(sampling=Sampling(**{"temperature": 1.0, **limits}))], **IDENTIFIERS)
+    assert flaws(group, Bounds(100, 100)) == []
     (one,) = group.samples()
     assert one.sampling is not None
     assert one.sampling.is_limited

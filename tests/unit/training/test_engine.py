@@ -290,7 +290,7 @@ def test_progress_must_be_the_engines(engine: MakeEngine, tmp_path: Path) -> Non
 
 
 def test_a_model_path_is_needed(layout: Layout) -> None:
-    with pytest.raises(ConfigError, match="TRINITY_BUS_MESH__MODEL_PATH is not set"):
+    with pytest.raises(ConfigError, match=r"mesh\.model_path is not set"):
         TrainingEngine(TrainerSettings(), layout)
 
 

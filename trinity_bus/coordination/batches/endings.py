@@ -13,6 +13,7 @@ what happens                            what follows
 ======================================  ================================================================================
 an attempt is good                      its part is answered, another attempt at the part is cancelled; the task ends
                                         with its last part
+an attempt breaks off, some runs done   these are kept, and the others are tried again, as parts of their own
 an attempt fails, is out of time, or    the part is tried again while tries are left and nobody else is at it; else the
 its explorer is gone                    task fails, or goes on for the runs of its other parts (partial results)
 enough tasks of a batch are finished    ``wait_after_min_s`` later the others are cut off
@@ -21,12 +22,14 @@ a client ends tasks or a batch          the unfinished ones are cut off: their a
 ======================================  ================================================================================
 """
 
+from collections.abc import Sequence
+
 from schemas import BatchLifecycleState as State
 from schemas import RolloutFinished
 from schemas.command import BatchResult
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.parts import Attempt
+from trinity_bus.coordination.batches.parts import Attempt, Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatch_queue import batch_priority
@@ -70,13 +73,37 @@ class Endings:
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
-        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.traceparent)
+        whole = event.status == "completed"
+        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.traceparent, whole=whole)
         task.answer(part, answer)
         self._dispatcher.cancel(part.running, f"attempt {attempt.number} was faster")
         if task.parts_left:
             self._ledger.answered(task, part.index, answer)
         else:
             self._settle(task, results.joined(task, batch_type))
+
+    def kept(self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None) -> None:
+        """Note that the running attempt has broken off: its runs that are done are good, the others are tried again.
+
+        Args:
+            attempt: The only one at its part.
+            event: What its explorer says.
+            done: Runs of its part, not all of them.
+            traceparent: Of the rollout.
+        """
+        elapsed = self._timed(attempt)
+        task, part = self._dispatcher.stop(attempt)
+        batch = self._ledger.batches[task.batch_id]
+        error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
+        detail = f"attempt {attempt.number} on {attempt.explorer}: {error}; {len(done)} of {part.runs} runs are kept"
+        self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
+        task.first_error = task.first_error or error
+        rest = task.cut(part, done, attempt.explorer)
+        trace = traceparent or task.traceparent
+        answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
+        task.answer(part, answer)
+        self._ledger.answered(task, part.index, answer, *rest)
+        self._try_again(task, rest, error)
 
     def failed(
         self,
@@ -110,15 +137,21 @@ class Endings:
         part.failed_on = attempt.explorer
         task.first_error = task.first_error or error
         self._ledger.progressed(task, part)
-        if part.running:
-            return
+        if not part.running:
+            self._try_again(task, [part], error)
+
+    def _try_again(self, task: OpenTask, parts: Sequence[Part], error: str) -> None:
+        """Have parts, of which nothing runs and which have lost as many tries, handed out again; or they fail."""
         batch = self._ledger.batches[task.batch_id]
-        if part.lost < self._settings.max_attempts:
-            self._out.observe(Fact.TASK_RETRIED, attempt.task_id, f"{part.lost} of {self._settings.max_attempts} tries")
-            self._ledger.queue.enqueue(batch, task, part)
+        if parts[0].lost < self._settings.max_attempts:
+            detail = f"{parts[0].lost} of {self._settings.max_attempts} tries"
+            self._out.observe(Fact.TASK_RETRIED, task.task.task_id, detail)
+            for part in parts:
+                self._ledger.queue.enqueue(batch, task, part)
             return
-        task.fail(part)
-        self._ledger.progressed(task, part)
+        for part in parts:
+            task.fail(part)
+        self._ledger.progressed(task, *parts)
         if not (self._settings.return_partial_tasks or batch.is_open):
             self.give_up(task, error)
         elif not task.parts_left:

@@ -235,14 +235,14 @@ class Ledger:
                 self.backlog.results.add(1, len(packed))
         return batch
 
-    def progressed(self, task: OpenTask, lost_at: Part | None = None) -> None:
+    def progressed(self, task: OpenTask, *lost_at: Part) -> None:
         """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
         task_id = task.task.task_id
         self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
 
-    def answered(self, task: OpenTask, index: int, answer: PartAnswer) -> None:
-        """Note that a part of the task is answered, and the task has not ended."""
-        self.progressed(task)
+    def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
+        """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""
+        self.progressed(task, *lost_at)
         self._answers[_answer_name(task.task.task_id, index)] = answer
 
     def finalized(self, batch: Batch) -> None:
@@ -295,6 +295,8 @@ class Ledger:
 
     def _rebuild_tasks(self, running: Iterable[Attempt]) -> None:
         self.pages.rebuild(self._open_again)
+        for task_id, progress in self._progress.items():
+            self.tasks[task_id].take_stretches(progress)
         for name, answer in self._answers.items():
             index, _, task_id = name.partition("/")
             task = self.tasks[task_id]

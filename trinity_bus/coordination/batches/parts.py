@@ -8,15 +8,17 @@ explorers at once; any other task is one part. The runs of all parts together ar
     QUEUED --start--> RUNNING --an attempt is good---------------------------------------> ANSWERED
        ^                 |
        |                 +-- failed, timed out, explorer gone; no other attempt at it --+
-       |                                                                                |
-       +------------------------------ tries left -------------------------------------<+>-- none left --> FAILED
+       |                 |                                                              |
+       |                 |     +------------------- tries left -----------------------<-+>-- none left --> FAILED
+       |                 |     v
+       +-----------------+--- some runs are done: ANSWERED for these; each stretch of the others is a part of its own
 
 A part has one running attempt, or two where a speculative one beside a slow one was started; the first good one
 answers, the other is cancelled. An attempt is known by the id of its task and its number; no two attempts at a task,
 whatever the part, have the same. Once it has ended, nothing that it still says counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -27,6 +29,11 @@ from trinity_bus.coordination.state.tables import Row
 
 PIECES_LEVEL = 3
 """Of the state that can hold an answer in several records."""
+CUT_LEVEL = 3
+"""Of the state that can hold a part of which some runs are done and others are not."""
+
+type Stretch = tuple[int, int]
+"""First run of a part, and how many it has."""
 
 type AttemptKey = tuple[str, int]
 """Task id and number of an attempt."""
@@ -122,6 +129,7 @@ class Part:
     run_id_base: int
     """Its first run."""
     runs: int
+    """How many: those that follow, but for an ANSWERED one that was cut."""
     lost: int = 0
     """Attempts that ended without an answer."""
     failed: bool = False
@@ -145,6 +153,21 @@ class Part:
     def tries(self) -> int:
         """Attempts that were started."""
         return self.lost + len(self.running)
+
+
+def stretches(runs: Sequence[int]) -> list[Stretch]:
+    """Return ascending numbers as stretches without a gap.
+
+    >>> stretches([0, 2, 3, 7])
+    [(0, 1), (2, 2), (7, 1)]
+    """
+    found: list[Stretch] = []
+    for run in runs:
+        if found and sum(found[-1]) == run:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((run, 1))
+    return found
 
 
 def split(runs: int, per_part: int | None) -> list[Part]:

@@ -49,11 +49,23 @@ def _missing(event: RolloutFinished, max_pieces: int) -> str | None:
     return None
 
 
+def runs_done(event: RolloutFinished, part: Part) -> list[int]:
+    """Return which runs of a part an attempt that broke off has done; none where it does not say it, or not truly."""
+    runs = sorted(set(event.runs))
+    inside = runs and part.run_id_base <= runs[0] and runs[-1] < part.run_id_base + part.runs
+    return runs if inside and len(runs) == event.completed_runs < part.runs else []
+
+
 def answer(
-    event: RolloutFinished, part: Part, batch_type: BatchType, elapsed: float | None, traceparent: str | None
+    event: RolloutFinished,
+    part: Part,
+    batch_type: BatchType,
+    elapsed: float | None,
+    traceparent: str | None,
+    *,
+    whole: bool,
 ) -> PartAnswer:
-    """Return the answer of a part, from an attempt without a ``problem``."""
-    whole = event.status == "completed"
+    """Return the answer of a part, from an attempt without a ``problem``; whether it has all of the part's runs."""
     error = None
     if not whole:
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")

@@ -18,14 +18,26 @@ The result of a failed task is its *first* error: later ones are often its conse
 
 import dataclasses
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from msgspec import Struct, field
 
 from schemas import ManifestEntry, Task
 from schemas.batch import TaskStatus
 from schemas.record import Metrics
-from trinity_bus.coordination.batches.parts import Attempt, LostPart, Part, PartAnswer, StoredPart, split
+from trinity_bus.coordination.batches.parts import (
+    CUT_LEVEL,
+    Attempt,
+    LostPart,
+    Part,
+    PartAnswer,
+    StoredPart,
+    Stretch,
+    split,
+    stretches,
+)
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
@@ -60,6 +72,10 @@ class Progress(Row):
     """Those that have lost attempts."""
     lost_s: float = 0.0
     """Seconds that attempts without an answer took together, as far as that is known."""
+    stretches: list[Stretch] = field(default_factory=list)
+    """The runs of all parts, where one was cut; empty where they are as they were at its acceptance."""
+
+    SINCE: ClassVar[Mapping[str, int]] = {"stretches": CUT_LEVEL}
 
 
 @dataclass(slots=True)
@@ -93,6 +109,8 @@ class OpenTask:
     This and the next follow from the parts."""
     parts_left: int = dataclasses.field(init=False, compare=False)
     """Parts that have not ended."""
+    is_cut: bool = dataclasses.field(default=False, init=False)
+    """Whether one of its parts was cut, because some of its runs were done."""
 
     def __post_init__(self) -> None:
         self.parts_left = len(self.parts)
@@ -100,12 +118,17 @@ class OpenTask:
     @property
     def total_runs(self) -> int:
         """Of all parts."""
-        return self.parts[-1].run_id_base + self.parts[-1].runs
+        return sum([part.runs for part in self.parts])
 
     @property
     def answers(self) -> list[PartAnswer]:
         """Of the parts that have one, in the order of their runs."""
         return [part.answer for part in self.parts if part.answer is not None]
+
+    @property
+    def records(self) -> int:
+        """How many records its answers are in."""
+        return sum([len(answer.parts) for answer in self.answers])
 
     @property
     def running(self) -> list[Attempt]:
@@ -141,6 +164,25 @@ class OpenTask:
             del self.homes[attempt.explorer]
         return part
 
+    def cut(self, part: Part, done: Sequence[int], failed_on: str) -> list[Part]:
+        """Leave a part only the runs that are done, and return the parts that have the others: they have lost a try.
+
+        Args:
+            part: Nothing of it runs.
+            done: Its runs that are done, ascending.
+            failed_on: The explorer that has not done the others.
+        """
+        missing = sorted(set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done))
+        new = [
+            Part(len(self.parts) + i, base, runs, lost=part.lost + 1, failed_on=failed_on)
+            for i, (base, runs) in enumerate(stretches(missing))
+        ]
+        part.run_id_base, part.runs = done[0], len(done)
+        self.parts += new
+        self.parts_left += len(new)
+        self.is_cut = True
+        return new
+
     def answer(self, part: Part, answer: PartAnswer) -> None:
         """Note that the part is answered."""
         part.answer = answer
@@ -152,17 +194,32 @@ class OpenTask:
         part.failed = True
         self.parts_left -= 1
 
-    def progress(self, before: Progress | None, part: Part | None) -> Progress:
+    def progress(self, before: Progress | None, lost_at: Sequence[Part]) -> Progress:
         """Return what is kept of its attempts that have ended.
 
         Args:
             before: What was kept so far.
-            part: Where an attempt was lost since; None: nowhere. The others are not looked at: a task may have
-                hundreds, and all of them may be lost at once.
+            lost_at: Where an attempt was lost since. The others are not looked at: a task may have hundreds, and all of
+                them may be lost at once.
         """
         kept = before or Progress()
-        parts = kept.parts if part is None else _with(kept.parts, part)
-        return kept.but(last_ended=self.last_ended, first_error=self.first_error, parts=parts, lost_s=self.lost_s)
+        parts = kept.parts
+        for part in lost_at:
+            parts = _with(parts, part)
+        return kept.but(
+            last_ended=self.last_ended,
+            first_error=self.first_error,
+            parts=parts,
+            lost_s=self.lost_s,
+            stretches=[(part.run_id_base, part.runs) for part in self.parts] if self.is_cut else [],
+        )
+
+    def take_stretches(self, progress: Progress) -> None:
+        """Have the parts that it had when this was kept; nothing else is known of them yet."""
+        if progress.stretches:
+            self.parts = [Part(index, base, runs) for index, (base, runs) in enumerate(progress.stretches)]
+            self.parts_left = len(self.parts)
+            self.is_cut = True
 
     def take_progress(self, progress: Progress) -> None:
         """Becomes what it was when this was kept."""

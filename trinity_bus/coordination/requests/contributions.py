@@ -33,7 +33,7 @@ from trinity_bus.coordination.batches.endings import Endings
 from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
 from trinity_bus.coordination.effects import Fact, PublishBatch, RejectionReason
 from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Unfit
-from trinity_bus.coordination.limits import pieces_allowed
+from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 
@@ -148,7 +148,7 @@ class Contributions:
         return version if self._sync.version >= 0 else 0
 
     def _too_much(self, command: Contribute) -> Refusal | None:
-        most = pieces_allowed(self._settings.batch_size, self._settings.max_batch_parts, 1)
+        most = records_left(self._settings.batch_size, self._settings.max_batch_parts, 0)
         if len(command.pieces) > most:
             return "over_limit", f"it is in {len(command.pieces)} records, a task of a batch here may have {most}"
         if not self._ledger.wants_tasks():

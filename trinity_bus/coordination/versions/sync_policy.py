@@ -55,9 +55,6 @@ from trinity_bus.errors import ConfigError
 
 type SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
 
-_SECTION = "TRINITY_BUS_SYNCHRONIZER__"
-_STALENESS = "TRINITY_BUS_COORDINATOR__MAX_STALENESS"
-
 
 def required_version(sequence: int, max_staleness: int) -> int:
     """Return the oldest version whose samples may be in the train batch of this sequence (1, 2, 3 ...)."""
@@ -205,21 +202,22 @@ class SyncPolicy:
             if limit is not None and bound > limit:
                 return (
                     f"style fixed with these intervals and offset draws samples up to {bound} versions old: set "
-                    f"{_STALENESS} to {bound} or more, leave it unset, or lower {_SECTION}SYNC_INTERVAL or "
-                    f"{_SECTION}SYNC_OFFSET"
+                    f"coordinator.max_staleness to {bound} or more, leave it unset, or lower "
+                    "synchronizer.sync_interval or synchronizer.sync_offset"
                 )
             return None
         if self.style == "explorer_driven":
             if o + e > bound + 1:
                 return (
                     f"style explorer_driven asks for its first version after batch {o + e}, but batch {bound + 2} "
-                    f"needs one before: set {_STALENESS} to {o + e - 1} or more, or explorer_sync_interval plus "
-                    f"sync_offset to {bound + 1} or less"
+                    f"needs one before: set coordinator.max_staleness to {o + e - 1} or more, or "
+                    f"synchronizer.explorer_sync_interval plus synchronizer.sync_offset to {bound + 1} or less"
                 )
             return None
         if t > bound + 1:
             return (
                 f"style {self.style}: the trainer publishes every {t} steps, but batch {bound + 2} needs version 1: "
-                f"set {_STALENESS} to {t - 1} or more, or {_SECTION}TRAINER_SYNC_INTERVAL to {bound + 1} or less"
+                f"set coordinator.max_staleness to {t - 1} or more, or synchronizer.trainer_sync_interval to "
+                f"{bound + 1} or less"
             )
         return None

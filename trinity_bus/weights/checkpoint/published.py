@@ -8,41 +8,24 @@
             00000011.json                    a transfer manifest: order, dtypes, bucket size, checksum
             00000011.delta                   optional: what has changed since the version published before it
 
-A delta file is one framed msgpack map (``wire`` has the framing: base's checksum, version's checksum, changes) and then
-the payload. Files appear by renaming, so a reader never sees half of one; a version that is published again, by another
-incarnation of the trainer, replaces what was there, and who still reads the old one finds another checksum than it was
-told.
+A delta file is one framed message (``wire.DeltaHead``) and then the payload. Files appear by renaming, so no reader
+sees half of one; a version that is published again, by another incarnation of the trainer, replaces what was there, and
+who still reads the old one finds another checksum than it was told.
 
 Failures: a manifest that is missing is a ``VersionGoneError``; one that is malformed a ``ManifestError``.
 """
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-
-from trinity_bus.weights.delta import Change, Delta
-from trinity_bus.weights.errors import VersionGoneError, WireError
+from trinity_bus.weights.delta import Delta
+from trinity_bus.weights.errors import VersionGoneError
 from trinity_bus.weights.manifest import MAX_MANIFEST_BYTES, TransferManifest
-from trinity_bus.weights.wire import LENGTH, MAX_ANSWER_BYTES, body_length, parse_changes, parse_map
+from trinity_bus.weights.wire import DELTA, DeltaHead
 
 FOLDER = "published"
 WEIGHTS = "model.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaHeader:
-    """What a delta file says before its payload."""
-
-    base: str
-    """Checksum of what it is to be applied to."""
-    target: str
-    """Checksum of what it makes."""
-    changes: tuple[Change, ...]
-    payload_at: int
-    """Offset of the payload in the file."""
 
 
 def manifest_path(checkpoint: Path, version: int) -> Path:
@@ -71,9 +54,8 @@ def write(directory: Path, manifest: TransferManifest, base: str, delta: Delta |
     if delta is None:
         stale.unlink(missing_ok=True)
     else:
-        rows = [[change.tensor, change.count, change.width] for change in delta.changes]
-        head = msgpack.packb({"base": base, "target": manifest.checksum, "changes": rows})
-        _write(stale, [LENGTH.pack(len(head)), head, *(memoryview(part) for part in delta.payload)])
+        head = DELTA.frame(DeltaHead(base, manifest.checksum, delta.changes))
+        _write(stale, [head, *(memoryview(part) for part in delta.payload)])
     _write(folder / f"{name}.json", [manifest.to_json()])
 
 
@@ -107,18 +89,15 @@ def read_manifest(checkpoint: Path, version: int) -> TransferManifest:
         raise VersionGoneError(f"{path} does not exist: the version is gone, or the folder is not shared") from error
 
 
-def read_delta_header(descriptor: int) -> DeltaHeader:
-    """Return the head of an open delta file.
+def read_delta_head(descriptor: int) -> tuple[DeltaHead, int]:
+    """Return the head of an open delta file, and where its payload begins.
 
     Raises:
         WireError: It is malformed.
     """
-    length = body_length(os.pread(descriptor, LENGTH.size, 0).ljust(LENGTH.size, b"\xff"), MAX_ANSWER_BYTES)
-    match parse_map(os.pread(descriptor, length, LENGTH.size)):
-        case {"base": str(base), "target": str(target), "changes": list(rows)}:
-            return DeltaHeader(base, target, parse_changes(rows), LENGTH.size + length)
-        case _:
-            raise WireError("not the head of a delta")
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return DELTA.read(file), file.tell()
 
 
 def _write(path: Path, parts: list[bytes | memoryview]) -> None:

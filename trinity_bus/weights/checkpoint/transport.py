@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.buckets import Bucket, Slot
-from trinity_bus.weights.checkpoint.published import WEIGHTS, DeltaHeader, delta_path, read_delta_header, read_manifest
+from trinity_bus.weights.checkpoint.published import WEIGHTS, delta_path, read_delta_head, read_manifest
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
+from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import LinkError, TensorFileError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.transport import Offer, Source
 
@@ -46,7 +47,8 @@ class CheckpointTransport:
         self._open = contextlib.ExitStack()
         self._layout: list[Bucket] = []
         self._file: TensorFile | None = None
-        self._delta: tuple[int, DeltaHeader] | None = None
+        self._delta: tuple[int, int] | None = None
+        """The file of the delta, and where its payload begins."""
         self._cancelled = threading.Event()
 
     def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
@@ -65,8 +67,8 @@ class CheckpointTransport:
             self._open.enter_context(checkpoint.held(folder))
             manifest = read_manifest(folder, source.version)
             source.check(manifest)
-            if held is not None and (header := self._open_delta(folder, source, held)) is not None:
-                return Offer(manifest, header.changes)
+            if held is not None and (changes := self._open_delta(folder, source, held)) is not None:
+                return Offer(manifest, changes)
             self._file = TensorFile(folder / WEIGHTS)
             self._open.callback(self._file.close)
         except (CheckpointError, FileNotFoundError) as error:
@@ -104,24 +106,24 @@ class CheckpointTransport:
         self._open.close()
         self._file = self._delta = None
 
-    def _open_delta(self, folder: Path, source: Source, held: str) -> DeltaHeader | None:
-        """Return the head of the delta from what the member holds; None where there is none of that."""
+    def _open_delta(self, folder: Path, source: Source, held: str) -> tuple[Change, ...] | None:
+        """Return the table of the delta from what the member holds; None where there is none of that."""
         try:
             descriptor = os.open(delta_path(folder, source.version), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         self._open.callback(os.close, descriptor)
-        header = read_delta_header(descriptor)
-        if (header.base, header.target) != (held, source.checksum):
+        head, payload_at = read_delta_head(descriptor)
+        if (head.base, head.target) != (held, source.checksum):
             return None
-        self._delta = (descriptor, header)
-        return header
+        self._delta = (descriptor, payload_at)
+        return head.changes
 
-    def _read_payload(self, place: memoryview, descriptor: int, header: DeltaHeader) -> None:
+    def _read_payload(self, place: memoryview, descriptor: int, payload_at: int) -> None:
         done = 0
         while done < len(place):
             self._go_on()
-            count = os.preadv(descriptor, [place[done : done + _PIECE]], header.payload_at + done)
+            count = os.preadv(descriptor, [place[done : done + _PIECE]], payload_at + done)
             if count == 0:
                 raise TensorFileError("the delta ends before its payload does")
             done += count

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgpack
 from opentelemetry import trace
 
 from schemas.model_version import Member, ModelVersion
@@ -33,6 +32,7 @@ from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransf
 from trinity_bus.weights.link.link import Backend, Link, open_link
 from trinity_bus.weights.listener import PeerListener, member_name
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
+from trinity_bus.weights.wire import LINK, LinkOffer
 
 if TYPE_CHECKING:
     import torch
@@ -226,7 +226,7 @@ class WeightPublisher:
         peer = self._take_link(attempt)
         channel = self._channel(attempt) if peer is None else peer.channel
         try:
-            channel.send(msgpack.packb({"version": attempt.version, "manifest": staged.manifest.to_json()}))
+            channel.send(LINK.encode(LinkOffer(attempt.version, staged.manifest.to_json())))
             if peer is None:
                 peer = _OpenLink(attempt.prefix, channel, self._open_link(channel))
             self._broadcast(peer.link, staged.buffers, attempt)

@@ -12,17 +12,14 @@ Failures: those of the channel. Anything but setting, getting and waiting is ref
 
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-import msgpack
 from torch.distributed import Store
 
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import WireError
+from trinity_bus.weights.wire import ENTRY, StoreEntry
 
-MAX_ENTRY_BYTES = 64 << 10
 MAX_ENTRIES = 256
 
 
@@ -46,7 +43,7 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             self._entries[key] = data
-            self._channel.send(msgpack.packb({"key": key, "value": data}))
+            self._channel.send(ENTRY.encode(StoreEntry(key, data)))
 
     def get(self, key: str) -> bytes:
         """Return an entry, as soon as it is there."""
@@ -62,7 +59,7 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         deadline = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
         with self._lock:
             while not all(key in self._entries for key in keys):
-                self.absorb(self._channel.receive(MAX_ENTRY_BYTES, deadline))
+                self.absorb(self._channel.receive(ENTRY.limit, deadline))
 
     def check(self, keys: list[str]) -> bool:
         """Whether entries are there."""
@@ -82,20 +79,7 @@ class LinkStore(Store):  # type: ignore[misc]  # torch is not type-checked
         Raises:
             WireError: It is no entry.
         """
-        entry = parse_entry(body)
-        if entry is None or len(self._entries) >= MAX_ENTRIES:
-            raise WireError("a message is no entry of a store, or one too many")
-        self._entries[entry[0]] = entry[1]
-
-
-def parse_entry(body: bytes) -> tuple[str, bytes] | None:
-    """Return an entry in a message; None where it is something else."""
-    unpack: Callable[[bytes], Any] = msgpack.unpackb
-    try:
-        match unpack(body):
-            case {"key": str(key), "value": bytes(value)}:
-                return key, value
-    # msgpack raises a zoo of types, all of which mean the same.
-    except Exception as error:
-        raise WireError(f"a message is not msgpack: {error}") from error
-    return None
+        entry = ENTRY.decode(body)
+        if len(self._entries) >= MAX_ENTRIES:
+            raise WireError("an entry too many for a store")
+        self._entries[entry.key] = entry.value

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.errors import LinkError, WireError
+from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link.link import Backend, Link, local_address, open_link
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.transport import Offer, Source
-from trinity_bus.weights.wire import MAX_ANSWER_BYTES, parse_map
+from trinity_bus.weights.wire import LINK, StoreEntry
 
 if TYPE_CHECKING:
     import torch
@@ -112,18 +112,13 @@ class LinkTransport:
             LinkError: It sends nothing, or something else.
         """
         try:
-            fields = parse_map(channel.receive(MAX_ANSWER_BYTES))
-            while "key" in fields:
-                # What a group has said to its other end after the last version, and nobody has asked for.
-                fields = parse_map(channel.receive(MAX_ANSWER_BYTES))
+            # Entries are what a group has said to its other end after the last version, and nobody has asked for.
+            while isinstance(said := LINK.decode(channel.receive(LINK.limit)), StoreEntry):
+                continue
         except LinkError as error:
             where = f"{source.host}:{source.port}"
             raise LinkError(f"the trainer at {where} did not serve {source.prefix}: {error}") from error
-        match fields:
-            case {"version": int(), "manifest": bytes(manifest)}:
-                return TransferManifest.from_json(manifest)
-            case _:
-                raise WireError("not an announcement of a version")
+        return TransferManifest.from_json(said.manifest)
 
 
 def _trainer(source: Source) -> tuple[str, int, str]:

@@ -33,7 +33,7 @@ from trinity_bus.weights.errors import VersionGoneError, WeightTransferError
 from trinity_bus.weights.listener import PeerListener
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method
-from trinity_bus.weights.wire import MAX_REQUEST_BYTES, WeightsAnswer, WeightsRequest
+from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class WeightServer:
 
     def _attend(self, channel: Channel, who: str) -> bool:
         """Serve one member, in a thread of its own; the connection is not kept."""
-        request = WeightsRequest.unpack(channel.receive(MAX_REQUEST_BYTES))
+        request = REQUEST.decode(channel.receive(REQUEST.limit))
         with _tracer.start_as_current_span(
             "send weights",
             attributes={RL_EXPLORER: who, RL_MODEL_VERSION: request.version},
@@ -134,17 +134,15 @@ class WeightServer:
         try:
             with self.staging.lease(request.version, request.checksum) as staged:
                 delta = self._delta(staged, request.held)
-                answer = WeightsAnswer(
-                    manifest=staged.manifest.to_json(), changes=None if delta is None else delta.changes
-                )
-                channel.send(answer.pack())
+                answer = WeightsAnswer("", staged.manifest.to_json(), None if delta is None else delta.changes)
+                channel.send(ANSWER.encode(answer))
                 parts = [buffer.numpy() for buffer in staged.buffers] if delta is None else delta.payload
                 for part in parts:
                     view = memoryview(part)
                     for start in range(0, len(view), PIECE):
                         _send(channel, view[start : start + PIECE])
         except VersionGoneError as error:
-            channel.send(WeightsAnswer(refusal=str(error)).pack())
+            channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
             raise
 
     def _delta(self, staged: Staged, held: str | None) -> Delta | None:

@@ -19,7 +19,7 @@ from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import VersionGoneError
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.transport import Offer, Source
-from trinity_bus.weights.wire import MAX_ANSWER_BYTES, WeightsAnswer, WeightsRequest
+from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsRequest
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +42,8 @@ class MemoryTransport:
             ManifestError: It offers something else.
         """
         self._channel = channel = meet(source, cancelled)
-        channel.send(WeightsRequest(source.version, source.checksum, held).pack())
-        answer = WeightsAnswer.unpack(channel.receive(MAX_ANSWER_BYTES))
+        channel.send(REQUEST.encode(WeightsRequest(source.version, source.checksum, held)))
+        answer = ANSWER.decode(channel.receive(ANSWER.limit))
         if answer.refusal:
             raise VersionGoneError(f"the trainer refused: {answer.refusal}")
         manifest = TransferManifest.from_json(answer.manifest)

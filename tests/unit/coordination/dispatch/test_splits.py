@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import msgpack
 import pytest
 
-from schemas import Dispatch
+from schemas import Dispatch, Position
 from tests.support.simulation.harness import Harness, answers, batches, cancels, dispatches, facts, refusals, statuses
 from trinity_bus.config import CoordinatorSettings, Settings
 from trinity_bus.coordination import Effect, Fact
+from trinity_bus.coordination.state.codec import OLDEST_LEVEL
 from trinity_bus.errors import ConfigError
 
 
@@ -140,6 +142,106 @@ def test_without_partial_results_an_attempt_that_broke_off_is_tried_again() -> N
     effects = harness.finished("a", status="partial", completed_runs=1, error="broke off")
     assert [d.attempt for d in dispatches(effects)] == [2]
     assert statuses(harness.finished("a", attempt=2)) == [("a", "completed")]
+
+
+BROKE_OFF: dict[str, Any] = {"status": "partial", "total_runs": 6, "error": "ValueError: run 1 broke off"}
+
+
+def broken_off(harness: Harness, *done: int, attempt: int = 1, **fields: Any) -> list[Effect]:
+    values = {**BROKE_OFF, "completed_runs": len(done), "samples": len(done), "runs": list(done), **fields}
+    return harness.finished("a", attempt=attempt, **values)
+
+
+def test_of_an_attempt_that_broke_off_only_the_runs_that_failed_are_asked_for_again() -> None:
+    harness = Harness(batch_size=1, group_size=6, max_attempts=3)
+    harness.beat(slots=8)
+    harness.task("a")
+    effects = broken_off(harness, 0, 2, 5, experience=Position(partition=0, offset=70))
+    assert [(d.attempt, d.run_id_base, d.repeat_times) for d in dispatches(effects)] == [(2, 1, 1), (3, 3, 2)]
+    harness.restart()
+    harness.beat(slots=8)
+    again = broken_off(harness, 4, attempt=3, total_runs=2, experience=Position(partition=0, offset=72))
+    assert [(d.attempt, d.run_id_base, d.repeat_times) for d in dispatches(again)] == [(4, 3, 1)]
+    harness.restart()
+    harness.beat(slots=8)
+    one: dict[str, Any] = {"completed_runs": 1, "total_runs": 1, "samples": 1}
+    assert statuses(harness.finished("a", attempt=4, **one, experience=Position(partition=0, offset=73))) == []
+    (result,) = answers(harness.finished("a", attempt=2, **one, experience=Position(partition=0, offset=71)))
+    assert (result.status, result.completed_runs, result.total_runs, result.error) == ("completed", 6, 6, None)
+    assert [(p.attempt, p.samples, p.position and p.position.offset) for p in result.parts] == [
+        (1, 3, 70),
+        (2, 1, 71),
+        (3, 1, 72),
+        (4, 1, 73),
+    ]
+
+
+def test_a_run_that_fails_each_time_fails_its_task_and_its_first_error_is_told() -> None:
+    harness = Harness(batch_size=1, group_size=6)
+    harness.beat(slots=8)
+    harness.task("a")
+    broken_off(harness, 0, 2, 3, 4, 5)
+    harness.restart()
+    harness.beat(slots=8)
+    effects = failed(harness, "a", attempt=2, error="ValueError: again")
+    assert [(r.status, r.error, r.parts) for r in answers(effects)] == [("failed", "ValueError: run 1 broke off", [])]
+
+
+def test_in_an_open_batch_runs_that_are_done_count_when_the_others_fail_for_good() -> None:
+    harness = Harness(max_attempts=1, group_size=6)
+    harness.beat(slots=8)
+    harness.submit("open", None)
+    harness.task("a", batch_id="open")
+    (result,) = answers(broken_off(harness, 0, 2, batch_id="open"))
+    assert (result.status, result.completed_runs, result.total_runs) == ("partial", 2, 6)
+
+
+@pytest.mark.parametrize(
+    "said", [[], [0, 1, 2], [0, 6], [0, 0]], ids=["nothing", "another number", "a run of nobody", "one run twice"]
+)
+def test_an_attempt_that_does_not_say_which_runs_it_has_done_is_made_again_whole(said: list[int]) -> None:
+    harness = Harness(batch_size=1, group_size=6)
+    harness.beat(slots=8)
+    harness.task("a")
+    (again,) = dispatches(broken_off(harness, 0, 1, runs=said))
+    assert (again.run_id_base, again.repeat_times) == (0, 6)
+
+
+def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
+    harness = Harness(batch_size=2, group_size=6, straggler_factor=2, explorer_timeout_s=1000)
+    for name in ("e0", "e1"):
+        harness.beat(name, slots=1)
+    harness.task("a")
+    harness.task("b")
+    harness.finished("b", name="e1")
+    assert [d.attempt for d in dispatches(harness.wait(30))] == [2]
+    assert dispatches(broken_off(harness, 0, 2)) == []
+    assert statuses(harness.finished("a", name="e1", attempt=2)) == [("a", "completed")]
+
+
+def test_no_more_parts_come_of_it_than_a_task_of_its_batch_may_have() -> None:
+    harness = Harness(group_size=6, max_record_mib=2)
+    harness.beat(slots=8)
+    most = harness.settings.max_batch_parts // harness.settings.max_batch_tasks
+    harness.submit("large", harness.settings.max_batch_tasks)
+    for number in range(harness.settings.max_batch_tasks):
+        task_id = "a" if number == 0 else f"t{number}"
+        harness.machine.handle(harness.arrived(task_id, batch_id="large"), 0.0)
+    assert most < 4
+    again = [d for d in dispatches(broken_off(harness, 0, 2, 4, batch_id="large")) if d.task.task_id == "a"]
+    assert [(d.run_id_base, d.repeat_times) for d in again] == [(0, 6)]
+
+
+def test_a_state_that_the_version_before_may_have_to_read_holds_no_part_that_was_cut() -> None:
+    harness = Harness(batch_size=1, group_size=6)
+    harness.beat(slots=8)
+    harness.store.update(harness.machine.entries())
+    harness.store["level"] = msgpack.packb([OLDEST_LEVEL, OLDEST_LEVEL])
+    harness.restart()
+    harness.beat(slots=8)
+    harness.task("a")
+    (again,) = dispatches(broken_off(harness, 0, 2))
+    assert (again.run_id_base, again.repeat_times) == (0, 6)
 
 
 def test_an_explorer_that_dies_loses_its_parts_alone() -> None:

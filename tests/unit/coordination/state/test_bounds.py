@@ -28,7 +28,7 @@ from trinity_bus.coordination.limits import (
     MAX_METRICS,
     MAX_SLOTS,
     parts_allowed,
-    pieces_allowed,
+    records_left,
     short_error,
 )
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
@@ -58,10 +58,10 @@ def test_today_s_records_hold_as_many_tasks_and_parts_as_ever() -> None:
     assert (settings.max_batch_tasks, settings.max_batch_parts) == (MAX_BATCH_TASKS, MAX_BATCH_PARTS)
 
 
-@given(st.none() | st.integers(1, MAX_BATCH_TASKS), st.integers(1, MAX_REPEAT_TIMES))
-def test_the_pieces_of_all_parts_are_no_more_than_parts_may_be(expected: int | None, parts: int) -> None:
-    pieces = pieces_allowed(expected, MAX_BATCH_PARTS, parts)
-    assert pieces == 1 or pieces * parts <= min(parts_allowed(expected, MAX_BATCH_PARTS), MAX_REPEAT_TIMES)
+@given(st.none() | st.integers(1, MAX_BATCH_TASKS), st.integers(0, MAX_REPEAT_TIMES))
+def test_the_records_of_a_task_are_no_more_than_parts_may_be(expected: int | None, taken: int) -> None:
+    left = records_left(expected, MAX_BATCH_PARTS, taken)
+    assert taken + left == min(parts_allowed(expected, MAX_BATCH_PARTS), MAX_REPEAT_TIMES)
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.999))

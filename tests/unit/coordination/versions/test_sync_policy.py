@@ -155,10 +155,10 @@ def test_explorer_driven_publishes_only_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("values", "max_staleness", "advice"),
     [
-        ({"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1}, 1, "MAX_STALENESS to 2 or more"),
-        ({"sync_style": "trainer_driven", "sync_interval": 4}, 2, "MAX_STALENESS to 3 or more"),
-        ({"sync_style": "fully_async", "trainer_sync_interval": 2}, 0, "TRAINER_SYNC_INTERVAL to 1 or less"),
-        ({"sync_style": "explorer_driven", "sync_interval": 2, "sync_offset": 1}, 1, "MAX_STALENESS to 2 or more"),
+        ({"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1}, 1, "max_staleness to 2 or more"),
+        ({"sync_style": "trainer_driven", "sync_interval": 4}, 2, "max_staleness to 3 or more"),
+        ({"sync_style": "fully_async", "trainer_sync_interval": 2}, 0, "trainer_sync_interval to 1 or less"),
+        ({"sync_style": "explorer_driven", "sync_interval": 2, "sync_offset": 1}, 1, "max_staleness to 2 or more"),
     ],
 )
 def test_settings_that_starve_the_mesh_are_refused_with_what_would_be_right(

@@ -1,6 +1,7 @@
 """Taking versions from a trainer's memory: a real server and real sockets, between threads and between processes."""
 
 import contextlib
+import io
 import signal
 import socket
 import subprocess
@@ -15,12 +16,13 @@ import torch
 
 from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
+from trinity_bus.runtime.frames import HEAD
 from trinity_bus.weights.channel import meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.memory.server import WeightServer
 from trinity_bus.weights.proof import NONCE_BYTES
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.wire import LENGTH, MAX_ANSWER_BYTES, WeightsAnswer, WeightsRequest, body_length
+from trinity_bus.weights.wire import ANSWER, DELTA, REQUEST, WeightsRequest
 
 BUCKET = 1 << 12
 
@@ -181,8 +183,8 @@ def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() 
     weights = model(0, elements=1 << 20)
     checksum = server.stage(0, weights.items())
     slow = meet(source(announcement(server, 0, checksum, "slow"), "slow", 60), threading.Event())
-    slow.send(WeightsRequest(0, checksum, None).pack())
-    WeightsAnswer.unpack(slow.receive(MAX_ANSWER_BYTES))
+    slow.send(REQUEST.encode(WeightsRequest(0, checksum)))
+    ANSWER.decode(slow.receive(ANSWER.limit))
     receivers = [WeightReceiver() for _ in range(8)]
     for receiver in receivers:
         receiver.start(source(announcement(server, 0, checksum, "a"), "a", 10))
@@ -210,7 +212,7 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
     checksum = server.stage(0, model(0, elements=8 << 20).items())
     mute = socket.create_connection(server.address)
     deaf = meet(source(announcement(server, 0, checksum, "deaf"), "deaf", 60), threading.Event())
-    deaf.send(WeightsRequest(0, checksum, None).pack())
+    deaf.send(REQUEST.encode(WeightsRequest(0, checksum)))
     assert leased.wait(60)
     wait_until(lambda: server.staging._staged[0].leases == 0)
     mute.settimeout(60)
@@ -227,9 +229,9 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
     [
         b"",
         b"\xff\xff\xff\xff",
-        LENGTH.pack(3) + b"abc",
-        LENGTH.pack(1) + b"\xc1",
-        LENGTH.pack(1) + b"\x80",
+        HEAD.pack(3) + b"abc",
+        HEAD.pack(1) + b"\xc1",
+        HEAD.pack(1) + b"\x80",
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
@@ -336,9 +338,11 @@ def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(r
 
 
 def test_messages_are_looked_at_before_memory_is_taken() -> None:
-    with pytest.raises(WireError, match="over the limit"):
-        body_length(LENGTH.pack(MAX_ANSWER_BYTES + 1), MAX_ANSWER_BYTES)
-    with pytest.raises(WireError, match="over the limit"):
-        WeightsRequest(0, "0" * 5000, None).pack()
-    with pytest.raises(WireError, match="not an answer"):
-        WeightsAnswer.unpack(WeightsRequest(0, "0" * 64, None).pack())
+    with pytest.raises(WireError, match=r"a frame of \d+ bytes, at most"):
+        DELTA.read(io.BytesIO((DELTA.limit + 1).to_bytes(4)))
+    with pytest.raises(WireError, match="cut off"):
+        DELTA.read(io.BytesIO((9).to_bytes(4) + b"x"))
+    with pytest.raises(WireError, match=r"a message of \d+ bytes, at most"):
+        REQUEST.encode(WeightsRequest(0, "0" * 5000))
+    with pytest.raises(WireError, match="missing required field `refusal`"):
+        ANSWER.decode(REQUEST.encode(WeightsRequest(0, "0" * 64)))

@@ -1,0 +1,61 @@
+"""Examples to learn from that no model of the mesh has drawn: demonstrations and preferences.
+
+Anyone who may send tasks writes them, as msgpack or JSON, and the trainer that is told to trains on them. They are
+text; the trainer's tokenizer makes tokens of them. Their order in the log is their order: one partition each.
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from schemas.message import MAX_MESSAGES, MAX_PROMPT_CHARS, Message
+from schemas.record import Identifier, Record
+
+MAX_WEIGHT = 1e6
+
+type _Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+
+
+class _Example(Record):
+    """What both have in common: exactly one of ``prompt`` and ``messages``, as tasks have them."""
+
+    SCHEMA: ClassVar[str] = "example"
+    JSON: ClassVar[bool] = True
+    MAX_BYTES: ClassVar[int] = 4 << 20
+
+    example_id: Identifier
+    """Unlike that of every other one of its kind; its key."""
+    prompt: _Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    """What was said before, for a model with a chat template."""
+    weight: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] = 1.0
+    """How much it counts in the loss, as a share of another's 1."""
+
+    @model_validator(mode="after")
+    def _has_one_beginning(self) -> "_Example":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("it needs exactly one of prompt and messages")
+        return self
+
+
+class Demonstration(_Example):
+    """How a prompt is to be answered. Produced by anyone to ``demonstrations``, keyed by ``example_id``."""
+
+    SCHEMA: ClassVar[str] = "demonstration"
+
+    response: _Text
+
+
+class Preference(_Example):
+    """Which of two answers to a prompt is the better one. Produced by anyone to ``preferences``, by ``example_id``."""
+
+    SCHEMA: ClassVar[str] = "preference"
+
+    chosen: _Text
+    rejected: _Text
+
+    @model_validator(mode="after")
+    def _differ(self) -> "Preference":
+        if self.chosen == self.rejected:
+            raise ValueError("chosen and rejected are the same")
+        return self

@@ -1,0 +1,107 @@
+"""How tokens are drawn: vLLM's per-request options, by its names.
+
+Whatever is absent takes the explorer's default. What a model is trained on with an honest ratio was drawn from its own
+distribution, flattened or cut by ``temperature``, ``top_p``, ``top_k`` and ``min_p``: these the trainer can repeat.
+Options that change the distribution in other ways are told by ``Sampling.altered_by``.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.record import PlainMap, Record
+
+MAX_STOPS = 1024
+MAX_STOP_TOKENS = 128
+MAX_WORDS = 1024
+"""Bad words, choices, tokens that alone are allowed, and tokens with a bias: as many as vLLM takes."""
+MAX_WORD_CHARS = 4096
+MAX_GRAMMAR_CHARS = 1 << 16
+MAX_VOCABULARY = 2**31 - 1
+MAX_NEW_TOKENS = 1 << 20
+MAX_TEMPERATURE = 10
+
+type TokenId = Annotated[int, Field(ge=0, le=MAX_VOCABULARY)]
+type TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+"""A token id as the key of a map, which is text in JSON and here."""
+type Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
+type _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+type _Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+class StructuredOutputs(Record):
+    """What a response must look like: one of these."""
+
+    SCHEMA: ClassVar[str] = "structured_outputs"
+
+    json_schema: PlainMap | None = None
+    """vLLM's ``json``."""
+    json_object: Literal[True] | None = None
+    """Any JSON object."""
+    regex: _Grammar | None = None
+    choice: Annotated[list[Word], Field(min_length=1, max_length=MAX_WORDS)] | None = None
+    grammar: _Grammar | None = None
+    """In the engine's own notation, EBNF for most."""
+    structural_tag: _Grammar | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "StructuredOutputs":
+        named = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(named) != 1:
+            raise ValueError(f"structured outputs have one constraint, not {len(named)}: {', '.join(named) or 'none'}")
+        return self
+
+
+class Sampling(Record):
+    """How tokens are drawn. An absent field takes the explorer's default."""
+
+    SCHEMA: ClassVar[str] = "sampling"
+
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
+    """Only so many of the likeliest tokens; -1 and 0: all."""
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens that are at least so likely, as a share of the likeliest one's probability."""
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_NEW_TOKENS)] | None = None
+    bad_words: Annotated[list[Word], Field(max_length=MAX_WORDS)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenName, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_WORDS)] | None
+    ) = None
+    """Added to the logits of tokens, by their ids."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_WORDS)] | None = None
+    """No others are drawn."""
+    structured_outputs: StructuredOutputs | None = None
+    skip_special_tokens: bool | None = None
+    """Whether stop strings are looked for in a text without special tokens."""
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_NEW_TOKENS)] | None = None
+    """After so many tokens of reasoning its end is forced."""
+
+    @property
+    def altered_by(self) -> tuple[str, ...]:
+        """Options that make the distribution that tokens are drawn from another one than the trainer can repeat."""
+        neutral = {"repetition_penalty": 1.0}
+        return tuple(
+            name for name in _ALTERING if (getattr(self, name) or neutral.get(name)) not in (neutral.get(name), None)
+        )
+
+
+_ALTERING = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "bad_words",
+    "logit_bias",
+    "allowed_token_ids",
+    "structured_outputs",
+    "thinking_token_budget",
+)

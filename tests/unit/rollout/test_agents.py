@@ -1,0 +1,219 @@
+"""Agents that use the official ``openai`` client, sync, async and streaming, against an endpoint of their own."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from schemas import Task
+from trinity_bus import PartialRunsError, Rollout, RolloutContext, WorkflowError
+from trinity_bus.errors import TrinityError
+from trinity_bus.rollout import REGISTRY, Workflow
+from trinity_bus.rollout.agents import agent
+from trinity_bus.rollout.endpoint import Endpoint
+from trinity_bus.testing import ScriptedEngine, run_workflow
+
+TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+TASK = Task(task_id="t", workflow="w", prompt="1 + 2?")
+USER: Any = {"role": "user", "content": "1 + 2?"}
+
+
+@pytest.fixture(autouse=True)
+def _registry() -> Iterator[None]:
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def workflow(function: Any) -> Workflow:
+    agent("w")(function)
+    return REGISTRY["w"]
+
+
+def run(
+    function: Any, answers: list[str] | Callable[[str], str], task: Task = TASK
+) -> tuple[list[Rollout], ScriptedEngine]:
+    engine = ScriptedEngine(answers)
+    return asyncio.run(run_workflow(workflow(function), task, engine)), engine
+
+
+def client(model: Endpoint, **how: Any) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0, **how)
+
+
+def test_a_tool_loop_with_the_official_client_becomes_one_exact_sample() -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        messages: list[Any] = [{"role": "user", "content": task.prompt}]
+        async with client(model) as api:
+            while True:
+                answer = await api.chat.completions.create(model="any", messages=messages, tools=TOOLS, temperature=0)
+                message = answer.choices[0].message
+                messages.append(message.model_dump())
+                if not message.tool_calls:
+                    assert answer.choices[0].finish_reason == "stop"
+                    return float(message.content == "3")
+                assert answer.choices[0].finish_reason == "tool_calls"
+                for call in message.tool_calls:
+                    asked = json.loads(call.function.arguments)  # type: ignore[union-attr]
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": str(asked["a"] + asked["b"])})
+
+    (rollout,), engine = run(solve, [CALL, "3"])
+    assert rollout.reward == 1.0
+    assert rollout.metrics["turns"] == 2.0
+    first, second = engine.requests
+    # What the second request was asked with is what was prompted and drawn at the first, and what is new.
+    assert second.prompt == first.prompt + CALL + "\0" + "\ntool: 3\nassistant: "
+    tokens = [*rollout.prompt_token_ids, *rollout.response_token_ids]
+    assert tokens == [ord(c) for c in second.prompt + "3\0"]
+    assert list(rollout.mask or []) == [True] * len(CALL + "\0") + [False] * len("\ntool: 3\nassistant: ") + [True] * 2
+    # The temperature is the task's to say.
+    assert second.sampling.temperature is None
+
+
+def test_a_function_that_is_not_async_has_a_thread_of_its_own() -> None:
+    def solve(task: Task, model: Endpoint) -> tuple[float, dict[str, float]]:
+        with OpenAI(base_url=model.base_url, api_key=model.api_key) as api:
+            said = api.chat.completions.create(model="any", messages=[USER]).choices[0].message.content
+        return 0.5, {"length": float(len(said or ""))}
+
+    (one, other), _ = run(solve, ["three", "3"], TASK.model_copy(update={"repeat_times": 2}))
+    assert {one.metrics["length"], other.metrics["length"]} == {5.0, 1.0}
+
+
+def test_streams_say_the_same() -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            stream = await api.chat.completions.create(
+                model="any", messages=[USER], tools=TOOLS, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+            assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+            (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+            assert call.function is not None
+            assert (call.index, call.function.name) == (0, "add")
+            assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "tool_calls"
+            assert chunks[-1].usage is not None
+            assert chunks[-1].usage.completion_tokens == len("Let me see." + CALL) + 1
+        return 1.0
+
+    run(solve, ["Let me see." + CALL])
+
+
+def test_what_a_request_may_say() -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            answer = await api.chat.completions.create(
+                model="any", messages=[USER], n=2, stop="!", max_completion_tokens=3, logprobs=True, user="me", seed=1
+            )
+            assert [choice.message.content for choice in answer.choices] == ["yes", "ye"]
+            logprobs = answer.choices[0].logprobs
+            assert logprobs is not None
+            assert [(one.token, one.logprob) for one in logprobs.content or ()] == [("y", -1), ("e", -1), ("s", -1)]
+            assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+            assert [one.id async for one in api.models.list()] == ["policy"]
+        return 1.0
+
+    (one, other), engine = run(solve, ["yes", "ye!"])
+    assert one.run_id == other.run_id == 0
+    assert (engine.requests[0].n, engine.requests[0].sampling.max_tokens) == (2, 3)
+    assert engine.requests[0].sampling.seed is None
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"tool_choice": "required"}, 'tool_choice "required" cannot be had'),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 3}, "top_logprobs 3"),
+        ({"modality": "x"}, "modality cannot be had"),
+        ({"n": 129}, "n is from 1 to 128"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": ["so"]}, "messages is a list of objects"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_and_the_agents_to_handle(body: dict[str, Any], why: str) -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            with pytest.raises(openai.BadRequestError, match=why):
+                await api.chat.completions.create(model="any", messages=[USER], extra_body=body)
+            await api.chat.completions.create(model="any", messages=[USER])
+        return 1.0
+
+    run(solve, ["3"])
+
+
+def test_a_wrong_key_is_refused() -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with AsyncOpenAI(base_url=model.base_url, api_key="wrong", max_retries=0) as api:
+            with pytest.raises(openai.AuthenticationError):
+                await api.chat.completions.create(model="any", messages=[USER])
+            with pytest.raises(openai.AuthenticationError):
+                await api.models.list()
+        return 1.0
+
+    with pytest.raises(WorkflowError, match="asked the model nothing"):
+        run(solve, [])
+
+
+def test_an_engine_that_fails_fails_the_run_though_the_agent_passes_over_it() -> None:
+    class BrokenError(TrinityError, RuntimeError):
+        pass
+
+    def broken(prompt: str) -> str:
+        raise BrokenError("it is gone")
+
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            with pytest.raises(openai.InternalServerError, match="it is gone"):
+                await api.chat.completions.create(model="any", messages=[USER])
+        return 1.0
+
+    with pytest.raises(BrokenError, match="it is gone"):
+        run(solve, broken)
+
+
+def test_what_the_agent_raises_is_the_failure_of_its_run() -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            said = (await api.chat.completions.create(model="any", messages=[USER])).choices[0].message.content
+        if said == "bad":
+            raise LookupError("no such thing")
+        return 1.0
+
+    with pytest.raises(PartialRunsError, match="no such thing") as partial:
+        run(solve, ["good", "bad"], TASK.model_copy(update={"repeat_times": 2}))
+    assert len(partial.value.rollouts) == 1
+
+
+async def test_a_client_that_goes_away_takes_its_request_along() -> None:
+    asked, aborted = asyncio.Event(), asyncio.Event()
+
+    class Slow(ScriptedEngine):
+        async def generate(self, *_: Any) -> Any:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                aborted.set()
+
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            request = asyncio.ensure_future(api.chat.completions.create(model="any", messages=[USER]))
+            await asked.wait()
+            request.cancel()
+            await aborted.wait()
+        return 1.0
+
+    engine = Slow([])
+    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=1)
+    async with asyncio.timeout(60):
+        with pytest.raises(WorkflowError, match="asked the model nothing"):
+            await workflow(solve).run(TASK, context)

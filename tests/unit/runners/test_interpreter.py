@@ -1,0 +1,84 @@
+"""The Python that runners run in: what they import, and which interpreters are refused."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from trinity_bus.errors import ConfigError
+from trinity_bus.runners.interpreter import IMPORTED, interpreter
+
+ROOT = Path(__file__).parents[3]
+IMPORTS = """
+import importlib.util, sys
+sys.modules["torch"] = None
+import trinity_bus.runners.fork_server_main, trinity_bus.rollout.tokenizer, trinity_bus.rollout.agents
+theirs = [m for m in sys.modules if m.partition(".")[0] in ("schemas", "trinity_bus")]
+sources = [importlib.util.find_spec(m).origin for m in theirs]
+print("\\n".join(sorted(set(sources))))
+print("LOADED", *sorted({m.partition(".")[0] for m in sys.modules if sys.modules[m] is not None}))
+"""
+FOREIGN = re.compile(r"^\s*(?:from|import) ([a-z_0-9]+(?:\.[a-z_0-9]+)*)", re.MULTILINE)
+
+
+def test_what_runners_import_is_small_and_named() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, cwd=ROOT)
+    *sources, last = done.stdout.splitlines()
+    loaded = set(last.split())
+    assert not loaded & {"torch", "vllm", "aiokafka", "megatron", "ray", "typer", "fastapi"}
+    # Read off the sources, those that are imported later in a function too; less what is named.
+    named = {name.partition(".")[0] for name in IMPORTED}
+    imported = {name.partition(".")[0] for source in sources for name in FOREIGN.findall(Path(source).read_text())}
+    own = {"schemas", "trinity_bus", "math_verify"}
+    assert imported - set(sys.stdlib_module_names) - own - named == set()
+    assert named - imported == {"jinja2"}, "transformers writes chat templates with it"
+
+
+def script(folder: Path, body: str) -> Path:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def says(folder: Path, python: str = "3.12", ours: str = "", lacks: str = "") -> Path:
+    ours = ours or f'"{version("trinity-bus")}"'
+    return script(folder, f"""echo '{{"python": "{python}", "trinity-bus": {ours}, "lacks": [{lacks}]}}'""")
+
+
+def test_unset_it_is_the_explorers_own() -> None:
+    assert interpreter(None, {}) == sys.executable
+
+
+def test_its_own_interpreter_is_fit(tmp_path: Path) -> None:
+    assert interpreter(Path(sys.executable), {}) == sys.executable
+    assert interpreter(says(tmp_path), {}) == str(tmp_path / "python")
+
+
+def test_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"RUNNER_PYTHON: \S+ cannot be run \(No such file or directory\): name"):
+        interpreter(tmp_path / "python", {})
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"python": "3.11"}, r"is Python 3\.11, and the explorer's is 3\.12: name one of that"),
+        ({"ours": "null"}, r"has no trinity-bus: \S+ -m pip install 'trinity-bus\[runner\]=="),
+        ({"ours": '"0.0.1"'}, r"has trinity-bus 0\.0\.1, and the explorer \S+: \S+ -m pip install"),
+        ({"lacks": '"msgspec", "transformers"'}, r"lacks msgspec, transformers: \S+ -m pip install"),
+    ],
+)
+def test_one_that_is_not_fit_is_refused_with_the_remedy(tmp_path: Path, how: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        interpreter(says(tmp_path, **how), {})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("body", ["exit 3", "echo so", "echo broken >&2; exit 1"])
+def test_one_that_does_not_work_is_refused(tmp_path: Path, body: str) -> None:
+    with pytest.raises(ConfigError, match="is no Python that works"):
+        interpreter(script(tmp_path, body), {})

@@ -1,0 +1,194 @@
+"""OpenAI's chat completions, as requests to a session and what it has said (pure).
+
+Of a request only what an agent has to decide is taken: messages, tools, length, stops, how many. How tokens are drawn
+(temperature and its like, and the seed, with which all runs of a group would be one) is the task's and the explorer's
+to say, and what a client sends of it is passed over. What would change the answer and cannot be had here is refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from schemas.sampling import Sampling
+from trinity_bus.chat.messages import ChatError, ChatMessage
+from trinity_bus.chat.renderer import Tools
+from trinity_bus.chat.session import Said
+
+MAX_CHOICES: Final = 128
+_TAKEN: Final = frozenset(
+    {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
+    | {"logprobs"}
+)
+_PASSED_OVER: Final = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "seed"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls", "verbosity"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
+    }
+)
+_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
+    "tool_choice": ("auto", "none"),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "top_logprobs": (0,),
+}
+"""What is taken with these values only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request for chat completions."""
+
+    model: str
+    messages: Sequence[ChatMessage]
+    tools: Tools
+    sampling: Sampling
+    n: int
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+
+
+def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
+    """Read a request.
+
+    Args:
+        body: JSON.
+        sampling: The task's wishes.
+
+    Raises:
+        ChatError: It is none, or asks for what cannot be had.
+    """
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ChatError(f"the request is no JSON: {error}") from error
+    if not isinstance(asked, dict):
+        raise ChatError("the request is no JSON object")
+    asked = {name: value for name, value in asked.items() if value is not None}
+    for name, value in asked.items():
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+            raise ChatError(f"{name} {json.dumps(value)[:100]} cannot be had here")
+        if name not in _TAKEN | _PASSED_OVER | _NEUTRAL.keys():
+            raise ChatError(f"{name} cannot be had here")
+    tools = _maps(asked, "tools") if asked.get("tool_choice") != "none" else []
+    stop = asked.get("stop")
+    wishes: dict[str, Any] = {
+        "max_tokens": asked.get("max_completion_tokens", asked.get("max_tokens")),
+        "stop": [stop] if isinstance(stop, str) else stop,
+    }
+    n = asked.get("n", 1)
+    if type(n) is not int or not 1 <= n <= MAX_CHOICES:
+        raise ChatError(f"n is from 1 to {MAX_CHOICES}")
+    try:
+        wished = Sampling.model_validate({name: value for name, value in wishes.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ChatError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    options = asked.get("stream_options", {})
+    return ChatRequest(
+        model=str(asked.get("model", "")),
+        messages=_maps(asked, "messages"),
+        tools=tools or None,
+        sampling=(sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True)),
+        n=n,
+        stream=bool(asked.get("stream")),
+        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        logprobs=bool(asked.get("logprobs")),
+    )
+
+
+def _maps(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    value = asked.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ChatError(f"{name} is a list of objects")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """What is answered to a request.
+
+    Args:
+        id: Of the answer.
+        created: When, in seconds since 1970.
+        model: As it was asked for.
+        prompt_tokens: How many the prompt has.
+        choices: What was said, each with its tokens' texts and log-probabilities, where they were asked for.
+    """
+
+    id: str
+    created: int
+    model: str
+    prompt_tokens: int
+    choices: Sequence[tuple[Said, Sequence[tuple[str, float]] | None]]
+
+    def body(self) -> dict[str, Any]:
+        """As one object."""
+        return {
+            **self._frame("chat.completion"),
+            "choices": [
+                {
+                    "index": i,
+                    "message": said.message,
+                    "logprobs": _logprobs(tokens),
+                    "finish_reason": _finish_reason(said),
+                }
+                for i, (said, tokens) in enumerate(self.choices)
+            ],
+            "usage": self._usage(),
+        }
+
+    def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
+        """As the chunks of a stream: who speaks, what is said, how it ended, for each choice."""
+        frame = self._frame("chat.completion.chunk")
+        for i, (said, tokens) in enumerate(self.choices):
+            delta = said.message
+            if said.tool_calls:
+                delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(delta["tool_calls"])]
+            role = {"role": delta.pop("role"), "content": ""}
+            for part, logprobs, reason in (
+                (role, None, None),
+                (delta, _logprobs(tokens), None),
+                ({}, None, _finish_reason(said)),
+            ):
+                choice = {"index": i, "delta": part, "logprobs": logprobs, "finish_reason": reason}
+                yield {**frame, "choices": [choice]}
+        if include_usage:
+            yield {**frame, "choices": [], "usage": self._usage()}
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _usage(self) -> dict[str, int]:
+        drawn = sum(said.tokens for said, _ in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": drawn,
+            "total_tokens": self.prompt_tokens + drawn,
+        }
+
+
+def error_body(message: str, kind: str) -> dict[str, Any]:
+    """Return an error as OpenAI's clients read it."""
+    return {"error": {"message": message, "type": kind, "code": None, "param": None}}
+
+
+def _finish_reason(said: Said) -> str:
+    return "tool_calls" if said.tool_calls else said.finish_reason
+
+
+def _logprobs(tokens: Sequence[tuple[str, float]] | None) -> dict[str, Any] | None:
+    if tokens is None:
+        return None
+    return {
+        "content": [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, logprob in tokens
+        ]
+    }

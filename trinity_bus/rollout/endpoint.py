@@ -1,0 +1,137 @@
+"""OpenAI's chat completions over HTTP, for one run: an agent's way to the model that is trained.
+
+::
+
+    agent, with any client --POST /v1/chat/completions--> Endpoint --token ids--> ctx.generate --> the engine
+          ^                                                  |
+          '---- text, tool calls; in one piece or streamed --'--> Session --> the run's samples
+
+It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
+is sent when the answer is whole: what is streamed has been drawn.
+
+Failures: a wrong key is 401; a request that cannot be taken, or that the engine refuses (a prompt that is too long), is
+400 and the agent's to handle; an engine that fails is 500, and fails the run, whatever the agent makes of it. A client
+that goes away takes its request along.
+"""
+
+import hmac
+import itertools
+import json
+import secrets
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from aiohttp import web
+
+from schemas.sampling import Sampling
+from trinity_bus.chat import ChatError, Session
+from trinity_bus.chat.openai import ChatAnswer, error_body, read_request
+from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.workflow import RolloutContext
+
+MAX_BODY_BYTES: Final = 16 << 20
+_HOST: Final = "127.0.0.1"
+_REFUSED: Final = "invalid_request_error"
+
+
+class Endpoint:
+    """Where one run's agent reaches the model. An async context manager.
+
+    Args:
+        ctx: The run's.
+        session: Notes what is said.
+        sampling: The task's wishes.
+    """
+
+    def __init__(self, ctx: RolloutContext, session: Session, sampling: Sampling | None = None) -> None:
+        self._ctx = ctx
+        self._session = session
+        self._sampling = sampling
+        self._numbers = itertools.count()
+        self._url: str | None = None
+        self.api_key = secrets.token_urlsafe(24)
+        """What the client sends as its key."""
+        self.flaws = 0
+        """Tool calls that could not be read."""
+        self.failure: Exception | None = None
+        """The first failure of the engine."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+
+    @property
+    def base_url(self) -> str:
+        """The client's base URL.
+
+        Raises:
+            RuntimeError: It is not open.
+        """
+        if self._url is None:
+            raise RuntimeError("the endpoint is not open")
+        return self._url
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, _HOST, 0).start()
+        port = self._runner.addresses[0][1]
+        self._url = f"http://{_HOST}:{port}/v1"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._url = None
+        await self._runner.cleanup()
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if not self._knows(request):
+            return _error(401, "this is not the key of this run", "authentication_error")
+        try:
+            asked = read_request(await request.read(), self._sampling)
+            prompt = self._session.prompt(asked.messages, asked.tools)
+            completions = await self._ctx.generate(prompt.token_ids, asked.sampling, asked.n)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"a request has {MAX_BODY_BYTES} bytes at most", _REFUSED)
+        except Exception as error:  # noqa: BLE001 (whatever the engine raises is this run's failure)
+            # What was asked for cannot be had; the engine itself works.
+            if isinstance(error, TrinityError) and isinstance(error, ChatError | ValueError):
+                return _error(400, str(error), _REFUSED)
+            self.failure = self.failure or error
+            return _error(500, f"{type(error).__name__}: {error}", "server_error")
+        choices = []
+        for completion in completions:
+            said = self._session.add(prompt, completion, asked.sampling.stop or ())
+            self.flaws += len(said.flaws)
+            texts = [self._ctx.tokenizer.decode([token]) for token in completion.token_ids] if asked.logprobs else None
+            choices.append((said, None if texts is None else list(zip(texts, completion.logprobs, strict=True))))
+        answer = ChatAnswer(
+            f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, len(prompt.token_ids), choices
+        )
+        if not asked.stream:
+            return web.json_response(answer.body())
+        return await _stream(request, answer, include_usage=asked.include_usage)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if not self._knows(request):
+            return _error(401, "this is not the key of this run", "authentication_error")
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "trinity-bus"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    def _knows(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self.api_key}".encode())
+
+
+async def _stream(request: web.Request, answer: ChatAnswer, *, include_usage: bool) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for chunk in answer.chunks(include_usage=include_usage):
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _error(status: int, message: str, kind: str) -> web.Response:
+    return web.json_response(error_body(message, kind), status=status)
