@@ -35,7 +35,7 @@ from trinity_bus.config import CoordinatorSettings
 PARTS = ("throughput", "fleet", "crashes", "memory")
 BATCH = 64
 SATURATED = 300 * BATCH
-OFFERED_RATE = 300.0
+OFFERED_RATES = (300.0, 1000.0)
 FEW, MANY = 128, 512
 """Attempts under way at once, in all explorers together. Every one more adds to the time that each of them takes as
 soon as the cores are busy: the few are just enough for that, the many for the most tasks a second."""
@@ -57,7 +57,7 @@ class Size:
     """Explorers of each measurement of throughput."""
     warm_up: int = 64 * BATCH
     offered: int = 120 * BATCH
-    """Tasks at ``OFFERED_RATE``."""
+    """Tasks at each of ``OFFERED_RATES``."""
     victims: tuple[str, ...] = crash.VICTIMS
     fill: int = memory.WARM_UP
     """Tasks until all that is bounded is full."""
@@ -113,14 +113,21 @@ def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> lis
             Row(f"{name}, {MANY} under way: end to end", most.rate, "tasks/s", goal=GOAL_RATE),
             Row(f"{name}, {MANY} under way: last result to FINALIZED, p50", most.latency(0.5), "ms", better="lower"),
             Row(f"{name}, {MANY} under way: last result to FINALIZED, p99", most.latency(0.99), "ms", better="lower"),
-            Row(f"{name}: the same at {OFFERED_RATE:g} tasks/s, p50", offered.latency(0.5), "ms", better="lower"),
-            Row(f"{name}: the same at {OFFERED_RATE:g} tasks/s, p99", offered.latency(0.99), "ms", better="lower"),
+            *(row for rate, measured in offered.items() for row in _offered_rows(f"{name}: the same", rate, measured)),
             *(Row(f"{name}: CPU of {role}", us, "us/task", better="lower") for role, us in saturated.cpu_us.items()),
             Row(f"{name}: CPU of all", sum(saturated.cpu_us.values()), "us/task", better="lower"),
             Row(f"{name}: bare aiokafka, 2 records a task", bare.rate, "tasks/s"),
             Row(f"{name}: CPU of bare aiokafka and its broker", sum(bare.cpu_us.values()), "us/task", better="lower"),
         ]
     return rows
+
+
+def _offered_rows(name: str, rate: float, offered: throughput.Measured) -> list[Row]:
+    goal = GOAL_P99_MS if rate == max(OFFERED_RATES) else None
+    return [
+        Row(f"{name} at {rate:g} tasks/s, p50", offered.latency(0.5), "ms", better="lower"),
+        Row(f"{name} at {rate:g} tasks/s, p99", offered.latency(0.99), "ms", goal=goal, better="lower"),
+    ]
 
 
 async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told: Bar) -> throughput.Measured:
@@ -132,19 +139,22 @@ async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told
 
 async def _measure(
     made: Mesh, explorers: int, tasks: int, size: Size, told: Bar
-) -> tuple[throughput.Measured, throughput.Measured, throughput.Measured]:
-    """Return the saturated mesh, the mesh at a moderate rate, and bare aiokafka."""
-    total = size.warm_up + tasks + size.offered
+) -> tuple[throughput.Measured, dict[float, throughput.Measured], throughput.Measured]:
+    """Return the saturated mesh, the mesh at each of the moderate rates, and bare aiokafka."""
+    before, total = size.warm_up + tasks, size.warm_up + tasks + size.offered * len(OFFERED_RATES)
+    offered: dict[float, throughput.Measured] = {}
     async with Bus(made.kafka, client_id="benchmark") as bus:
         saturated = await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
-        offered = await throughput.run(
-            made,
-            bus,
-            "offered",
-            size.offered,
-            rate=OFFERED_RATE,
-            progress=lambda done: told(size.warm_up + tasks + done, total),
-        )
+        for rate in OFFERED_RATES:
+            done_before = before + size.offered * len(offered)
+            offered[rate] = await throughput.run(
+                made,
+                bus,
+                f"offered-{rate:g}",
+                size.offered,
+                rate=rate,
+                progress=lambda done, done_before=done_before: told(done_before + done, total),  # type: ignore[misc]
+            )
     bare = await throughput.baseline(made.kafka, tasks, broker_pid=made.pids.get("broker"))
     return saturated, offered, bare
 

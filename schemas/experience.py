@@ -288,7 +288,7 @@ def build_group(
         try:
             prompt, response = tokens.add(one.prompt_token_ids), tokens.add(one.response_token_ids)
             drawn = logprobs.add(one.logprobs)
-            masked = masks.add(np.ones(response, np.uint8) if one.mask is None else one.mask)
+            masked = masks.ones(response) if one.mask is None else masks.add(one.mask)
         except (TypeError, ValueError, OverflowError) as error:
             raise SchemaError(f"task {shown(task_id)}, sample {i}: {error}") from error
         if not response == drawn == masked:
@@ -370,4 +370,5 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
 
 def _is_number(value: Any) -> bool:
     """Whether it is one number, be it in a tensor."""
-    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)
+    # Most are, and to ask for it by name is the cheapest.
+    return type(value) is float or (isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0))

@@ -91,6 +91,8 @@ class Topic:
     records: tuple[type, ...]
     """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
     nobody says what is not theirs to say."""
+    any_partition: bool = False
+    """Whether any of its partitions will do for any record: nobody depends on the order of those of a key."""
     sender: str | None = None
     """The field of its records that names who wrote them, which is their key too; None where there is no such."""
     writers: tuple[Role, ...]
@@ -185,6 +187,7 @@ EXPERIENCES = Topic(
     name="experiences",
     key="task id",
     partitions=8,
+    any_partition=True,
     cleanup="delete",
     keep_ms=7 * _DAY_MS,
     retention_bytes=8 << 30,
@@ -293,6 +296,7 @@ RESULTS = Topic(
     name="results",
     key="task id",
     partitions=8,
+    any_partition=True,
     cleanup="delete",
     retention_ms=7 * _DAY_MS,
     description="The one accepted answer to each task, the moment it is accepted.",

@@ -45,6 +45,11 @@ class VectorColumn:
         self._parts.append(vector.tobytes())
         return len(vector)
 
+    def ones(self, length: int) -> int:
+        """Append a vector of ones, of numbers of one byte; return its length."""
+        self._parts.append(b"\1" * length)
+        return length
+
     @property
     def buffer(self) -> memoryview:
         """All of them."""

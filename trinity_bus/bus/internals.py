@@ -11,9 +11,8 @@ a line for each part, and says which is gone or takes other arguments.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
 """
 
-import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -129,18 +128,17 @@ class LogClient(AIOKafkaClient):  # type: ignore[misc]  # the library has no typ
 
     async def bootstrap(self) -> None:
         """Connect for the first time."""
-        with self._opening():
-            await super().bootstrap()
-
-    async def _get_conn(self, *args: Any, **options: Any) -> AIOKafkaConnection | None:
-        with self._opening():
-            return await super()._get_conn(*args, **options)
-
-    @contextlib.contextmanager
-    def _opening(self) -> Iterator[None]:
         token = _opener.set(self)
         try:
-            yield
+            await super().bootstrap()
+        finally:
+            _opener.reset(token)
+
+    async def _get_conn(self, *args: Any, **options: Any) -> AIOKafkaConnection | None:
+        # Written out, because it is on the way of every request.
+        token = _opener.set(self)
+        try:
+            return await super()._get_conn(*args, **options)
         finally:
             _opener.reset(token)
 

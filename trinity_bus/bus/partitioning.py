@@ -1,9 +1,12 @@
 """Which partition a key belongs to: the hash of Kafka's own Java client, so that every client agrees."""
 
+from functools import lru_cache
+
 from schemas.topics import ROLLOUTS
 from trinity_bus.bus.internals import murmur2
 
 
+@lru_cache(maxsize=1024)  # the hash is plain Python, and senders use their own name again and again
 def partition_of(key: str | bytes, partitions: int) -> int:
     """Return the partition, out of ``partitions``, of records with this key."""
     raw = key.encode() if isinstance(key, str) else key

@@ -45,6 +45,7 @@ from trinity_bus.bus.partitioning import partition_of
 from trinity_bus.bus.received import SLICE_S, Received
 from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.bus.spans import start_send_span
+from trinity_bus.bus.sticky_partitions import StickyPartitions
 from trinity_bus.bus.transactions import (
     CANCELLED_S,
     abort,
@@ -87,6 +88,7 @@ class Producer:
         self._running: AIOKafkaProducer | None = None
         self._watch: asyncio.Task[None] | None = None
         self._turn_at = 0.0
+        self._sticky: dict[str, StickyPartitions] = {}
         self._one_transaction = asyncio.Lock()
         self._outgoing: Outgoing | None = None
         """What the open transaction writes."""
@@ -189,7 +191,7 @@ class Producer:
             key: Decides its partition, and what compaction keeps.
             record: What to send.
             encoded: Its bytes, where it came as such: they are sent as they are.
-            partition: Overrides the key's partition.
+            partition: Overrides that of the key; or of the moment, in a topic in which any partition will do.
             traceparent: The trace it belongs to; the current span's where absent.
             headers: More Kafka headers.
 
@@ -361,10 +363,10 @@ class Producer:
             if context is not None:
                 headers.append((TRACEPARENT, context.encode()))
         limit = self._settings.max_message_bytes(topic)
+        if partition is None:
+            partition = self._partition_of(topic, key, value)
         if self._outgoing is not None and span is None:
             check(topic, key, value, partition, headers, max_message_bytes=limit)
-            if partition is None:
-                partition = partition_of(key or b"", topic.partitions)
             return await self._outgoing.add(topic, partition, key, value, headers)
         name = topic.full_name(self._settings.namespace)
         delivery = Delivery(topic, f"send to {name}", span)
@@ -379,13 +381,22 @@ class Producer:
             self._outgoing.sent.append(delivery.position)
         return delivery.position
 
+    def _partition_of(self, topic: Topic, key: bytes | None, value: bytes | None) -> int:
+        if key is not None and not topic.any_partition:
+            return partition_of(key, topic.partitions)
+        sticky = self._sticky.get(topic.name)
+        if sticky is None:
+            first = partition_of(self._client_id, topic.partitions)
+            sticky = self._sticky[topic.name] = StickyPartitions(topic.partitions, first)
+        return sticky.place(len(value or b""), time.monotonic())
+
     async def _make_durable(self, outgoing: Outgoing) -> None:
         """Hand over what the open transaction has so far. A commit of the client's does not look at what failed."""
         await outgoing.hand_over()
         await asyncio.gather(*outgoing.sent)
 
     async def _queue(
-        self, name: str, key: bytes | None, value: bytes | None, partition: int | None, headers: list[tuple[str, bytes]]
+        self, name: str, key: bytes | None, value: bytes | None, partition: int, headers: list[tuple[str, bytes]]
     ) -> asyncio.Future[RecordMetadata]:
         """Queue a record; waits while the queue is full, through an outage if need be."""
         await partitions_known(self._connected(), name, self._settings)

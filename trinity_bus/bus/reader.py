@@ -169,15 +169,17 @@ class Reader:
             metrics.CONSUMED_MESSAGES.add(count, metrics.messaging("poll", name))
         return records
 
-    async def wait(self) -> None:
-        """Return when :meth:`batch` would return something at once. Safe to cancel.
+    def arrival(self) -> asyncio.Future[Any] | None:
+        """Return what is done as soon as :meth:`batch` may return something; None where it does at once.
+
+        It is not to be cancelled, and what it raises is for :meth:`batch` to tell.
 
         Raises:
-            RecordGoneError: A position no longer exists.
-            BusError: The broker refuses, or the reader is not started.
+            BusError: The reader is not started.
         """
-        while not self._raw and not self._ready:
-            await self._fetch(_WAIT_S)
+        if self._raw or self._ready:
+            return None
+        return self._pending or self._ask(self._connected())
 
     async def replay(self) -> AsyncIterator[Received[Any]]:
         """Every record from the present positions to the end of the log as it is at the call.
@@ -255,7 +257,8 @@ class Reader:
         pending = self._pending or self._ask(self._connected())
         if timeout_s <= 0:
             await asyncio.sleep(0)
-        await asyncio.wait([pending], timeout=max(timeout_s, 0))
+        if not pending.done():
+            await asyncio.wait([pending], timeout=max(timeout_s, 0))
         self._take_pending()
 
     def _ask(self, client: AIOKafkaConsumer) -> asyncio.Task[dict[TopicPartition, list[_Raw]]]:

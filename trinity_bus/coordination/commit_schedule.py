@@ -23,6 +23,11 @@ from trinity_bus.coordination.effects import Effect, Observe, PublishBatch, Reje
 COMMIT_EVERY_S: Final = 0.008
 """Least time from the begin of a transaction to that of the next. Each costs the brokers, the explorers that it has
 orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once."""
+COMMIT_SHARE: Final = 0.5
+"""Most of the time that may be spent in transactions: where they take long the machines are busy, and fewer, larger
+ones leave more of them to the work itself."""
+COMMIT_LATEST_S: Final = 0.03
+"""After so long the next one begins, whatever the last one took."""
 LINGER_S: Final = 0.05
 """How long what nobody waits for is kept for company: tasks of a batch that is not full yet, signs of life."""
 TASKS_EVERY_S: Final = 0.025
@@ -88,6 +93,8 @@ class CommitSchedule:
     _has_unmarked: bool = field(default=False, init=False)
     """Whether records were read whose positions are not committed under the group."""
     _began_at: float = field(init=False)
+    _soonest: float = field(init=False)
+    """When the next transaction may begin."""
     _beat_at: float = field(init=False)
     _marked_at: float = field(init=False)
     _ticked_at: float = field(init=False)
@@ -95,6 +102,7 @@ class CommitSchedule:
 
     def __post_init__(self) -> None:
         self._began_at = self._beat_at = self._marked_at = self._ticked_at = self._tasks_at = self.now
+        self._soonest = self.now + COMMIT_EVERY_S
 
     # -- what is to be done ------------------------------------------------------------------------------------------
 
@@ -106,7 +114,7 @@ class CommitSchedule:
         """Return what to wait for, and until when; a transaction that ends is news too."""
         pending, until = self._pending, self._ticked_at + self.tick_s
         if not self._is_under_way:
-            until = min(until, max(self._beat_at + self.heartbeat_s, self._began_at + COMMIT_EVERY_S))
+            until = min(until, max(self._beat_at + self.heartbeat_s, self._soonest))
             if pending.since is not None:
                 until = min(until, self._commit_at())
         tasks = wants_tasks and pending.tasks < MAX_TASKS and pending.task_bytes < MAX_TASK_BYTES
@@ -163,11 +171,14 @@ class CommitSchedule:
         if beats:
             self._beat_at = now
         self._began_at, self._is_under_way = now, True
+        self._soonest = now + COMMIT_EVERY_S
         return CommitPlan(beats, marks, since)
 
-    def ended(self) -> None:
+    def ended(self, now: float) -> None:
         """Note that the transaction is over, well or not."""
         self._is_under_way = False
+        wanted = (now - self._began_at) / COMMIT_SHARE
+        self._soonest = self._began_at + min(max(wanted, COMMIT_EVERY_S), COMMIT_LATEST_S)
 
     def taken_back(self) -> None:
         """Note that nothing is pending or under way: all of it is decided anew."""
@@ -175,10 +186,9 @@ class CommitSchedule:
 
     def _commit_at(self) -> float:
         """When the next transaction begins, as far as it is decided."""
-        soonest = self._began_at + COMMIT_EVERY_S
         if self._pending.since is None or self._pending.is_awaited:
-            return soonest
-        return max(soonest, min(self._pending.since + LINGER_S, self._beat_at + self.heartbeat_s))
+            return self._soonest
+        return max(self._soonest, min(self._pending.since + LINGER_S, self._beat_at + self.heartbeat_s))
 
 
 def _is_awaited(effect: Effect) -> bool:

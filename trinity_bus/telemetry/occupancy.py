@@ -33,9 +33,10 @@ class Occupancy:
 
     def __init__(self, idle: str, units: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle = idle
-        self._units = units
         self._clock = clock
-        self._busy: Counter[str] = Counter()
+        self._busy: dict[str, int] = {}
+        self._idle_units = units
+        """Negative where more are busy than there are."""
         self._seconds: dict[str, float] = {idle: 0.0}
         self._at = clock()
         self._lock = threading.Lock()
@@ -59,17 +60,23 @@ class Occupancy:
     def _change(self, before: str | None, after: str | None) -> None:
         with self._lock:
             self._count()
-            if before is not None:
+            if before is None:
+                self._idle_units -= 1
+            else:
                 self._busy[before] -= 1
-            if after is not None:
-                self._busy[after] += 1
+            if after is None:
+                self._idle_units += 1
+            else:
+                self._busy[after] = self._busy.get(after, 0) + 1
 
     def _count(self) -> None:
         now = self._clock()
         elapsed, self._at = now - self._at, now
-        self._seconds[self._idle] += elapsed * max(0, self._units - self._busy.total())
+        if self._idle_units > 0:
+            self._seconds[self._idle] += elapsed * self._idle_units
         for state, units in self._busy.items():
-            self._seconds[state] = self._seconds.get(state, 0.0) + elapsed * units
+            if units:
+                self._seconds[state] = self._seconds.get(state, 0.0) + elapsed * units
 
 
 class Unit:

@@ -93,13 +93,11 @@ class Intake:
 
 async def _any(readers: list[Reader], until: Sequence[asyncio.Future[Any]], timeout_s: float) -> None:
     """Wait until one of them has something, or until something else has happened, or until the limit."""
-    waits = [asyncio.ensure_future(reader.wait()) for reader in readers]
-    try:
-        done, _ = await asyncio.wait([*waits, *until], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-    for wait in waits:
-        if wait in done:
-            wait.result()
+    arrivals = [reader.arrival() for reader in readers]
+    waits = [*(arrival for arrival in arrivals if arrival is not None), *until]
+    if len(waits) < len(readers) + len(until):
+        return
+    if waits:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(timeout_s)

@@ -184,7 +184,7 @@ class Term:
                     await self._read(intake, pending, committing)
                     if committing is not None and committing.done():
                         committing.result()
-                        self._schedule.ended()
+                        self._schedule.ended(self._clock())
                         committing = under_way = None
                     if self._schedule.is_due(self._clock()):
                         committing = self._begin_commit(pending)
@@ -223,7 +223,10 @@ class Term:
         )
         received = self._contributions.sift(received)
         now = self._clock()
-        self._decide(pending, received, now, ticks=self._schedule.tick(now))
+        ticks = self._schedule.tick(now)
+        # Nothing follows from nothing: whatever follows from the state was decided with the last input.
+        if received or ticks:
+            self._decide(pending, received, now, ticks=ticks)
 
     def _decide(
         self, pending: PendingCommit, received: list[Received[Any]], now: float, *, ticks: bool = False
@@ -318,7 +321,7 @@ class Term:
         committing = self._begin_commit(pending)
         if committing is not None:
             await committing
-            self._schedule.ended()
+            self._schedule.ended(self._clock())
 
     def _nothing(self) -> PendingCommit:
         return PendingCommit(Spans(self._namespace))

@@ -60,6 +60,12 @@ def group(task_id: str, samples: int, tokens: int) -> ExperienceGroup:
     )
 
 
+async def arrival(reader: Reader) -> None:
+    arriving = reader.arrival()
+    if arriving is not None:
+        await asyncio.wait([arriving], timeout=LIMIT_S)
+
+
 async def read(reader: Reader, count: int) -> list[Received[Any]]:
     found: list[Received[Any]] = []
     async with asyncio.timeout(LIMIT_S):
@@ -78,7 +84,7 @@ def test_who_reads_ahead_finds_all_that_came_while_it_was_busy_and_no_more_than_
             bus.reader(TASKS, start="end", max_records=3, ahead=True) as reader,
         ):
             await (await producer.send(TASKS, "t0", task(0)))
-            await reader.wait()
+            await arrival(reader)
             for number in range(1, 5):
                 await (await producer.send(TASKS, f"t{number}", task(number)))
             # Its owner does nothing; what came with the last one that there was room for is kept as well.
@@ -308,20 +314,21 @@ def test_cancelled_waits_lose_nothing(settings: KafkaSettings) -> None:
     uvloop.run(scenario())
 
 
-async def test_waiting_for_a_record_takes_none(settings: KafkaSettings) -> None:
+async def test_who_looks_whether_a_record_has_come_takes_none(settings: KafkaSettings) -> None:
     async with (
         Bus(settings, client_id="test") as bus,
         bus.producer() as producer,
         bus.reader(TASKS, start="end", max_records=2) as reader,
     ):
-        waiting = asyncio.create_task(reader.wait())
+        waiting = reader.arrival()
+        assert waiting is not None
         await asyncio.wait([waiting], timeout=0.1)
         assert not waiting.done()
-        waiting.cancel()
+        assert reader.arrival() is waiting
         for number in range(3):
             await (await producer.send(TASKS, "t", task(number)))
-        await reader.wait()
-        await reader.wait()
+        await arrival(reader)
+        await arrival(reader)
         assert [record_of(received).task_id for received in await read(reader, 3)] == ["t0", "t1", "t2"]
 
 

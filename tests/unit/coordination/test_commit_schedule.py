@@ -11,6 +11,8 @@ from schemas import BatchLifecycleState, BatchRecord, Cancel, Task
 from trinity_bus.coordination import Effect, Observe, Origin, PublishBatch, RejectionReason, RejectTask, SendOrder
 from trinity_bus.coordination.commit_schedule import (
     COMMIT_EVERY_S,
+    COMMIT_LATEST_S,
+    COMMIT_SHARE,
     LINGER_S,
     MAX_SIGNALS,
     MAX_TASK_BYTES,
@@ -64,13 +66,28 @@ def test_only_what_somebody_waits_for_makes_it_go_at_once(effects: tuple[Effect,
 def test_one_that_follows_close_upon_another_waits_whoever_waits_for_it() -> None:
     one = schedule()
     assert one.begin(1.0, has_news=True)
-    one.ended()
+    one.ended(1.001)
     one.took(1.0, signals=1)
     one.decided([ORDER])
     one.tick(1.0)
     assert not one.is_due(1.0 + COMMIT_EVERY_S / 2)
     assert one.plan(1.0, wants_tasks=False).until == pytest.approx(1.0 + COMMIT_EVERY_S)
     assert one.is_due(1.0 + COMMIT_EVERY_S + EPSILON)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "after_s"),
+    [(0.001, COMMIT_EVERY_S), (0.006, 0.006 / COMMIT_SHARE), (0.1, COMMIT_LATEST_S), (9.0, COMMIT_LATEST_S)],
+)
+def test_the_longer_one_takes_the_later_the_next_begins_up_to_a_limit(took_s: float, after_s: float) -> None:
+    one = schedule()
+    one.begin(1.0, has_news=True)
+    one.took(1.0, signals=1)
+    one.decided([ORDER])
+    assert not one.is_due(1.0 + after_s + EPSILON), "one at a time"
+    one.ended(1.0 + took_s)
+    assert not one.is_due(1.0 + after_s - EPSILON)
+    assert one.is_due(1.0 + after_s + EPSILON)
 
 
 def test_no_more_is_read_than_a_transaction_may_hold() -> None:
@@ -104,7 +121,7 @@ def test_where_there_is_nothing_to_tell_nothing_begins_but_heartbeats_and_positi
     beat = one.begin(BEAT_S, has_news=False)
     assert beat is not None
     assert (beat.beats, beat.marks, beat.since) == (True, False, None)
-    one.ended()
+    one.ended(BEAT_S)
     one.took(0.6, signals=1)
     assert one.begin(0.7, has_news=False) is None
     later = one.begin(POSITIONS_EVERY_S, has_news=False)
@@ -117,7 +134,7 @@ def test_while_the_broker_is_away_time_stands_still() -> None:
     one.begin(1.0, has_news=True)
     assert not one.stands_still(1.0 + BEAT_S / 2)
     assert one.stands_still(1.0 + BEAT_S)
-    one.ended()
+    one.ended(8.0)
     assert not one.stands_still(9.0)
 
 
@@ -172,6 +189,8 @@ class Loop:
         """Of the transaction under way."""
         self.commit_s = 0.001
         self.began: list[float] = [0.0]
+        self.free_at = 0.0
+        """When the next may begin, by the last one's length."""
         self.beats: list[float] = [0.0]
         self.oldest: float | None = None
         self.awaited_since: float | None = None
@@ -184,7 +203,8 @@ class Loop:
         else:
             self.read()
         if self.ends_at is not None and self.now >= self.ends_at:
-            self.schedule.ended()
+            self.schedule.ended(self.now)
+            self.free_at = self.began[-1] + min(max((self.now - self.began[-1]) / COMMIT_SHARE, 0), COMMIT_LATEST_S)
             self.ends_at = None
         if self.schedule.is_due(self.now):
             self.begin()
@@ -226,7 +246,7 @@ class Loop:
         self.oldest = self.awaited_since = None
 
     def check_nothing_is_late(self) -> None:
-        free_at = self.began[-1] + COMMIT_EVERY_S
+        free_at = max(self.began[-1] + COMMIT_EVERY_S, self.free_at)
         assert self.awaited_since is None or self.now < max(free_at, self.awaited_since) + EPSILON
         assert self.oldest is None or self.now < max(free_at, self.oldest + LINGER_S) + EPSILON
 

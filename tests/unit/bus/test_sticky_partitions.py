@@ -1,0 +1,33 @@
+"""Which partition takes a record of a topic in which any will do."""
+
+from collections import Counter
+
+from schemas.topics import TOPICS
+from trinity_bus.bus.sticky_partitions import MOMENT_BYTES, MOMENT_S, StickyPartitions
+
+
+def test_what_comes_within_a_moment_goes_together_and_the_next_moment_elsewhere() -> None:
+    sticky = StickyPartitions(8, first=3)
+    first = {sticky.place(100, 1.0 + MOMENT_S * share) for share in (0.0, 0.5, 0.9)}
+    second = sticky.place(100, 1.0 + MOMENT_S)
+    assert len(first) == 1
+    assert second not in first
+
+
+def test_all_partitions_get_the_same() -> None:
+    sticky = StickyPartitions(8, first=5)
+    counts = Counter(sticky.place(100, moment * MOMENT_S * 1.01) for moment in range(800))
+    assert counts == dict.fromkeys(range(8), 100)
+
+
+def test_large_records_of_one_moment_do_not_wait_for_each_other() -> None:
+    sticky = StickyPartitions(4, first=0)
+    assert len({sticky.place(MOMENT_BYTES, 1.0) for _ in range(4)}) == 4
+
+
+def test_producers_begin_at_different_partitions() -> None:
+    assert {StickyPartitions(8, first).place(1, 0.0) for first in range(8)} == set(range(8))
+
+
+def test_only_topics_whose_order_nobody_depends_on_are_written_so() -> None:
+    assert {topic.name for topic in TOPICS if topic.any_partition} == {"experiences", "results"}
