@@ -1,0 +1,83 @@
+"""Rewards made of parts."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from trinity_bus.rollout.scores import (
+    RewardError,
+    gated,
+    longer_than,
+    matches,
+    numeric,
+    passes_tests,
+    shaped,
+    valid_json,
+    weighted,
+)
+from trinity_bus.sandbox import Limits
+
+SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+SPEAKS = "Say:\n```python\ndef add(a, b):\n    return a + b\n```\n"
+
+
+async def score(reward: Any, response: str, answer: str = "", *, ended: bool = True) -> float:
+    return float(await reward(response, answer, ended=ended))
+
+
+@pytest.mark.parametrize(
+    ("reward", "response", "answer", "value"),
+    [
+        (numeric(), "so it is 3.5", "7/2", 1.0),
+        (numeric(), "so it is 3.51", "3.5", 0.0),
+        (numeric(relative=0.01), "so it is 3.51", "3.5", 1.0),
+        (numeric(absolute=0.1), "-0.05", "0", 1.0),
+        (numeric(), "I do not know", "3", 0.0),
+        (matches(r"<answer>.+</answer>"), "so\n<answer>4\n</answer> yes", "", 1.0),
+        (matches(r"<answer>.+</answer>", whole=True), "so <answer>4</answer>", "", 0.0),
+        (longer_than(2), "one two", "", 0.0),
+        (longer_than(2, by=4), "one two three", "", 0.25),
+        (longer_than(2, by=4), "one " * 100, "", 1.0),
+        (valid_json(SCHEMA), '{"a": 1}', "", 1.0),
+        (valid_json(SCHEMA), 'See:\n```json\n{"a": 1}\n```', "", 1.0),
+        (valid_json(SCHEMA), '{"a": "1"}', "", 0.0),
+        (valid_json(SCHEMA), "[" * 100_000, "", 0.0),
+        (weighted((1.0, numeric()), (-0.5, longer_than(1))), "it is 3", "3", 0.5),
+        (gated(matches("is"), numeric(), otherwise=-1.0), "it is 3", "3", 1.0),
+        (gated(matches("was"), numeric(), otherwise=-1.0), "it is 3", "3", -1.0),
+        (shaped(longer_than(2, by=4), lambda value: -(value**2)), "one two three", "", -0.0625),
+    ],
+)
+async def test_rewards(reward: Any, response: str, answer: str, value: float) -> None:
+    assert await score(reward, response, answer) == value
+
+
+async def test_what_was_cut_is_too_long() -> None:
+    assert await score(longer_than(100), "one", ended=False) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "tests", "value"),
+    [
+        (SPEAKS, "assert add(1, 2) == 3", 1.0),
+        (SPEAKS, "assert add(1, 2) == 4", 0.0),
+        ("```python\nraise SystemExit(0)\n```", "assert False", 0.0),
+        ("```python\nprint('passed'); import os; os._exit(0)\n```", "assert False", 0.0),
+        ("```python\nwhile True: pass\n```", "", 0.0),
+        ("no code at all", "", 0.0),
+    ],
+)
+async def test_code_is_judged_in_a_sandbox(response: str, tests: str, value: float) -> None:
+    assert await score(passes_tests(sys.executable, limits=Limits(wall_s=3)), response, tests) == value
+
+
+async def test_a_reward_that_cannot_be_found_out_is_a_failure_and_not_zero() -> None:
+    with pytest.raises(RewardError, match="'three' is no number"):
+        await score(numeric(), "3", "three")
+    with pytest.raises(RewardError, match="is no number"):
+        await score(weighted((1.0, matches("3")), (1.0, numeric())), "3", "three")
+    with pytest.raises(RewardError, match="no-such-python' cannot be run"):
+        await score(passes_tests("no-such-python"), SPEAKS)
+    with pytest.raises(RewardError, match="this is no JSON schema"):
+        valid_json({"type": "so"})

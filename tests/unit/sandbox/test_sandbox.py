@@ -1,0 +1,133 @@
+"""Sandboxes: what runs in one reaches no network, keeps to its limits, and leaves nothing alive."""
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.mesh.waiting import until
+from trinity_bus.sandbox import Limits, Sandbox, SandboxError
+
+PYTHON = sys.executable
+_NO_SIGNAL = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+
+
+async def test_a_command_runs_in_its_folder_and_says_how_it_ended() -> None:
+    async with Sandbox() as box:
+        await box.write_file("in/a.txt", "hello")
+        done = await box.exec(["sh", "-c", "cat in/a.txt; cat; echo no >&2; echo b > b; env; exit 3"], stdin="you\n")
+        assert done.returncode == 3
+        assert done.stdout.startswith("helloyou\n")
+        assert done.stderr == "no\n"
+        given = {line.partition("=")[0] for line in done.stdout.splitlines()[1:]}
+        assert given <= {"PATH", "HOME", "LANG", "PWD", "_", "SHLVL", "OLDPWD"}
+        assert await box.read_file("b") == b"b\n"
+        assert (await box.exec(["no-such-program"])).returncode == 127
+        folder = box.folder
+    assert not folder.exists()
+    with pytest.raises(SandboxError, match="is over"):
+        await box.exec(["true"])
+
+
+async def test_it_has_no_network_not_even_this_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 3)"
+        async with Sandbox() as box:
+            done = await box.exec([PYTHON, "-c", code])
+    assert done.returncode == 1
+    assert "Network is unreachable" in done.stderr
+
+
+async def test_it_sees_no_other_processes_and_can_kill_none() -> None:
+    async with Sandbox() as box:
+        done = await box.exec([PYTHON, "-c", f"import os; print(os.getppid()); os.kill({os.getpid()}, 0)"])
+    assert done.stdout == "1\n"
+    assert "ProcessLookupError" in done.stderr
+
+
+async def test_what_takes_too_long_is_killed_with_all_that_it_has_started() -> None:
+    code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)"
+    async with Sandbox(Limits(wall_s=1)) as box:
+        done = await box.exec([PYTHON, "-c", "print('so', flush=True)\n" + code])
+        folder = box.folder
+        assert (done.timed_out, done.returncode, done.stdout) == (True, -1, "so\n")
+        assert _running_in(folder) == []
+
+
+async def test_what_it_leaves_behind_is_killed() -> None:
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 3)\n    time.sleep(1000)"
+    async with Sandbox() as box:
+        assert (await box.exec([PYTHON, "-c", code])).returncode == 0
+        assert _running_in(box.folder) == []
+
+
+def _running_in(folder: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("x = bytearray(1 << 30)", "MemoryError"),
+        ("open('big', 'wb').write(bytes(2 << 20))", "File too large"),
+        ("[open('/dev/null') for _ in range(300)]", "Too many open files"),
+    ],
+)
+async def test_limits_are_kept(code: str, said: str) -> None:
+    limits = Limits(memory_bytes=256 << 20, file_bytes=1 << 20, open_files=64)
+    async with Sandbox(limits) as box:
+        done = await box.exec([PYTHON, "-I", "-S", "-c", _NO_SIGNAL + code])
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+async def test_time_of_the_processor_is_limited() -> None:
+    async with Sandbox(Limits(cpu_s=1, wall_s=60)) as box:
+        done = await box.exec([PYTHON, "-I", "-S", "-c", "while True: pass"])
+    assert (done.returncode, done.timed_out) == (128 + 9, False)
+
+
+async def test_what_it_prints_is_bounded() -> None:
+    async with Sandbox(Limits(output_bytes=1000)) as box:
+        done = await box.exec([PYTHON, "-I", "-S", "-c", "print('x' * 5_000_000)"])
+    assert (len(done.stdout), done.truncated, done.returncode) == (1000, True, 0)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "link", "folder/x", "pipe", "."])
+async def test_files_outside_of_it_are_out_of_reach(path: str) -> None:
+    async with Sandbox() as box:
+        await box.exec(["sh", "-c", "ln -s /etc/passwd link; ln -s /tmp folder; mkfifo pipe"])
+        with pytest.raises(SandboxError):
+            await box.read_file(path)
+        with pytest.raises(SandboxError):
+            await box.write_file(path, "x")
+
+
+async def test_one_that_is_cancelled_leaves_nothing_alive() -> None:
+    async with Sandbox() as box:
+        running = asyncio.create_task(box.exec(["sh", "-c", "echo > begun; sleep 1000"], wall_s=9))
+        await until((box.folder / "begun").exists)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert _running_in(box.folder) == []
+
+
+async def test_a_machine_without_namespaces_is_told_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Sandbox() as box:
+        # A sandbox in a sandbox whose user namespaces are used up.
+        monkeypatch.setattr("trinity_bus.sandbox.sandbox._JAIL", "/dev/stdin")
+        script = b"import sys; print('no namespaces can be had here: so', file=sys.stderr); sys.exit(120)"
+        with pytest.raises(SandboxError, match="no namespaces can be had here: so; a sandbox needs"):
+            await box.exec(["true"], stdin=script)

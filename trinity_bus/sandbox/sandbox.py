@@ -1,0 +1,261 @@
+"""A folder and processes for what a model has written: limits that the kernel keeps, and no network.
+
+::
+
+    OPEN --exec, read_file, write_file, any number, several at once--> OPEN
+      '---terminate(), or leaving its block--> ENDED: its processes killed, its folder gone
+
+Each command has user, process, network and IPC namespaces of its own (``jail``), an environment of three variables, and
+the sandbox's folder as working folder and home. What it is not kept from: reading files that its user may read. So run
+runners as a user of their own (``explorer.runner_user``). It lives as long as its block, and so through scoring.
+
+Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
+limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
+is killed from outside takes its processes along.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Final, Self
+
+from trinity_bus.errors import TrinityError
+from trinity_bus.sandbox import jail
+
+_JAIL: Final = str(jail.__file__)
+_PIECE: Final = 1 << 16
+
+
+class SandboxError(TrinityError, RuntimeError):
+    """A sandbox cannot be had, is over, or is asked for a file outside of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What each command of a sandbox may use."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 10
+    """Of each process."""
+    memory_bytes: int = 1 << 30
+    """Address space of each process."""
+    file_bytes: int = 64 << 20
+    """Of each file."""
+    open_files: int = 256
+    processes: int = 64
+    """Of its user, where that is not root."""
+    output_bytes: int = 1 << 20
+    """Of standard output and of standard error."""
+
+    def for_kernel(self) -> str:
+        """As ``jail`` reads them."""
+        names = {
+            "CPU": self.cpu_s,
+            "AS": self.memory_bytes,
+            "FSIZE": self.file_bytes,
+            "NOFILE": self.open_files,
+            "NPROC": self.processes,
+            "CORE": 0,
+        }
+        return json.dumps(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """How a command ended."""
+
+    returncode: int
+    """128 and the signal's number where one has killed it; -1 where it took too long."""
+    stdout: str
+    stderr: str
+    timed_out: bool
+    truncated: bool
+    """Whether it has printed more than is kept."""
+
+
+class Sandbox:
+    """A folder and what runs in it. An async context manager.
+
+    Args:
+        limits: Of each command.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._folder: Path | None = Path(tempfile.mkdtemp(prefix="sandbox-"))
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are.
+
+        Raises:
+            SandboxError: It is over.
+        """
+        if self._folder is None:
+            raise SandboxError("the sandbox is over")
+        return self._folder
+
+    async def exec(self, command: Sequence[str], *, stdin: str | bytes = b"", wall_s: float | None = None) -> Executed:
+        """Run a command, and wait for its end.
+
+        Args:
+            command: Program and arguments; no shell is involved.
+            stdin: What it reads.
+            wall_s: Less than the sandbox's limit.
+
+        Raises:
+            SandboxError: It is over, or this machine gives no namespaces.
+        """
+        folder = self.folder
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", _JAIL),
+            self._limits.for_kernel(),
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder), "LANG": "C.UTF-8"},
+            start_new_session=True,
+        )
+        self._running.add(process)
+        assert process.stdout is not None  # noqa: S101 - for types
+        assert process.stderr is not None  # noqa: S101 - likewise
+        timed_out = False
+        output, errors = bytearray(), bytearray()
+        talk = asyncio.gather(
+            _tell(process, stdin.encode() if isinstance(stdin, str) else stdin),
+            _keep(process.stdout, output, self._limits.output_bytes),
+            _keep(process.stderr, errors, self._limits.output_bytes),
+        )
+        try:
+            async with asyncio.timeout(min(wall_s or self._limits.wall_s, self._limits.wall_s)):
+                await asyncio.shield(talk)
+                await process.wait()
+        except TimeoutError:
+            timed_out = True
+        finally:
+            _kill(process)
+            code = await process.wait()
+            # Its processes are dead, and so its pipes are at their ends.
+            _, more_output, more_errors = await talk
+            self._running.discard(process)
+        if code == jail.REFUSED and errors.startswith(b"no namespaces"):
+            raise SandboxError(
+                f"{errors.decode(errors='replace').strip()}; a sandbox needs unprivileged user namespaces "
+                "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+            )
+        return Executed(
+            -1 if timed_out else code,
+            output.decode(errors="replace"),
+            errors.decode(errors="replace"),
+            timed_out,
+            more_output or more_errors,
+        )
+
+    async def write_file(self, path: str, data: str | bytes) -> None:
+        """Write a file, and the folders that it lies in.
+
+        Args:
+            path: Below the sandbox's folder.
+            data: All of it.
+
+        Raises:
+            SandboxError: The path leads out, or over a link, or there is something that is no file.
+        """
+        raw = data.encode() if isinstance(data, str) else data
+        with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            await asyncio.to_thread(_write_all, file, raw)
+
+    async def read_file(self, path: str, *, limit_bytes: int = 1 << 20) -> bytes:
+        """Return the beginning of a file.
+
+        Args:
+            path: Below the sandbox's folder.
+            limit_bytes: How much of it.
+
+        Raises:
+            SandboxError: As of ``write_file``, or there is none.
+        """
+        with self._opened(path, os.O_RDONLY) as file:
+            return await asyncio.to_thread(os.read, file, limit_bytes)
+
+    async def terminate(self) -> None:
+        """Kill what runs, and remove the folder. Safe to call twice."""
+        folder, self._folder = self._folder, None
+        for process in tuple(self._running):
+            _kill(process)
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.terminate()
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, flags: int) -> Iterator[int]:
+        """Open a file without following a link: what runs in the sandbox may change its folder meanwhile."""
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts:
+            raise SandboxError(f"{path!r} is no path below the sandbox's folder")
+        with contextlib.ExitStack() as stack:
+            try:
+                at = os.open(self.folder, os.O_DIRECTORY)
+                stack.callback(os.close, at)
+                for part in parts[:-1]:
+                    if flags & os.O_CREAT:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(part, 0o755, dir_fd=at)
+                    at = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+                    stack.callback(os.close, at)
+                file = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=at)
+                stack.callback(os.close, file)
+            except OSError as error:
+                raise SandboxError(f"{path!r} cannot be opened: {error.strerror}") from error
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise SandboxError(f"{path!r} is no file")
+            yield file
+
+
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+async def _tell(process: asyncio.subprocess.Process, data: bytes) -> None:
+    assert process.stdin is not None  # noqa: S101 - for types
+    # A command need not read what it is given.
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(data)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _keep(stream: asyncio.StreamReader, kept: bytearray, limit: int) -> bool:
+    """Keep the beginning of what a stream says, and read it to its end; whether there was more."""
+    more = False
+    while piece := await stream.read(_PIECE):
+        more = more or len(kept) + len(piece) > limit
+        kept += piece[: limit - len(kept)]
+    return more
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
