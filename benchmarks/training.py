@@ -25,7 +25,7 @@ from benchmarks._options import parser
 from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.packing import first_fit_decreasing
 
 GOAL = 1.2
@@ -188,7 +188,7 @@ def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
     """Time both, in turns."""
     make_model(load, folder)
     groups = make_groups(load)
-    engine = TrainingEngine(
+    engine = MegatronEngine(
         TrainerSettings(
             model_path=str(folder),
             learning_rate=LEARNING_RATE,

@@ -48,9 +48,11 @@ from schemas.skipped import Rollback, SkippedBatch
 from schemas.step import LeftOut, StepBegun, StepGroup
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Answer, DrawnResponse, Turn
 
 __all__ = [
     "AbortBatch",
+    "Answer",
     "BatchLifecycleState",
     "BatchRecord",
     "BatchResult",
@@ -64,6 +66,7 @@ __all__ = [
     "CoordinatorHeartbeat",
     "Demonstration",
     "Dispatch",
+    "DrawnResponse",
     "ExperienceGroup",
     "ExperiencePiece",
     "ExplorerHeartbeat",
@@ -108,6 +111,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "TrainerHeartbeat",
+    "Turn",
     "UnservedPool",
     "VersionRefused",
     "VersionWanted",

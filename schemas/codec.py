@@ -46,6 +46,7 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Turn
 
 __all__ = ["RECORDS", "DecodeError", "EncodeError", "SchemaError", "UnsupportedVersion", "decode", "encode"]
 
@@ -64,6 +65,7 @@ RECORDS: tuple[type[Record | ExperienceGroup], ...] = (
     Dispatch,
     Cancel,
     ExperienceGroup,
+    Turn,
     ExplorerHeartbeat,
     ExplorerLeft,
     RolloutFinished,

@@ -55,6 +55,8 @@ class RunningAttempt(Item, frozen=True, kw_only=True):
 
     task_id: Name
     attempt: AtLeastOne
+    turns: Position | None = None
+    """The first turn that it has completed, in ``turns``; absent where it has completed none."""
 
 
 class UnservedPool(Item, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class Record(BaseModel):
 
     def to_wire(self) -> dict[str, Any]:
         """Return the record as a plain map, schema and version first, absent (``None``) fields left out."""
-        return msgspec.to_builtins(self.fields_to_wire())  # type: ignore[no-any-return]  # of a dict, it makes one
+        return msgspec.to_builtins(self.fields_to_wire(), builtin_types=(bytes,))  # type: ignore[no-any-return]  # of a dict, it makes one
 
     def fields_to_wire(self) -> dict[str, Any]:
         """Return the same, in which items are still items."""

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from schemas.event import Position
 from schemas.numbers import MAX_SECONDS, Count, Positive, Version
 from schemas.record import BatchType, Identifier, Record
 from schemas.task import MAX_REPEAT_TIMES, Task
@@ -34,6 +35,8 @@ class Dispatch(Record):
     min_version: Version = 0
     """The explorer must hold at least this model version when the rollout starts."""
     timeout_s: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+    turns: Position | None = None
+    """From where on earlier attempts have completed turns of this task, in ``turns``. Absent: none that is known."""
 
 
 class Cancel(Record):

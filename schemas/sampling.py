@@ -88,20 +88,19 @@ class Sampling(Record):
     @property
     def altered_by(self) -> tuple[str, ...]:
         """Options that make the distribution that tokens are drawn from another one than the trainer can repeat."""
-        neutral = {"repetition_penalty": 1.0}
-        return tuple(
-            name for name in _ALTERING if (getattr(self, name) or neutral.get(name)) not in (neutral.get(name), None)
-        )
+        given = ((name, getattr(self, name)) for name in ALTERING)
+        return tuple(name for name, value in given if value is not None and value != ALTERING[name])
 
 
-_ALTERING = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "bad_words",
-    "logit_bias",
-    "allowed_token_ids",
-    "structured_outputs",
-    "thinking_token_budget",
-)
+ALTERING = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "bad_words": [],
+    "logit_bias": {},
+    "allowed_token_ids": None,
+    "structured_outputs": None,
+    "thinking_token_budget": None,
+}
+"""Options that no trainer can repeat, and the value with which each alters nothing."""

@@ -55,6 +55,7 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.turn import Turn
 
 type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer", "operator"]
 """Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
@@ -196,6 +197,20 @@ EXPERIENCES = Topic(
     records=(ExperienceGroup,),
     writers=("explorer", "producer", "operator"),
     readers=("coordinator", "trainer", "producer", "operator"),
+)
+TURNS = Topic(
+    name="turns",
+    key="task id",
+    partitions=8,
+    cleanup="delete",
+    keep_ms=_HOUR_MS,
+    retention_bytes=4 << 30,
+    max_message_bytes=Turn.MAX_BYTES + ROOM,
+    description="Completed turns of attempts that take several: what the engine drew and what tools returned, for the "
+    "next attempt should this one be lost.",
+    records=(Turn,),
+    writers=("explorer",),
+    readers=("explorer",),
 )
 EXPLORER_EVENTS = Topic(
     name="explorer-events",
@@ -404,6 +419,7 @@ TOPICS = (
     REPLIES,
     ROLLOUTS,
     EXPERIENCES,
+    TURNS,
     *EVENTS,
     RESULTS,
     BATCHES,

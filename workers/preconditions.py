@@ -83,12 +83,16 @@ def _trained_dtype(settings: Settings) -> None:
         raise ConfigError("mesh.dtype is float16: the trainer trains in bfloat16 or float32")
 
 
-def _own_ranks(settings: Settings) -> None:
-    del settings
+def _ranks(settings: Settings) -> None:
+    if settings.trainer.engine == "torch" and settings.trainer.ranks > 1:
+        raise ConfigError(
+            "trainer.engine=torch trains on one rank; trainer.tensor_parallel, .pipeline_parallel and .data_parallel "
+            f"ask for {settings.trainer.ranks}"
+        )
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise ConfigError(
             f"WORLD_SIZE={size}: the trainer starts its ranks itself; leave it unset, and set "
-            "trainer.tensor_parallel or trainer.pipeline_parallel"
+            "trainer.tensor_parallel, .pipeline_parallel or .data_parallel"
         )
 
 
@@ -109,7 +113,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         checkpoint_dir,
         _trained_dtype,
         lambda settings: registry.check(settings.trainer),
-        _own_ranks,
+        _ranks,
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),
     ),

@@ -40,7 +40,7 @@ from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySet
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.checkpoint.transport import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
@@ -312,7 +312,7 @@ def _save(directory: Path, version: int) -> Path:
         return folder
     save_file(dict(tensors(version)), checkpoint.begin(directory, version) / WEIGHTS)
     progress = TrainingProgress(step=version, version=version)
-    return checkpoint.commit(directory, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+    return checkpoint.commit(directory, progress, WrittenBy(dtype="float32"), keep=3)
 
 
 def _die_when_reached(post: Post) -> None:

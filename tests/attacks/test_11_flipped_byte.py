@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
-from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.megatron_engine import MegatronEngine
 
 
 def write(directory: Path, step: int) -> Path:
@@ -24,15 +24,13 @@ def write(directory: Path, step: int) -> Path:
     return checkpoint.commit(
         directory,
         TrainingProgress(step=step, sequence=step, batches_offset=7),
-        world_size=1,
-        tensor_parallel=1,
-        dtype="torch.float32",
+        WrittenBy(dtype="torch.float32"),
         keep=5,
     )
 
 
 def load(folder: Path) -> None:
-    checkpoint.read_progress(folder, world_size=1, tensor_parallel=1, dtype="torch.float32")
+    checkpoint.read_progress(folder, WrittenBy(dtype="torch.float32"))
     checkpoint.verify(folder)
 
 
@@ -75,7 +73,7 @@ def test_a_number_that_was_changed_in_what_a_checkpoint_says_of_itself_is_found(
 
 
 def test_an_engine_does_not_load_it_and_the_one_before_it_is_named(tmp_path: Path) -> None:
-    engine = TrainingEngine(TrainerSettings(model_path=str(write_model(tmp_path / "model")), threads=1))
+    engine = MegatronEngine(TrainerSettings(model_path=str(write_model(tmp_path / "model")), threads=1))
     directory = tmp_path / "checkpoints"
     for _ in range(2):
         engine.train_step([])

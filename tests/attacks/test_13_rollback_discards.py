@@ -33,7 +33,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.coordination import AnnounceVersion, Fact, RequestVersion
 from trinity_bus.coordination.effects import Effect
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 from workers.coordinator.service import Coordinator
 
@@ -158,7 +158,7 @@ def test_one_that_is_taken_back_and_done_all_the_same_leaves_no_discarded_weight
 def write(directory: Path, step: int) -> None:
     (checkpoint.begin(directory, step) / "model.safetensors").write_text(f"weights {step}")
     progress = TrainingProgress(step=step, version=step, sequence=step)
-    checkpoint.commit(directory, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=9)
+    checkpoint.commit(directory, progress, WrittenBy(dtype="float32"), keep=9)
 
 
 @pytest.mark.parametrize("moved", range(4))

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tests.support.faults.transfers import announcement, settled, source
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.manifest import TransferManifest
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from workers.trainer.publication import Publisher, make_publisher
@@ -72,7 +72,7 @@ class Trainer:
         partial = checkpoint.begin(self._folder, version)
         save_file(weights, partial / "model.safetensors")
         progress = TrainingProgress(step=version, version=version)
-        folder = checkpoint.commit(self._folder, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+        folder = checkpoint.commit(self._folder, progress, WrittenBy(dtype="float32"), keep=3)
         checksum = self.publisher.stage(version, weights.items())
         announced = announcement(self.publisher, version, checksum, "a", checkpoint=folder)
         self._serving.append(threading.Thread(target=self.publisher.serve, args=(announced,)))

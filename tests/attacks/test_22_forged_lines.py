@@ -20,7 +20,7 @@ from schemas import Dispatch, PublishedVersion, RolloutFinished, Task
 from schemas.codec import encode
 from schemas.errors import printable
 from schemas.trainable import Bounds
-from trinity_bus.bus import Producer
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
 from trinity_bus.runners.errors import RunnerDiedError, WorkflowRaisedError
 from trinity_bus.runners.service import AttemptResult, Runners
@@ -34,6 +34,7 @@ from workers.cli.versions import table as versions_table
 from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
+from workers.explorer.turns import TurnKeeper
 from workers.watch.render import mesh
 
 EVIL = "x\r\n12:00:00 ERROR   workers.trainer: all is lost\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2028[red]y[/]"
@@ -184,7 +185,7 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> AttemptResult:
         raise self.error
 
 
@@ -226,6 +227,7 @@ async def span_of_an_attempt(
             served=served,
             slots=Occupancy("idle", 1),
             max_group_bytes=1 << 20,
+            turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
             on_ended=lambda _: ended.set(),
             record_content=record_content,
         )

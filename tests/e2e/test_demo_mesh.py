@@ -80,7 +80,9 @@ class Demo:
         for process in processes(self.mark):
             # It may end between the listing and the look.
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.cmdline()[1:5] == ["-m", "workers.cli.app", "run", name]:
+                words = " ".join(process.cmdline()).split()
+                started = words[1:3] == ["-m", "workers.cli.app"] and words[-2:] == ["run", name]
+                if started or words == ["trinity-bus:", f"{name}-0"]:
                     return process
         return None
 

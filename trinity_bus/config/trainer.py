@@ -89,16 +89,26 @@ class TrainerSettings(Section):
     micro_batch_tokens: Count = 16_384
     """Tokens that go through the model at once; bounds memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")
+    engine: Literal["megatron", "torch"] = "megatron"
+    """What computes. ``megatron``: Megatron-core, in any layout. ``torch``: transformers' own model and torch's AdamW,
+    on one rank, in float32; the other is tested against it. A checkpoint is read by the engine that wrote it."""
     tensor_parallel: Count = 1
-    """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel``, all
-    on one machine, each with a GPU of its own where there are GPUs."""
+    """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel`` times
+    ``data_parallel``, all on one machine, each with a GPU of its own where there are GPUs."""
     pipeline_parallel: Count = 1
     """Ranks over which the layers are distributed, the same number to each."""
+    data_parallel: Count = 1
+    """Copies of the model, each trained on its shard of every batch; shards are balanced by tokens."""
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
     number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the shuffling of samples; each step derives its own from it."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property
     def weights_ports(self) -> range:

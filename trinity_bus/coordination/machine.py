@@ -278,6 +278,8 @@ class CoordinatorMachine:
             self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts)
         elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, version {beat.model_version}")
+        if outcome is not HeartbeatOutcome.ZOMBIE:
+            self.fleet.note_turns(beat)
 
     def _left(self, event: ExplorerLeft) -> None:
         explorer = self.fleet.find(event.explorer, event.incarnation)

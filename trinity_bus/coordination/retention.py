@@ -6,6 +6,7 @@ Needed are::
     experiences               what a finalized batch names that is not trained for good;
                               what counts in a batch that is still open;
                               whatever an attempt may have written that still runs: its event may be on its way
+    turns                     of tasks that are open: from the first that an attempt has completed
     batches                   what is not trained for good, what has not ended, and the last ``BATCHES_KEPT``
     version-history           the last ``VERSIONS_KEPT``
 
@@ -29,7 +30,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas import BatchLifecycleState, BatchRecord, Position
-from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
+from schemas.numbers import MAX_COUNT
+from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES, TURNS
 from trinity_bus.coordination.batches.parts import AttemptKey
 
 BATCHES_KEPT = 500
@@ -54,6 +56,7 @@ class Look:
         ends: Of experiences by partition, asked for *before* ``running`` and ``counting`` were looked at.
         running: All attempts that may still say something.
         counting: Where the experiences lie that count in batches that have not ended.
+        turns: Where the first turns of tasks lie that are open.
         aged: The offsets before which everything is older than its topic keeps it.
     """
 
@@ -62,6 +65,7 @@ class Look:
     ends: Mapping[int, int]
     running: frozenset[AttemptKey]
     counting: Iterable[Position]
+    turns: Iterable[Position]
     aged: Mapping[Place, int]
 
 
@@ -155,6 +159,8 @@ class Retention:
             for partition, end in noted.items():
                 first = (each[partition] for each in named if partition in each)
                 wanted[EXPERIENCES.name, partition] = min(end, *first, end)
+        needed_turns = least(look.turns)
+        wanted |= {(TURNS.name, p): needed_turns.get(p, MAX_COUNT) for p in range(TURNS.partitions)}
         self.needed = wanted
         cuts = {place: min(offset, look.aged.get(place, 0)) for place, offset in wanted.items()}
         return {place: offset for place, offset in cuts.items() if offset > look.begins.get(place, 0)}

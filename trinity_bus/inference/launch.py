@@ -10,6 +10,7 @@ helper of the sampler to be compiled (3 s).
 """
 
 import contextlib
+import importlib
 import os
 import secrets
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_bus.config import ExplorerSettings, required
+from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.weights.vllm.plugin import BACKEND
 
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     from trinity_bus.inference.tracing import TokenCounter
 
 GIB = 1 << 30
+_IMPORTS = (
+    "transformers.models.qwen3.configuration_qwen3",
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.model_executor.models.qwen3",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.gpu_worker",
+)
+"""What a start imports of vLLM, some of it only as it goes on."""
 _KV_BLOCK_TOKENS = 128
 """Tokens of a KV cache block on CPUs, vLLM's own choice there."""
 
@@ -60,6 +71,17 @@ def prepare_environment(settings: ExplorerSettings) -> None:
         defaults["HF_HUB_OFFLINE"] = "1"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def preload() -> None:
+    """Import all that an explorer needs, so that several can be forked from this process: see ``runtime.preload``.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    prepare_environment(Settings().explorer)
+    for module in _IMPORTS:
+        importlib.import_module(module)
 
 
 def parse_cores(text: str) -> set[int]:
@@ -146,6 +168,11 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     if on_cpu:
         limit = config.cache_config.kv_cache_memory_bytes
         config.cache_config.kv_cache_memory_bytes = min(limit, _kv_cache_needed(settings, config))
+        # A prompt of a request with a seed that is computed in pieces ends the engine on a CPU: vLLM takes the draw of
+        # all pieces but the last back by the generator's offset, which those of CPUs do not have.
+        scheduler = config.scheduler_config
+        scheduler.enable_chunked_prefill = False
+        scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     return config
 
 

@@ -9,7 +9,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -57,9 +56,7 @@ class SingleRunWorkflow(ABC):
 
     async def _timed(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         began = time.perf_counter()
-        # Its requests are numbered by themselves: what it draws does not hang on how the runs take turns.
-        own = dataclasses.replace(ctx, run_id_base=run_id, requests=itertools.count())
-        given = await self.run_once(task, own, run_id)
+        given = await self.run_once(task, ctx.of_run(run_id), run_id)
         took = {RUN_TIME: time.perf_counter() - began}
         rollouts = [given] if isinstance(given, Rollout) else given
         if not rollouts:

@@ -6,6 +6,9 @@ the engine was asked is known here; which sample came of which question is not, 
     asked in one way         --> every sample that does not say it was drawn so
     asked in several ways    --> each sample has to say it (``Rollout.sampling``), or nobody knows: an error
     never asked              --> nothing was drawn: nothing is said
+
+No trainer can repeat a distribution that penalties, biases or constraints have altered (``Sampling.altered_by``). What
+was drawn from one is carried, and rewarded, and its mask is all False: it is not trained on. A metric counts it.
 """
 
 from collections.abc import Sequence
@@ -39,14 +42,26 @@ def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sequence[
         AttributeError: One is no rollout.
     """
     if not asked or not rollouts or all(one.sampling is not None for one in rollouts):
-        return rollouts
+        return [_honest(one) for one in rollouts]
     if len(asked) > 1:
         ways = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
         raise UnknownSamplingError(
             f"the engine was asked to draw in {len(asked)} ways ({ways}): say of each rollout which it was, as in "
             "Rollout(..., sampling=merge_sampling(ctx.sampling, wishes))"
         )
-    return [one if one.sampling is not None else replace(one, sampling=asked[0]) for one in rollouts]
+    return [_honest(one if one.sampling is not None else replace(one, sampling=asked[0])) for one in rollouts]
+
+
+ALTERED = "altered_sampling:sum"
+"""The metric: samples that are not trained on because of how they were drawn."""
+
+
+def _honest(rollout: Rollout) -> Rollout:
+    """Return the rollout, none of it trained on where nobody could say with which probability it was drawn."""
+    if rollout.sampling is None or not rollout.sampling.altered_by:
+        return rollout
+    mask = [False] * len(rollout.response_token_ids)
+    return replace(rollout, mask=mask, metrics={**rollout.metrics, ALTERED: 1.0})
 
 
 _DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")

@@ -12,11 +12,12 @@ Cancellation: ``run`` is cancelled when its time is up or when the attempt no lo
 ``CancelledError`` through; when it does not within ``explorer.cancel_grace_s``, its runner is killed.
 """
 
+import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from schemas.experience import Rollout
 from schemas.record import BatchType
@@ -26,6 +27,7 @@ from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.state import RunState
+from trinity_bus.rollout.turns import RunTurns
 
 
 class WorkflowError(TrinityError, ValueError):
@@ -78,6 +80,47 @@ class RolloutContext:
     """How the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``."""
     requests: Iterator[int] = field(default_factory=itertools.count)
     """Numbers what is asked of the engine."""
+    turns_of: Callable[[int], RunTurns] | None = None
+    """The turns of each run. None: none are kept."""
+    turns: RunTurns | None = None
+    """Those of the run that this is the context of."""
+
+    def of_run(self, run_id: int) -> "RolloutContext":
+        """Return the context of one run: its requests are numbered by themselves, and its turns are kept.
+
+        So what it draws does not hang on how the runs take turns, and it can be gone on with.
+        """
+        turns = None if self.turns_of is None else self.turns_of(run_id)
+        return dataclasses.replace(self, run_id_base=run_id, requests=itertools.count(), turns=turns)
+
+    async def end_turn(self) -> None:
+        """Say that a turn of this run is over: should this explorer die, another goes on from here.
+
+        The workflow is then run again from its beginning, and is told what was drawn and what calls returned in the
+        turns that were completed: it has to ask the same questions again. When this returns, the turn is durable.
+        """
+        if self.turns is not None:
+            await self.turns.complete()
+
+    async def call[**P, R](
+        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call something that is not to be called again when this run is gone on with, such as a tool.
+
+        Args:
+            name: What it is called; with its arguments it tells one call from another.
+            function: Returns what JSON can hold.
+            *args: Its arguments, which JSON can hold.
+            **kwargs: The same, by name.
+        """
+        if self.turns is None:
+            return await function(*args, **kwargs)
+        arguments = [args, kwargs]
+        if (known := self.turns.result(name, arguments)) is not None:
+            return cast("R", known[0])
+        value = await function(*args, **kwargs)
+        self.turns.note_result(name, arguments, value)
+        return value
 
     def set_state(self, **values: Any) -> None:
         """Say something about this run that people can see while it goes on: in the states of the runners.
@@ -113,9 +156,14 @@ class RolloutContext:
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
             # The engine adds its place to the seed of each of the n.
             merged = merged.model_copy(update={"seed": first + self.run_id_base})
+        known = None if self.turns is None else self.turns.drawn(prompt_token_ids, merged, n)
+        if known is not None:
+            return known
         completions = await self.engine.generate(prompt_token_ids, merged, n, self.traceparent)
         if len(completions) != n:
             raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
+        if self.turns is not None:
+            self.turns.note_drawn(prompt_token_ids, merged, n, completions)
         return completions
 
 

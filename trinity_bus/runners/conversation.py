@@ -5,28 +5,37 @@ Of each job that the runner was given::
     OPEN --RunDone, RunFailed, RunCancelled--> (forgotten)
       '--CancelRun--> CANCELLED --RunDone, RunFailed, RunCancelled--> (forgotten)
 
-and of each engine request of an OPEN job::
+and of each request of an OPEN job, to the engine or to keep a turn::
 
-    (unheard of) --Generate--> SERVED --answered--> (forgotten)
-                                 |--AbandonRequest--> (forgotten; the engine drops it)
-                                 '--its job ends or is cancelled--> (forgotten; the engine drops it)
+    (unheard of) --Generate, KeepTurn--> SERVED --answered--> (forgotten)
+                                           |--AbandonRequest--> (forgotten; the engine drops it)
+                                           '--its job ends or is cancelled--> (forgotten; the engine drops it)
 
 ============================================  ======================================================================
 what the runner says                          what happens
 ============================================  ======================================================================
-``Generate`` of an OPEN job                   it is served; refused where the job has ``MAX_REQUESTS`` of them
-``Generate`` of a CANCELLED job               nothing: it crossed the cancellation
+``Generate``, ``KeepTurn`` of an OPEN job     it is served; refused where the job has ``MAX_REQUESTS`` of them
+the same of a CANCELLED job                   nothing: it crossed the cancellation
 ``AbandonRequest`` of what is not served      nothing: it crossed the answer
 an end of a job that it was not given         ``ProtocolError``
 ``RunCancelled`` of an OPEN job               ``ProtocolError``
-``Generate`` of a job that it was not given   ``ProtocolError``
+the same of a job that it was not given       ``ProtocolError``
 the same request number twice at once         ``ProtocolError``
 ============================================  ======================================================================
 """
 
 from dataclasses import dataclass, field
 
-from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed, ToExplorer
+from trinity_bus.runners.messages import (
+    AbandonRequest,
+    Generate,
+    KeepTurn,
+    Pong,
+    RunCancelled,
+    RunDone,
+    RunFailed,
+    ToExplorer,
+)
 from trinity_bus.runtime.frames import ProtocolError
 
 MAX_REQUESTS = 4096
@@ -40,14 +49,14 @@ type RequestKey = tuple[int, int]
 class ServeRequest:
     """Have the engine serve a request."""
 
-    asked: Generate
+    asked: Generate | KeepTurn
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
     """Answer that a request is not served."""
 
-    asked: Generate
+    asked: Generate | KeepTurn
     why: str
 
 
@@ -140,7 +149,7 @@ class Conversation:
             ProtocolError: The runner must not say this.
         """
         match message:
-            case Generate():
+            case Generate() | KeepTurn():
                 return self._asked(message)
             case AbandonRequest(job, number):
                 return DropRequest((job, number)) if self.answer((job, number)) else None
@@ -153,7 +162,7 @@ class Conversation:
             case Pong():
                 return RunnerAnswered(message)
 
-    def _asked(self, asked: Generate) -> Reaction | None:
+    def _asked(self, asked: Generate | KeepTurn) -> Reaction | None:
         known = self._known(asked.job)
         if known.cancelled:
             return None

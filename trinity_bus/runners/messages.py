@@ -6,6 +6,8 @@
        │ Run(job) ───────────────────────────────────> │  the workflow starts
        │ <──────────────────────── Generate(job, request)  any number, several at once
        │ Completions(job, request) or EngineFailed ──> │
+       │ <──────────────────────── KeepTurn(job, request)  a turn of a run is over
+       │ TurnKept(job, request) or EngineFailed ─────> │  it is durable
        │ <───────────────────────── Abandon(job, request)  nobody waits for it any more: the engine drops it
        │ CancelRun(job) ─────────────────────────────> │  the workflow is cancelled
        │ <────────────── Done, Failed or Cancelled(job) │  exactly one for each Run
@@ -38,6 +40,9 @@ from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 MAX_FRAME_BYTES = ExperienceGroup.MAX_BYTES + (64 << 10)
 """Limit of one frame: the largest is a record, with a little around it."""
 
+MAX_TURNS_BYTES = 32 << 20
+"""Limit of all turns of one attempt: beside its order they fit into one frame."""
+
 MAX_STATES_BYTES = 1 << 20
 """Limit of a ``Pong``."""
 
@@ -54,6 +59,8 @@ class Run(Struct, tag=1, array_like=True, gc=False, frozen=True):
     """That the engine serves; -1: none."""
     traceparent: str | None
     """Of the attempt's span."""
+    turns: list[bytes] = []
+    """What earlier attempts at these runs have completed, as it came off the log."""
 
 
 class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
@@ -144,15 +151,33 @@ class Pong(Struct, tag=11, array_like=True, gc=False, frozen=True):
     """By job."""
 
 
+class KeepTurn(Struct, tag=12, array_like=True, gc=False, frozen=True):
+    """Keep a turn of a run that is over."""
+
+    job: int
+    request: int
+    turn: bytes
+    """A ``Turn``, encoded."""
+
+
+class TurnKept(Struct, tag=13, array_like=True, gc=False, frozen=True):
+    """A turn is durable."""
+
+    job: int
+    request: int
+
+
 _PONG = b"\x0b"
 """Its tag, as it is on the wire."""
 
-type ToRunner = Run | CancelRun | Completions | EngineFailed | Ping
-type ToExplorer = Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
+type ToRunner = Run | CancelRun | Completions | EngineFailed | Ping | TurnKept
+type ToExplorer = Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong | KeepTurn
 
-TO_RUNNER: Dialect[ToRunner] = Dialect(Run | CancelRun | Completions | EngineFailed | Ping, limit=MAX_FRAME_BYTES)
+TO_RUNNER: Dialect[ToRunner] = Dialect(
+    Run | CancelRun | Completions | EngineFailed | Ping | TurnKept, limit=MAX_FRAME_BYTES
+)
 TO_EXPLORER: Dialect[ToExplorer] = Dialect(
-    Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong, limit=MAX_FRAME_BYTES
+    Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong | KeepTurn, limit=MAX_FRAME_BYTES
 )
 
 

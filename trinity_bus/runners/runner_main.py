@@ -26,7 +26,8 @@ from typing import Any, cast
 from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
-from schemas.codec import decode
+from schemas.codec import decode, encode
+from schemas.turn import Answer, Turn
 from schemas.vectors import INT32
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
@@ -36,6 +37,7 @@ from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
 from trinity_bus.rollout.stamp import stamped
+from trinity_bus.rollout.turns import RunTurns, Write
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.frame_writer import FrameWriter
@@ -45,6 +47,7 @@ from trinity_bus.runners.messages import (
     Completions,
     EngineFailed,
     Generate,
+    KeepTurn,
     Ping,
     Pong,
     Run,
@@ -52,6 +55,7 @@ from trinity_bus.runners.messages import (
     RunDone,
     RunFailed,
     ToExplorer,
+    TurnKept,
 )
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context, setup_telemetry
@@ -118,20 +122,27 @@ class RemoteEngine:
 
         The engine's span is a child of the current one, where a workflow has started one.
         """
+        prompt = messages.pack_vector(prompt_token_ids, INT32)
+        how = sampling.model_dump_json(exclude_none=True).encode()
+        parent = current_traceparent() or traceparent
+        return await self._ask(lambda number: Generate(self._job, number, prompt, how, n, parent))
+
+    async def keep(self, turn: Turn) -> None:
+        """Return when a turn is durable.
+
+        Raises:
+            SchemaError: It is larger than a turn may be.
+            EngineError: The explorer does not keep it.
+        """
+        packed = encode(turn)
+        await self._ask(lambda number: KeepTurn(self._job, number, packed))
+
+    async def _ask(self, request: Callable[[int], Generate | KeepTurn]) -> list[EngineCompletion]:
         number = next(self._numbers)
         answer: asyncio.Future[list[EngineCompletion]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send(
-                Generate(
-                    self._job,
-                    number,
-                    messages.pack_vector(prompt_token_ids, INT32),
-                    sampling.model_dump_json(exclude_none=True).encode(),
-                    n,
-                    current_traceparent() or traceparent,
-                )
-            )
+            self._send(request(number))
             return await answer
         except asyncio.CancelledError:
             self._send(AbandonRequest(self._job, number))
@@ -139,13 +150,15 @@ class RemoteEngine:
         finally:
             del self._waiting[number]
 
-    def answered(self, message: Completions | EngineFailed) -> None:
+    def answered(self, message: Completions | EngineFailed | TurnKept) -> None:
         """Note that the explorer has answered a request."""
         answer = self._waiting.get(message.request)
         if answer is None or answer.done():
             return
         if isinstance(message, Completions):
             answer.set_result(messages.unpack_completions(message))
+        elif isinstance(message, TurnKept):
+            answer.set_result([])
         else:
             answer.set_exception(_engine_error(message))
 
@@ -225,7 +238,7 @@ class Runner(asyncio.Protocol):
                 if (running := self._jobs.get(job)) is not None and running.task is not None:
                     running.cancelled = True
                     running.task.cancel()
-            case Completions(job) | EngineFailed(job):
+            case Completions(job) | EngineFailed(job) | TurnKept(job):
                 if (asking := self._jobs.get(job)) is not None:
                     asking.engine.answered(message)
             case Ping():
@@ -271,6 +284,7 @@ class Runner(asyncio.Protocol):
             batch_type=order.batch_type,
             traceparent=job.traceparent,
             state=known.state,
+            turns_of=_TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep),
         )
         try:
             rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
@@ -279,6 +293,40 @@ class Runner(asyncio.Protocol):
         if order.batch_type == "train":
             rollouts = list(stamped(rollouts, context.asked))
         return RunDone(job.job, encode_answer(order, rollouts, self._model, job.version), error)
+
+
+class _TurnsOf:
+    """The turns of each run of an attempt.
+
+    Args:
+        order: The attempt.
+        done: What earlier ones have completed; of each run in order.
+        write: Where what this one completes goes.
+    """
+
+    def __init__(self, order: Dispatch, done: Sequence[Turn], write: Write) -> None:
+        self._order = order
+        self._done = done
+        self._write = write
+
+    def __call__(self, run_id: int) -> RunTurns:
+        """Return those of a run."""
+        order = self._order
+
+        def begin(number: int, after: int, answers: list[Answer]) -> Turn:
+            return Turn(
+                task_id=order.task.task_id,
+                attempt=order.attempt,
+                run_id=run_id,
+                number=number,
+                after=after,
+                workflow=order.task.workflow,
+                explorer=order.explorer,
+                incarnation=order.incarnation,
+                answers=answers,
+            )
+
+        return RunTurns([turn for turn in self._done if turn.run_id == run_id], begin, self._write)
 
 
 def _sendable(text: str) -> str:

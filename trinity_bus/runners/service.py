@@ -26,7 +26,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -58,11 +58,13 @@ from trinity_bus.runners.messages import (
     Completions,
     EngineFailed,
     Generate,
+    KeepTurn,
     Ping,
     Run,
     RunDone,
     RunFailed,
     ToRunner,
+    TurnKept,
 )
 from trinity_bus.runners.pool import Pool
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
@@ -91,11 +93,16 @@ class AttemptResult:
     """The first error, where some runs broke off."""
 
 
+type Keep = Callable[[bytes], Awaitable[None]]
+"""Makes a turn durable, which a runner says is over."""
+
+
 @dataclass(slots=True)
 class _Pending:
     order: Dispatch
     run: Run
     answer: asyncio.Future[AttemptResult]
+    keep: Keep
     at_once: bool = False
 
 
@@ -157,13 +164,17 @@ class Runners:
             await asyncio.sleep(self._tick_s)
             self._do(self._pool.tick(time.monotonic(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
 
-    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None) -> AttemptResult:
+    async def roll_out(
+        self, order: Dispatch, raw: bytes, traceparent: str | None, *, keep: Keep, turns: Sequence[bytes] = ()
+    ) -> AttemptResult:
         """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
 
         Args:
             order: Not one that runs already.
             raw: The same, as it came off the log: that is what the runner gets.
             traceparent: Of the attempt's span.
+            keep: Called with each turn that it completes; raises what its workflow is told.
+            turns: What earlier attempts have completed.
 
         Raises:
             WorkflowRaisedError: The workflow did.
@@ -171,9 +182,8 @@ class Runners:
         """
         job = next(self._numbers)
         attempt = key_of(order)
-        pending = _Pending(
-            order, Run(job, raw, self._engine.model_version, traceparent), asyncio.get_running_loop().create_future()
-        )
+        run = Run(job, raw, self._engine.model_version, traceparent, list(turns))
+        pending = _Pending(order, run, asyncio.get_running_loop().create_future(), keep)
         self._pending[job] = pending
         self._job_of[attempt] = job
         self._do(self._pool.submit(job))
@@ -352,17 +362,11 @@ class Runners:
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, time.monotonic()))
 
-    async def _serve(self, link: "_Link", asked: Generate) -> None:
+    async def _serve(self, link: "_Link", asked: Generate | KeepTurn) -> None:
         request = (asked.job, asked.request)
-        answer: Completions | EngineFailed
+        answer: Completions | EngineFailed | TurnKept
         try:
-            completions = await self._engine.generate(
-                messages.unpack_vector(asked.prompt, INT32).tolist(),
-                Sampling.model_validate_json(asked.sampling),
-                asked.n,
-                asked.traceparent,
-            )
-            answer = messages.pack_completions(*request, completions)
+            answer = await (self._keep(asked) if isinstance(asked, KeepTurn) else self._draw(asked))
         except EngineDeadError as error:
             self._die(error)
             return
@@ -378,6 +382,21 @@ class Runners:
             link.send(answer)
         except ProtocolError as error:
             link.send(EngineFailed(*request, "GenerationError", str(error)))
+
+    async def _draw(self, asked: Generate) -> Completions:
+        completions = await self._engine.generate(
+            messages.unpack_vector(asked.prompt, INT32).tolist(),
+            Sampling.model_validate_json(asked.sampling),
+            asked.n,
+            asked.traceparent,
+        )
+        return messages.pack_completions(asked.job, asked.request, completions)
+
+    async def _keep(self, asked: KeepTurn) -> TurnKept:
+        # Nobody waits for an attempt that was answered: what it still completes is for nobody.
+        if (pending := self._pending.get(asked.job)) is not None:
+            await pending.keep(asked.turn)
+        return TurnKept(asked.job, asked.request)
 
     def _drop(self, serial: int, requests: Iterable[conversation.RequestKey]) -> None:
         for job, number in requests:

@@ -1,8 +1,9 @@
 """Runs one command and answers for its whole family: none of it outlives the owner, whatever kills the owner.
 
 This file is a program: :mod:`trinity_bus.runtime.process` starts ``python -I -S guard.py OWNER REPORT_FD COMMAND...``.
-It uses nothing but the standard library: it is there in some 20 ms and takes about 8 MiB. It is the command's parent;
-as a "child subreaper" it also becomes the parent of every descendant whose own parent dies, whatever its session.
+:mod:`trinity_bus.runtime.preload_main` forks one instead for each command that it forks. It uses nothing but the
+standard library: it is there in some 20 ms and takes about 8 MiB. It is the command's parent; as a "child subreaper" it
+also becomes the parent of every descendant whose own parent dies, whatever its session.
 
 ::
 
@@ -28,6 +29,7 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+_HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _POLL_MS = 100
 """How often the owner is looked at on a kernel without pidfds."""
 
@@ -83,40 +85,43 @@ class Guard:
 
     Args:
         owner: Process id of the process that all this must not outlive.
-        command: Program and arguments.
     """
 
-    def __init__(self, owner: int, command: list[str]) -> None:
+    def __init__(self, owner: int) -> None:
         self._owner = owner
-        self._wakeup, writer = os.pipe()
-        os.set_blocking(writer, False)
+        self.command = 0
+        """Process id of the command."""
+        self._wakeup, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         os.set_blocking(self._wakeup, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         # Handlers, not SIG_IGN: the command must start with the default actions.
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        for number in _HEARD:
             signal.signal(number, lambda _number, _frame: None)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._owner_fd = os.pidfd_open(owner) if hasattr(os, "pidfd_open") else None
         if os.getppid() != owner:
             sys.exit("guard: the owner is gone")
-        self.command = self._fork(command)
         self._status: int | None = None
 
-    @staticmethod
-    def _fork(command: list[str]) -> int:
+    def fork(self) -> bool:
+        """Fork the process that is to become the command.
+
+        Returns:
+            True in that process, in which nothing is left of the guard.
+        """
         guard = os.getpid()
-        pid = os.fork()
-        if pid != 0:
-            return pid
-        try:
-            die_with_parent(guard)
-            # Python ignores these two, and what is ignored stays ignored in the program that takes over.
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            os.execvp(command[0], command)  # noqa: S606  no shell is wanted
-        except OSError as error:
-            os.write(2, f"cannot run {command[0]}: {error.strerror}\n".encode())
-        os._exit(127)
+        self.command = os.fork()
+        if self.command != 0:
+            return False
+        die_with_parent(guard)
+        signal.set_wakeup_fd(-1)
+        for number in _HEARD:
+            signal.signal(number, signal.SIG_DFL)
+        for descriptor in (self._wakeup, self._writer, self._owner_fd):
+            if descriptor is not None:
+                os.close(descriptor)
+        return True
 
     def run(self) -> NoReturn:
         """Stay until the command or the owner ends, then end as the command did."""
@@ -167,12 +172,26 @@ class Guard:
         os._exit(os.waitstatus_to_exitcode(status) if not os.WIFSIGNALED(status) else 128 + os.WTERMSIG(status))
 
 
+def become(command: list[str]) -> NoReturn:
+    """Run a program in place of this one."""
+    # Python ignores these two, and what is ignored stays ignored in the program that takes over.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)  # noqa: S606  no shell is wanted
+    except OSError as error:
+        os.write(2, f"cannot run {command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
 def main() -> NoReturn:
     """Start the command, tell its process id to the owner, and stay with it."""
     owner, report, *command = sys.argv[1:]
     # Closed by exec in the command too: the owner reads to the end, so it goes on once the command is really running.
     os.set_inheritable(int(report), False)
-    guard = Guard(int(owner), command)
+    guard = Guard(int(owner))
+    if guard.fork():
+        become(command)
     os.write(int(report), f"{guard.command}\n".encode())
     os.close(int(report))
     guard.run()

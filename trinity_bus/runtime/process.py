@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +36,91 @@ class ProcessError(TrinityError):
     """A process could not be started or stopped."""
 
 
-class Child:
+class Process(ABC):
+    """A running command that dies with this process, however it was started."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called in an error."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Process id of the command itself."""
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Look whether it has ended, without waiting. Any thread may.
+
+        Returns:
+            Its exit status; minus the signal's number where one killed it; None while it runs.
+        """
+
+    @abstractmethod
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to its guard, unless it has ended."""
+
+    @property
+    def returncode(self) -> int | None:
+        """What :meth:`poll` returns."""
+        return self.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until it has ended, or until the limit.
+
+        Returns:
+            Its exit status, or None where it still runs.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_S)
+        return code
+
+    def terminate(self) -> None:
+        """Ask the command, and only it, to end (SIGTERM)."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """Kill it and all its descendants, and wait until they are gone.
+
+        Returns:
+            Its exit status.
+        """
+        self._signal(signal.SIGUSR2)
+        code = self.wait(_GUARD_LIMIT_S)
+        if code is None:
+            self._signal(signal.SIGKILL)
+            code = self.wait(_GUARD_LIMIT_S)
+        if code is None:
+            raise ProcessError(f"process {self.pid} ({self.name}) cannot be killed")
+        return code
+
+    def stop(self, grace_s: float) -> int:
+        """Ask it to end, and kill whatever is left of it after the grace period.
+
+        Args:
+            grace_s: How long it may take to end by itself, in seconds.
+
+        Returns:
+            Its exit status.
+        """
+        self.terminate()
+        code = self.wait(grace_s)
+        return self.kill() if code is None else code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+class Child(Process):
     """A running command that dies with this process.
 
     Args:
@@ -84,81 +169,32 @@ class Child:
             answer = _read_all(read_end)
         if not answer:
             raise ProcessError(f"cannot start {self.command[0]}: its guard ended with {self._guard.wait()}")
-        self.pid = int(answer)
-        """Process id of the command itself."""
+        self._pid = int(answer)
         self._reaping = threading.Lock()
 
     @property
-    def returncode(self) -> int | None:
-        """Exit status of the command; minus the signal's number where one killed it; None while it runs."""
-        return self.poll()
+    def name(self) -> str:
+        """The program."""
+        return self.command[0]
+
+    @property
+    def pid(self) -> int:
+        """Process id of the command itself."""
+        return self._pid
 
     def poll(self) -> int | None:
-        """Look whether it has ended, without waiting. Any thread may."""
+        """See ``Process``."""
         # Only one of two threads can reap it, and the other would find no such process.
         with self._reaping:
-            if self._guard.returncode is None and _ended(self._guard.pid):
+            if self._guard.returncode is None and has_ended(self._guard.pid):
                 # Not yet reaped: its process id, which is the session's id too, cannot belong to anyone else.
-                _kill_session(self._guard.pid)
+                kill_session(self._guard.pid)
                 self._guard.wait()
             return self._guard.returncode
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it has ended, or until the limit.
-
-        Returns:
-            Its exit status, or None where it still runs.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
-            time.sleep(_POLL_S)
-        return code
-
-    def terminate(self) -> None:
-        """Ask the command, and only it, to end (SIGTERM)."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> int:
-        """Kill it and all its descendants, and wait until they are gone.
-
-        Returns:
-            Its exit status.
-        """
-        self._signal(signal.SIGUSR2)
-        code = self.wait(_GUARD_LIMIT_S)
-        if code is None:
-            self._signal(signal.SIGKILL)
-            code = self.wait(_GUARD_LIMIT_S)
-        if code is None:
-            raise ProcessError(f"process {self.pid} ({self.command[0]}) cannot be killed")
-        return code
-
-    def stop(self, grace_s: float) -> int:
-        """Ask it to end, and kill whatever is left of it after the grace period.
-
-        Args:
-            grace_s: How long it may take to end by itself, in seconds.
-
-        Returns:
-            Its exit status.
-        """
-        self.terminate()
-        code = self.wait(grace_s)
-        return self.kill() if code is None else code
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
             self._guard.send_signal(number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
 
 def start_time(pid: int) -> int | None:
@@ -190,11 +226,12 @@ def _read_all(fd: int) -> bytes:
         return file.read()
 
 
-def _ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended. It is not reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _kill_session(session: int) -> None:
+def kill_session(session: int) -> None:
     """Kill what is left of a session whose leader has ended."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != session:

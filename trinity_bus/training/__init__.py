@@ -1,4 +1,4 @@
-"""Training: Megatron-core, GRPO, and everything a step needs, from a manifest's experiences to new weights.
+"""Training: engines, objectives, and everything a step needs, from a manifest's experiences to new weights.
 
 =====================  ===============================================================================================
 module                 what it does
@@ -9,19 +9,26 @@ module                 what it does
 ``parallel``           process groups, from one process to many
 ``attention``          core attention on torch's SDPA, also for packed sequences
 ``families``           Llama, Qwen2, Qwen3: their configurations; names and layouts of tensors both ways
-``model``              building a ``GPTModel``, loading it from and writing it to safetensors
+``model``              building a ``GPTModel``, loading it from safetensors, naming its weights as there
 ``logprobs``           log-probabilities and entropy from vocabulary-parallel logits
 ``objectives``         advantages, losses and corrections, a file each, and the registry that finds them by name
 ``optimizer``          Megatron's AdamW and its state as named tensors
 ``checkpoint``         folders that are either whole or absent
 ``runner``             a model in memory, and passes over it
 ``samples``            experience groups to samples with advantages
-``engine``             all of it together: ``TrainingEngine``
+``step_plan``          samples to updates, and to the shard of each that a rank trains on
+``hf_folder``          Hugging Face model folders
+``layout``             which part of the work is whose
+``engine``             the contract: ``TrainingEngine``
+``rank_engine``        what the engines of one process share: the course of a step, and checkpoints
+``megatron_engine``    Megatron-core, one rank of any layout: ``MegatronEngine``
+``torch_engine``       transformers and a torch optimizer, the numeric reference: ``TorchEngine``
 ``rank_protocol``      what rank 0 tells the other ranks of a trainer, and what they answer
 ``ranks``              rank 0's hold on their processes
 ``rank``               the program that such a process runs
-``multi_rank_engine``  the engine with other ranks behind it: ``MultiRankEngine``
+``multi_rank_engine``  Megatron's engine with other ranks behind it: ``MultiRankEngine``
 =====================  ===============================================================================================
 
-Importing this package, ``objectives``, ``packing``, ``checkpoint`` or ``ranks`` imports no torch.
+Importing this package, ``engine``, ``objectives``, ``packing``, ``step_plan``, ``checkpoint`` or ``ranks`` imports no
+torch.
 """

@@ -99,6 +99,23 @@ class TrainingProgress(BaseModel):
         return self.model_copy(update={"skipped": (*self.skipped, skipped)[-MAX_SKIPPED:]})
 
 
+class WrittenBy(BaseModel):
+    """What the optimizer's state in a checkpoint depends on: who reads it must be the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+    engine: str = "megatron"
+    """As ``trainer.engine`` has it."""
+    world_size: int = 1
+    """Ranks that write."""
+    tensor_parallel: int = 1
+    """Over how many of them layers are split."""
+    pipeline_parallel: int = 1
+    """Over how many of them layers are distributed."""
+    dtype: str
+    """Of the weights."""
+
+
 class Told(BaseModel):
     """``.told``: what others have heard of steps that are in no checkpoint."""
 
@@ -121,17 +138,13 @@ class _RollbackNote(BaseModel):
     done: bool
 
 
-class _Manifest(BaseModel):
+class _Manifest(WrittenBy):
     """``progress.json``: written last, and with it the checkpoint is complete."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     progress: TrainingProgress
-    world_size: int
-    tensor_parallel: int
-    pipeline_parallel: int = 1
-    dtype: str
     files: dict[str, int]
     """Every other file and its size in bytes."""
     digests: dict[str, str] = {}
@@ -200,25 +213,13 @@ def partial_folder(directory: Path, step: int) -> Path:
     return directory / f"{PARTIAL}{_folder(directory, step).name}"
 
 
-def commit(
-    directory: Path,
-    progress: TrainingProgress,
-    *,
-    world_size: int,
-    tensor_parallel: int,
-    pipeline_parallel: int = 1,
-    dtype: str,
-    keep: int,
-) -> Path:
+def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *, keep: int) -> Path:
     """Make the checkpoint that was begun durable and visible, then remove those that are too old.
 
     Args:
         directory: As given to :func:`begin`.
         progress: What to record; its step names the folder.
-        world_size: Ranks that wrote it.
-        tensor_parallel: Over how many of them layers are split.
-        pipeline_parallel: Over how many of them layers are distributed.
-        dtype: Of the weights.
+        written_by: Whose ranks have written into it.
         keep: How many checkpoints to keep, this one included; at least 1.
 
     Returns:
@@ -229,12 +230,9 @@ def commit(
     manifest = _Manifest(
         format=FORMAT,
         progress=progress,
-        world_size=world_size,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        dtype=dtype,
         files=files,
         digests=digests(partial, files),
+        **written_by.model_dump(),
     )
     (partial / PROGRESS).write_text(manifest.sealed().model_dump_json(indent=2) + "\n")
     for path in partial.iterdir():
@@ -385,13 +383,11 @@ def of_step(directory: Path, step: int) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def read_progress(
-    folder: Path, *, world_size: int, tensor_parallel: int, pipeline_parallel: int = 1, dtype: str
-) -> TrainingProgress:
+def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
     """Read a checkpoint's progress and check that the rest is there and fits; :func:`verify` looks into files.
 
     Raises:
-        CheckpointError: It is damaged, or was written by another layout.
+        CheckpointError: It is damaged, or was written by another engine or layout.
     """
     manifest = _manifest(folder)
     try:
@@ -401,13 +397,14 @@ def read_progress(
     if sizes != manifest.files:
         wrong = sorted(name for name, size in manifest.files.items() if sizes[name] != size)
         raise _damaged(folder, f"{', '.join(wrong)} changed size")
-    layout = (manifest.world_size, manifest.tensor_parallel, manifest.pipeline_parallel)
-    found = (manifest.format, *layout, manifest.dtype)
-    wanted = (FORMAT, world_size, tensor_parallel, pipeline_parallel, dtype)
-    if found != wanted:
+    written = {"format": manifest.format, **{name: getattr(manifest, name) for name in WrittenBy.model_fields}}
+    wanted = {"format": FORMAT, **reader.model_dump()}
+    if written != wanted:
+        differ = ", ".join(
+            f"{name}={written[name]}, here {wanted[name]}" for name in wanted if written[name] != wanted[name]
+        )
         raise CheckpointError(
-            f"{folder} was written as (format, world_size, tensor_parallel, pipeline_parallel, dtype) = {found}, "
-            f"this trainer is {wanted}: start it with the same layout, or with this folder as model_path and an empty "
+            f"{folder} was written with {differ}: start with the same, or with this folder as model_path and an empty "
             "checkpoint_dir"
         )
     return manifest.progress

@@ -21,6 +21,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer import optimizer as optimizers  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.layers import (  # noqa: E402
@@ -48,6 +49,7 @@ __all__ = [
     "get_gpt_layer_with_transformer_engine_spec",
     "get_megatron_optimizer",
     "model_parallel_cuda_manual_seed",
+    "optimizers",
     "parallel_state",
     "set_defaults_if_not_set_tensor_model_parallel_attributes",
     "set_tensor_model_parallel_attributes",

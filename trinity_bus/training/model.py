@@ -1,4 +1,4 @@
-"""Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and writing it back.
+"""Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and naming its weights as there.
 
 On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
 the CPU always takes the latter. Only the CPU path is exercised by the tests of this project so far.
@@ -6,21 +6,21 @@ the CPU always takes the latter. Only the CPU path is exercised by the tests of 
 
 import importlib.util
 import json
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 
 from trinity_bus.training.attention import SDPAttention
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape, tensors
+from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import (
     GPTModel,
     ModuleSpec,
@@ -30,13 +30,8 @@ from trinity_bus.training.megatron import (
     set_defaults_if_not_set_tensor_model_parallel_attributes,
     set_tensor_model_parallel_attributes,
 )
-from trinity_bus.training.parallel import Layout
 
-WEIGHTS: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
 _OUTPUT: Final = "output_layer.weight"
-_COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
-"""What else belongs to a model folder: configuration, tokenizer, chat template."""
 
 
 def have_transformer_engine() -> bool:
@@ -130,18 +125,6 @@ def build(shape: ModelShape, layout: Layout, dtype: torch.dtype) -> GPTModel:
     return model.to(layout.device)
 
 
-def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
-    """Look tensors up by name in one file or, through the index, in several."""
-    if (folder / _INDEX).exists():
-        files: Mapping[str, str] = json.loads((folder / _INDEX).read_bytes())["weight_map"]
-    else:
-        with safe_open(folder / WEIGHTS, "pt") as opened:
-            files = dict.fromkeys(opened.keys(), WEIGHTS)
-    # A name that leads out of the folder is not followed.
-    handles = {file: safe_open(folder / Path(file).name, "pt") for file in set(files.values())}
-    return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
-
-
 def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> None:
     """Fill a model, in place, from the safetensors of a Hugging Face folder.
 
@@ -149,7 +132,7 @@ def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> No
         ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
     """
     try:
-        read = _reader(folder)
+        read = reader(folder)
         with torch.no_grad():
             for name, parameter in _named_parameters(model, shape, layout):
                 parts = [read(part) for part in _sources(name, shape)]
@@ -161,7 +144,7 @@ def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> No
                         f"config.json asks for {tuple(parameter.shape)}"
                     )
                 parameter.copy_(shard)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, json.JSONDecodeError) as error:
         raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
     except KeyError as error:
         raise ConversionError(f"{folder} lacks the tensor {error}") from error
@@ -179,12 +162,14 @@ def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
     return tensors.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
 
 
-def _shards(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return this rank's shard of every parameter of the whole model, in the model's order.
+def _shards(
+    model: GPTModel, shape: ModelShape, layout: Layout, of: Callable[[torch.nn.Parameter], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return this rank's shard of what belongs to every parameter of the whole model, in the model's order.
 
     Where layers are distributed this is a collective: the rank that holds a parameter sends it to the other stages.
     """
-    own = {name: parameter.detach() for name, parameter in _named_parameters(model, shape, layout)}
+    own = {name: of(parameter) for name, parameter in _named_parameters(model, shape, layout)}
     group = layout.pipeline_group
     if group is None:
         yield from own.items()
@@ -209,14 +194,25 @@ def _shards(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tupl
         yield name, tensor
 
 
-def hf_tensors(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+def hf_tensors(
+    model: GPTModel,
+    shape: ModelShape,
+    layout: Layout,
+    of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
     Where layers are split over ranks, or distributed, this is a collective: all of them must iterate to the end, and
     each gets all.
+
+    Args:
+        model: Of this rank.
+        shape: Of the model.
+        layout: Where this process stands.
+        of: What is returned of each parameter, of its shape: its value, or such a thing as its gradient.
     """
     group = layout.tensor_group
-    for name, shard in _shards(model, shape, layout):
+    for name, shard in _shards(model, shape, layout, of):
         tensor = shard
         if group is not None and tensors.split_axis(name) is not None:
             shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]
@@ -224,23 +220,3 @@ def hf_tensors(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[t
             tensor = tensors.unshard(name, shards)
         for hf_name, part in zip(tensors.hf_names(name), tensors.split(name, tensor, shape), strict=True):
             yield hf_name, part.contiguous()
-
-
-def write_folder(folder: Path, source: Path, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
-    """Write a Hugging Face model folder that transformers and vLLM read.
-
-    Args:
-        folder: Exists already; files in it are overwritten.
-        source: Folder that the model came from; its configuration and tokenizer are copied.
-        weights: By name.
-        dtype: What ``config.json`` is to say about the weights.
-    """
-    for pattern in _COMPANIONS:
-        for path in source.glob(pattern):
-            if path.name not in (_INDEX, "config.json"):
-                shutil.copyfile(path, folder / path.name)
-    config: dict[str, Any] = json.loads((source / "config.json").read_bytes())
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file({name: tensor.cpu() for name, tensor in weights}, folder / WEIGHTS, metadata={"format": "pt"})

@@ -1,24 +1,24 @@
 """The engine of a trainer with several ranks, as rank 0 sees it: every call goes to the other ranks first.
 
-It has the methods of ``TrainingEngine`` that a service needs. Each is one call of ``rank_protocol``, within which all
-ranks meet in collectives::
+Each is one call of ``rank_protocol``, within which all ranks meet in collectives::
 
     order to the others --> the same call here --> answers of the others, whose engines must be at the same step
 
-Ranks split the model (``trainer.tensor_parallel`` times ``trainer.pipeline_parallel``) on one machine; they meet over
-the loopback interface, and on GPUs each takes the one of its number.
+A step is planned here, and each rank is sent its shard of it: the samples that it trains on, and nothing of the others.
+
+Ranks are on one machine; they meet over the loopback interface, and on GPUs each takes the one of its number.
 
 Failures: ``RankError`` where another rank is lost, late, or elsewhere. After any error the engine is of no use; only
 ``leave`` is left, which kills the others where they cannot be asked.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from schemas.codec import encode
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
@@ -29,14 +29,15 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ParallelError, RankError
-from trinity_bus.training.parallel import Layout, World
-from trinity_bus.training.rank_protocol import LIMIT_S, Export, Gather, Join, Leave, Load, Save, Train
+from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.parallel import World
+from trinity_bus.training.rank_protocol import LIMIT_S, Export, Gather, Join, Leave, Load, Save, train_order
 from trinity_bus.training.ranks import Followers
 
 log = logging.getLogger(__name__)
 
 
-class MultiRankEngine:
+class MultiRankEngine(TrainingEngine):
     """Rank 0's engine, and the others behind it. Not safe for two threads at once, but for :meth:`interrupt`.
 
     Args:
@@ -55,34 +56,28 @@ class MultiRankEngine:
         if not on_cpu() and torch.cuda.device_count() < world_size:
             raise ParallelError(
                 f"{world_size} ranks need a GPU each, and this machine has {torch.cuda.device_count()}: lower "
-                "TRINITY_BUS_TRAINER__TENSOR_PARALLEL or TRINITY_BUS_TRAINER__PIPELINE_PARALLEL"
+                "TRINITY_BUS_TRAINER__TENSOR_PARALLEL, __PIPELINE_PARALLEL or __DATA_PARALLEL"
             )
         self._followers = followers
         store = serve_store(LOOPBACK, timeout_s=LIMIT_S)
         followers.begin(Join(world_size, store.port, settings.model_dump_json().encode()))
         with followers.explained():
-            layout = parallel.initialize(
-                settings.tensor_parallel,
-                settings.pipeline_parallel,
-                seed=settings.seed,
-                world=World(0, world_size, 0, store),
-            )
-            self._engine = TrainingEngine(settings, layout)
+            self._engine = MegatronEngine(settings, parallel.initialize(settings, World(0, world_size, 0, store)))
         self._settle()
 
     @property
-    def layout(self) -> Layout:
-        """Where this process stands."""
-        return self._engine.layout
-
-    @property
     def source(self) -> Path:
-        """The model that training began with."""
+        """See :class:`TrainingEngine`."""
         return self._engine.source
 
     @property
+    def device_type(self) -> str:
+        """See :class:`TrainingEngine`."""
+        return self._engine.device_type
+
+    @property
     def progress(self) -> TrainingProgress:
-        """How far training has come; the others learn all but the step when a checkpoint is written."""
+        """See :class:`TrainingEngine`. The others learn all but the step when a checkpoint is written."""
         return self._engine.progress
 
     @progress.setter
@@ -90,23 +85,24 @@ class MultiRankEngine:
         self._engine.progress = progress
 
     def train_step(self, groups: Sequence[ExperienceGroup]) -> Metrics:
-        """See :meth:`TrainingEngine.train_step`.
-
-        Raises:
-            EncodeError: A group is too large for a record; only one that was joined of several can be.
-        """
-        self._followers.begin(Train(len(groups)), [encode(group) for group in groups])
+        """See :class:`TrainingEngine`."""
+        began = time.perf_counter()
+        engine, layout = self._engine, self._engine.layout
+        step = engine.plan(groups)
+        shards = [step.shard(rank, layout.data_parallel) for rank in range(layout.data_parallel)]
+        orders = [train_order(shard) for shard in shards]
+        self._followers.begin(lambda rank: orders[layout.data_rank_of(rank)])
         with self._followers.explained():
-            metrics = self._engine.train_step(groups)
+            metrics = engine.train(shards[0])
         self._settle()
-        return metrics
+        return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
     def interrupt(self) -> None:
-        """See :meth:`TrainingEngine.interrupt`; the others then wait in vain until :meth:`leave` kills them."""
+        """See :class:`TrainingEngine`; the others then wait in vain until :meth:`leave` kills them."""
         self._engine.interrupt()
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :meth:`TrainingEngine.hf_tensors`. Whoever stops on the way can make no further call."""
+        """See :class:`TrainingEngine`. Whoever stops on the way can make no further call."""
         self._followers.begin(Gather())
         tensors = self._engine.hf_tensors()
         while True:
@@ -118,14 +114,14 @@ class MultiRankEngine:
         self._settle()
 
     def export_hf(self, path: Path) -> None:
-        """See :meth:`TrainingEngine.export_hf`."""
+        """See :class:`TrainingEngine`."""
         self._followers.begin(Export(str(path)))
         with self._followers.explained():
             self._engine.export_hf(path)
         self._settle()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
-        """See :meth:`TrainingEngine.save_checkpoint`."""
+        """See :class:`TrainingEngine`."""
         self._followers.begin(Save(str(directory), progress.model_dump_json().encode()))
         with self._followers.explained():
             folder = self._engine.save_checkpoint(directory, progress)
@@ -133,7 +129,7 @@ class MultiRankEngine:
         return folder
 
     def load_latest(self, directory: Path) -> TrainingProgress | None:
-        """See :meth:`TrainingEngine.load_latest`."""
+        """See :class:`TrainingEngine`."""
         self._followers.begin(Load(str(directory)))
         with self._followers.explained():
             progress = self._engine.load_latest(directory)

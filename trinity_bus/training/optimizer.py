@@ -8,13 +8,19 @@ State is read from and written to the torch optimizers inside, parameter by para
 lose the step counter of torch's AdamW, or make all parameters count on the same one.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.training.megatron import DistributedDataParallel, OptimizerConfig, get_megatron_optimizer
+from trinity_bus.training.megatron import (
+    DistributedDataParallel,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    optimizers,
+)
 
 
 class AdamW:
@@ -48,6 +54,7 @@ class AdamW:
         for group in self._megatron.param_groups:
             # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
+        self._max_grad_norm = settings.max_grad_norm
         self._model_parameters = {id(parameter) for parameter in model.parameters()}
 
     def zero_grad(self) -> None:
@@ -55,15 +62,23 @@ class AdamW:
         self._megatron.zero_grad()
 
     def step(self, learning_rate: float) -> float:
-        """Clips gradients to the configured norm and updates the weights.
+        """Clips gradients to the configured norm and updates the weights, unless the gradients are not finite.
+
+        Megatron's own ``step`` does the same, but updates in any case.
 
         Returns:
-            The norm of the gradients before clipping; not finite where they are not, and then the weights are void.
+            The norm of the gradients of all ranks before clipping.
         """
         for group in self._megatron.param_groups:
             group["lr"] = learning_rate
-        _, norm, _ = self._megatron.step()
-        return float(norm)
+        self._megatron.prepare_grads()
+        norm = float(self._megatron.get_grad_norm())
+        if math.isfinite(norm):
+            for optimizer in self._megatron.chained_optimizers:
+                if parameters := optimizer.get_parameters():
+                    optimizers.clip_grad_by_total_norm_fp32(parameters, self._max_grad_norm, norm)
+            self._megatron.step_with_ready_grads()
+        return norm
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return this rank's state by name, as references.
@@ -108,8 +123,9 @@ class AdamW:
             raise CheckpointError(f"optimizer state has no parameters for {sorted(left)[:3]}: it is of another model")
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        chained = getattr(self._megatron, "chained_optimizers", [self._megatron])
-        return [wrapper.optimizer for wrapper in chained if wrapper.optimizer is not None]
+        return [
+            wrapper.optimizer for wrapper in self._megatron.chained_optimizers if wrapper.optimizer is not None
+        ]  # fmt: skip
 
     def _groups(self) -> Iterator[tuple[str, dict[str, object]]]:
         for o, optimizer in enumerate(self._optimizers()):

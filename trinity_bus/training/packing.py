@@ -49,15 +49,6 @@ class TrainSample:
         return replace(self, ref_logprobs=logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatchPlan:
-    """Which samples make a micro-batch."""
-
-    samples: tuple[int, ...]
-    counted: bool = True
-    """False for filler: it is computed, because other ranks wait in the same collectives, but weighs nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedArrays:
     """A micro-batch, all [tokens] but ``bounds``.
@@ -103,34 +94,12 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
     return bins
 
 
-def plan(lengths: Sequence[int], budget: int, *, ranks: int = 1) -> list[list[MicroBatchPlan]]:
-    """Divides samples among data-parallel ranks and packs each rank's part.
-
-    Args:
-        lengths: Tokens of each sample; at least one sample.
-        budget: Tokens of a micro-batch.
-        ranks: Data-parallel ranks.
-
-    Returns:
-        For each rank its micro-batches, as many for one as for another.
-    """
-    parts = [range(rank, len(lengths), ranks) for rank in range(ranks)]
-    packed = [first_fit_decreasing([lengths[i] for i in part], budget) for part in parts]
-    most = max(map(len, packed))
-    shortest = min(range(len(lengths)), key=lengths.__getitem__)
-    filler = MicroBatchPlan((shortest,), counted=False)
-    return [
-        [MicroBatchPlan(tuple(part[i] for i in indices)) for indices in bins] + [filler] * (most - len(bins))
-        for part, bins in zip(parts, packed, strict=True)
-    ]
-
-
 def pack(samples: Sequence[TrainSample], *, token_weight: float) -> PackedArrays:
     """Lays samples one after another.
 
     Args:
         samples: In the order wanted.
-        token_weight: Weight of each trained token: 1 / (trained tokens of the mini-batch), or 0 for filler.
+        token_weight: Weight of each trained token.
     """
     lengths = [len(sample.tokens) for sample in samples]
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

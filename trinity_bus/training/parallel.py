@@ -5,13 +5,8 @@ which one this is and where all meet (the trainer service does, see ``ranks``; g
 then, too), or ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` come from the environment,
 as launchers such as ``torchrun`` set them.
 
-Tensor parallelism splits layers over neighbouring ranks, pipeline parallelism gives stretches of layers (*stages*) to
-ranks that are far apart, and what remains of the world is data parallelism::
-
-    rank = tensor_rank + tensor_parallel * (data_rank + data_parallel * pipeline_rank)
-
-Every rank must then make the same calls on its engine, in the same order and with the same samples. Gloo on CPUs, NCCL
-(and gloo for host tensors) on GPUs.
+Every rank must then make the same calls on its engine, in the same order (``layout`` says what each does in them). Gloo
+on CPUs, NCCL (and gloo for host tensors) on GPUs.
 """
 
 import contextlib
@@ -24,8 +19,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import model_parallel_cuda_manual_seed, parallel_state
 from trinity_bus.training.rank_protocol import LIMIT_S
 
@@ -61,75 +58,6 @@ def world_of_environment() -> World:
     return World(_from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1), _from_environment("LOCAL_RANK", 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where this process stands."""
-
-    rank: int
-    world_size: int
-    tensor_parallel: int
-    device: torch.device
-    pipeline_parallel: int = 1
-
-    @property
-    def data_parallel(self) -> int:
-        """How many ranks hold the same shard of the model."""
-        return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
-
-    @property
-    def data_rank(self) -> int:
-        """This rank's place among them."""
-        return self.rank // self.tensor_parallel % self.data_parallel
-
-    @property
-    def pipeline_rank(self) -> int:
-        """Which stretch of the model's layers this rank holds."""
-        return self.rank // (self.tensor_parallel * self.data_parallel)
-
-    @property
-    def first_stage(self) -> bool:
-        """Whether this rank holds the embedding."""
-        return self.pipeline_rank == 0
-
-    @property
-    def last_stage(self) -> bool:
-        """Whether this rank holds the output layer, and computes losses."""
-        return self.pipeline_rank == self.pipeline_parallel - 1
-
-    @property
-    def pipeline_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the stages of one model, in order; None where there is one stage."""
-        if self.pipeline_parallel == 1:
-            return None
-        group: dist.ProcessGroup = parallel_state.get_pipeline_model_parallel_group()
-        return group
-
-    def rank_of_stage(self, stage: int) -> int:
-        """Return the rank that holds this stage of this rank's model."""
-        return self.tensor_rank + self.tensor_parallel * (self.data_rank + self.data_parallel * stage)
-
-    @property
-    def tensor_rank(self) -> int:
-        """Which shard of each layer this rank holds."""
-        return self.rank % self.tensor_parallel
-
-    @property
-    def tensor_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the shards of one model; None where there is one shard."""
-        if self.tensor_parallel == 1:
-            return None
-        group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
-        return group
-
-    @property
-    def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold this shard; None where this is the only one."""
-        if self.data_parallel == 1:
-            return None
-        group: dist.ProcessGroup = parallel_state.get_data_parallel_group()
-        return group
-
-
 def _from_environment(name: str, default: int) -> int:
     value = os.environ.get(name, str(default))
     if not value.isdigit():
@@ -151,27 +79,23 @@ def _loopback_only() -> Iterator[None]:
         del os.environ[name]
 
 
-def initialize(
-    tensor_parallel: int = 1, pipeline_parallel: int = 1, *, seed: int = 0, world: World | None = None
-) -> Layout:
+def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     """Join the world's process groups. A second call with the same layout joins nothing anew.
 
     Args:
-        tensor_parallel: Over how many ranks each layer is split.
-        pipeline_parallel: Over how many ranks the layers are distributed.
-        seed: For the generators of model-parallel layers on GPUs.
+        settings: Over how many ranks layers are split, layers are distributed, and batches are dealt.
         world: Unset: the one that the environment describes.
 
     Raises:
-        ParallelError: The world is not a multiple of the two, or groups of another shape exist already.
+        ParallelError: The world has not as many ranks, or groups of another shape exist already.
     """
     world = world or world_of_environment()
     rank, world_size = world.rank, world.world_size
-    if world_size % (tensor_parallel * pipeline_parallel) or rank >= world_size:
+    asked = (settings.tensor_parallel, settings.pipeline_parallel, settings.data_parallel)
+    if world_size != settings.ranks or rank >= world_size:
         raise ParallelError(
-            f"rank {rank} of WORLD_SIZE={world_size} with tensor_parallel={tensor_parallel} and "
-            f"pipeline_parallel={pipeline_parallel}: the world must be a multiple of their product, and ranks lie "
-            "below it"
+            f"rank {rank} of WORLD_SIZE={world_size} with (tensor_parallel, pipeline_parallel, data_parallel) = "
+            f"{asked}: the world must have as many ranks as their product, and ranks lie below it"
         )
     device = torch.device("cpu") if on_cpu() else torch.device("cuda", world.local_rank)
     if not on_cpu():
@@ -187,27 +111,28 @@ def initialize(
             )
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=tensor_parallel,
-                pipeline_model_parallel_size=pipeline_parallel,
+                tensor_model_parallel_size=settings.tensor_parallel,
+                pipeline_model_parallel_size=settings.pipeline_parallel,
                 create_gloo_process_groups=not on_cpu(),
             )
             if not on_cpu():
-                model_parallel_cuda_manual_seed(seed)
+                model_parallel_cuda_manual_seed(settings.seed)
     existing = (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_data_parallel_world_size(),
     )
-    if existing != (tensor_parallel, pipeline_parallel):
+    if existing != asked:
         raise ParallelError(
-            f"process groups with (tensor_parallel, pipeline_parallel) = {existing} exist in this process; "
-            f"{(tensor_parallel, pipeline_parallel)} was asked for"
+            "process groups with (tensor_parallel, pipeline_parallel, data_parallel) = "
+            f"{existing} exist in this process; {asked} was asked for"
         )
     return Layout(
         rank=rank,
         world_size=world_size,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=settings.tensor_parallel,
         device=device,
-        pipeline_parallel=pipeline_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
     )
 
 
@@ -220,9 +145,9 @@ def shut_down() -> None:
 
 
 @contextlib.contextmanager
-def initialized(tensor_parallel: int = 1, pipeline_parallel: int = 1, *, seed: int = 0) -> Iterator[Layout]:
+def initialized(settings: TrainerSettings) -> Iterator[Layout]:
     """:func:`initialize` on entry, :func:`shut_down` on exit."""
-    layout = initialize(tensor_parallel, pipeline_parallel, seed=seed)
+    layout = initialize(settings)
     try:
         yield layout
     finally:

@@ -21,8 +21,6 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
-from schemas import ExperienceGroup
-from schemas.codec import decode
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.frames import read_frame
@@ -30,8 +28,9 @@ from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
 from trinity_bus.training import parallel, rank_protocol
 from trinity_bus.training.checkpoint import TrainingProgress
-from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import RankError
+from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.rank_protocol import (
     Answer,
     Call,
@@ -61,7 +60,7 @@ class Rank:
     def __init__(self, rank: int, orders: IO[bytes]) -> None:
         self._rank = rank
         self._orders = orders
-        self._engine: TrainingEngine | None = None
+        self._engine: MegatronEngine | None = None
 
     def make(self, call: Call) -> int:
         """Make one call.
@@ -84,21 +83,18 @@ class Rank:
             self._follow(self._engine, call)
         return self._engine.progress.step
 
-    def _join(self, call: Join) -> TrainingEngine:
+    def _join(self, call: Join) -> MegatronEngine:
         settings = TrainerSettings.model_validate_json(call.settings)
         store = join_store("127.0.0.1", call.store_port, timeout_s=rank_protocol.LIMIT_S)
         world = parallel.World(self._rank, call.world_size, self._rank, store)
-        layout = parallel.initialize(
-            settings.tensor_parallel, settings.pipeline_parallel, seed=settings.seed, world=world
-        )
-        return TrainingEngine(settings, layout)
+        return MegatronEngine(settings, parallel.initialize(settings, world))
 
-    def _follow(self, engine: TrainingEngine, call: Load | Train | Save | Gather | Export) -> None:
+    def _follow(self, engine: MegatronEngine, call: Load | Train | Save | Gather | Export) -> None:
         match call:
             case Load(directory):
                 engine.load_latest(Path(directory))
-            case Train(groups):
-                engine.train_step([self._group() for _ in range(groups)])
+            case Train():
+                engine.train(rank_protocol.step_of(call, self._sample))
             case Save(directory, progress):
                 engine.save_checkpoint(Path(directory), TrainingProgress.model_validate_json(progress))
             case Gather():
@@ -106,11 +102,11 @@ class Rank:
             case Export(path):
                 engine.export_hf(Path(path))
 
-    def _group(self) -> ExperienceGroup:
-        payload = read_frame(self._orders, rank_protocol.GROUP_BYTES)
-        if payload is None:
+    def _sample(self) -> TrainSample:
+        body = read_frame(self._orders, rank_protocol.SAMPLE_BYTES)
+        if body is None:
             raise RankError("rank 0 ended within a batch")
-        return decode(payload, ExperienceGroup)
+        return rank_protocol.decode_sample(body)
 
 
 def follow(channel: socket.socket, rank: int) -> int:

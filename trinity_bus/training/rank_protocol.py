@@ -7,7 +7,7 @@ call is *settled* when every other rank has answered it, and none is sent before
     rank 0                                     rank 1, rank 2, ...
       Order(1, Join) ----------------------->  join the process groups, build the engine
       Order(2, Load) ----------------------->  go back to the newest checkpoint
-      Order(3, Train), group, group, ... --->  train on them                <--- collectives among all ranks --->
+      Order(3, Train), sample, ... --------->  train on its shard of them   <--- collectives among all ranks --->
       Order(4, Save) ----------------------->  write their part of the checkpoint
       Order(5, Gather) --------------------->  give their part of the weights
       Order(6, Export) --------------------->  the same
@@ -19,23 +19,28 @@ call is *settled* when every other rank has answered it, and none is sent before
                            '------------------'--Failed, or an end: LOST, for good; RankError with the rank and reason
     Turns (others):     Join first and once, then numbers that rise by one; else RankError, and the rank ends
 
-Both are frames (``trinity_bus.runtime.frames``). A batch's groups are frames of their own, the bytes that are on the
-log (``schemas.codec``). The channel ends inside one machine and one user, so nothing is encrypted.
+Both are frames (``trinity_bus.runtime.frames``). The samples of a rank's shard are frames of their own, update after
+update. The channel ends inside one machine and one user, so nothing is encrypted.
 """
 
 import signal
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Final
 
-from msgspec import Struct
+import numpy as np
+from msgspec import Struct, msgpack
 
 from schemas.experience import ExperienceGroup
 from trinity_bus.runtime.frames import Dialect
 from trinity_bus.training.errors import RankError
+from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.step_plan import StepPlan, Update
 
 LIMIT_S: Final = 600.0
 """How long a rank may wait for the others, within a collective or for an answer, before it fails."""
-GROUP_BYTES: Final = ExperienceGroup.MAX_BYTES
+SAMPLE_BYTES: Final = 4 * ExperienceGroup.MAX_BYTES
+"""Most of one sample: advantages and log-probabilities of several policies come to what is on the log."""
 MAX_WHY: Final = 2000
 """Characters of the reason of a failure."""
 
@@ -56,10 +61,20 @@ class Load(Struct, frozen=True, tag=True):
     directory: str
 
 
-class Train(Struct, frozen=True, tag=True):
-    """Train on the groups in the frames that follow."""
+class UpdateShard(Struct, frozen=True):
+    """A rank's shard of an update: see ``step_plan.Update``."""
 
-    groups: int
+    samples: int
+    """In the frames that follow."""
+    divisor: float
+    trained_tokens: int
+
+
+class Train(Struct, frozen=True, tag=True):
+    """Train on the samples in the frames that follow."""
+
+    updates: tuple[UpdateShard, ...]
+    trained_tokens: int
 
 
 class Save(Struct, frozen=True, tag=True):
@@ -112,6 +127,41 @@ class Answer(Struct, frozen=True, array_like=True):
 
     number: int
     result: Done | Failed
+
+
+_DTYPES: Final = {"tokens": np.int32, "mask": np.bool_}
+"""Of a sample's arrays; all others are float32."""
+
+
+def train_order(step: StepPlan) -> tuple[Train, list[bytes]]:
+    """Return the call that trains on a rank's shard of a step, and the samples that follow it."""
+    updates = tuple(UpdateShard(len(u.samples), u.divisor, u.trained_tokens) for u in step.updates)
+    return Train(updates, step.trained_tokens), [encode_sample(s) for u in step.updates for s in u.samples]
+
+
+def step_of(order: Train, read: Callable[[], TrainSample]) -> StepPlan:
+    """Return the step of :func:`train_order`, whose samples are ``read`` one after another."""
+    return StepPlan(
+        updates=[
+            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, trained_tokens=u.trained_tokens)
+            for u in order.updates
+        ],
+        trained_tokens=order.trained_tokens,
+    )
+
+
+def encode_sample(sample: TrainSample) -> bytes:
+    """Return a sample as the body of a frame."""
+    values = {field.name: getattr(sample, field.name) for field in fields(sample)}
+    return msgpack.encode({n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in values.items()})
+
+
+def decode_sample(body: bytes) -> TrainSample:
+    """Return the sample in a body that :func:`encode_sample` has made."""
+    values = msgpack.decode(body)
+    return TrainSample(**{
+        n: np.frombuffer(v, _DTYPES.get(n, np.float32)) if isinstance(v, bytes) else v for n, v in values.items()
+    })  # fmt: skip
 
 
 ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)
@@ -167,8 +217,8 @@ class Roll:
         """Whether the ranks have been told to end."""
         return isinstance(self._call, Leave)
 
-    def call(self, call: Call) -> Order:
-        """Return the order for the next call.
+    def call(self, call: Call) -> int:
+        """Return the number of the next call.
 
         Raises:
             RankError: A rank is lost, or has not answered the call before.
@@ -180,7 +230,7 @@ class Roll:
         self._number += 1
         self._call = call
         self._steps = {}
-        return Order(self._number, call)
+        return self._number
 
     def answered(self, rank: int, answer: Answer) -> None:
         """Take note of an answer."""

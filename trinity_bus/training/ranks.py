@@ -27,7 +27,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import IO, Final, NoReturn
 
 from trinity_bus.runtime.background import in_daemon_thread
@@ -35,7 +35,7 @@ from trinity_bus.runtime.frames import ProtocolError, head_of, read_frame
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.rank_protocol import LIMIT_S, Call, Roll
+from trinity_bus.training.rank_protocol import LIMIT_S, Call, Order, Roll
 
 log = logging.getLogger(__name__)
 
@@ -101,21 +101,23 @@ class Followers:
 
     # ------------------------------------------------------------------------------------------------------ calls
 
-    def begin(self, call: Call, groups: Sequence[bytes] = ()) -> None:
+    def begin(self, call: Call | Callable[[int], tuple[Call, Sequence[bytes]]]) -> None:
         """Has the other ranks make a call, which this one must then make, too.
 
         Args:
-            call: Which.
-            groups: Frames that come after it.
+            call: Which; or, for each rank, which, and the bodies of frames that come after it.
 
         Raises:
             RankError: One is lost, or has not answered the call before.
         """
+        each = {f.rank: call(f.rank) if callable(call) else (call, ()) for f in self._followers}
         with self._changed:
-            frames = [protocol.ORDERS.frame(self._roll.call(call))]
-        for group in groups:
-            frames += [head_of(group, protocol.GROUP_BYTES), group]
+            number = self._roll.call(each[1][0])
         for follower in self._followers:
+            theirs, bodies = each[follower.rank]
+            frames = [protocol.ORDERS.frame(Order(number, theirs))]
+            for body in bodies:
+                frames += [head_of(body, protocol.SAMPLE_BYTES), body]
             try:
                 follower.send(frames)
             except OSError as error:

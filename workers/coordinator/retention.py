@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from schemas import BatchRecord, Position, TrainerHeartbeat
-from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, VERSION_HISTORY, Topic
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, TURNS, VERSION_HISTORY, Topic
 from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
 from trinity_bus.coordination.retention import Cuts, Look
@@ -35,7 +35,7 @@ from workers.coordinator.changelog import Positions
 log = logging.getLogger("workers.coordinator")
 
 _POLL_S = 0.05
-_TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES)
+_TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES, TURNS)
 
 
 class Commits:
@@ -167,6 +167,7 @@ class Keeper:
             ends=ends,
             running=frozenset(ledger.running),
             counting=_counting(self._machine()),
+            turns=_first_turns(self._machine()),
             aged=aged,
         )
 
@@ -184,6 +185,14 @@ def _counting(machine: CoordinatorMachine) -> Iterator[Position]:
         for task in batch.open_tasks.values():
             parts = (part.record for answer in task.answers for part in answer.parts)
             yield from (part.position for part in parts if part.position is not None)
+
+
+def _first_turns(machine: CoordinatorMachine) -> Iterator[Position]:
+    """Where the first turns lie that attempts at open tasks have completed."""
+    for task in machine.ledger.tasks.values():
+        for place in (task.turns, *(attempt.turns for attempt in task.running)):
+            if place is not None:
+                yield Position(partition=place[0], offset=place[1])
 
 
 def _placed(topic: Topic, offsets: dict[int, int]) -> Cuts:

@@ -26,6 +26,7 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.preload import Preload
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo import mesh
@@ -123,6 +124,14 @@ async def run_demo(options: DemoOptions, display: Display) -> Summary:
 
 
 async def _run(settings: Settings, options: DemoOptions, display: Display, clock: _Clock) -> Summary:
+    with mesh.preload(settings, options) as preload:
+        return await _run_beside(preload, settings, options, display, clock)
+
+
+async def _run_beside(
+    preload: Preload, settings: Settings, options: DemoOptions, display: Display, clock: _Clock
+) -> Summary:
+    """Run the demo, while vLLM is being imported for its explorers."""
     with clock.stage("make the model"):
         make_model(options.model_dir, options.seed)
     began = clock.begin("start Kafka")
@@ -132,8 +141,8 @@ async def _run(settings: Settings, options: DemoOptions, display: Display, clock
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
         display.note(f"Look on from another terminal: {hint(options)} status")
-        async with mesh.services(settings, options) as supervisor, _client(kafka) as (producer, follower):
-            checks = (broker.check, supervisor.check)
+        async with mesh.services(settings, options, preload) as supervisor, _client(kafka) as (producer, follower):
+            checks = (broker.check, lambda: mesh.check_preload(preload, options), supervisor.check)
             return await _Lesson(options, display, clock, checks, producer=producer, follower=follower).run()
 
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.restarts import Restarts
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings, env_name
 from trinity_bus.errors import BusError
+from trinity_bus.runtime.preload import Preload
 from workers.demo.settings import (
     DemoOptions,
     available_cores,
@@ -99,12 +100,54 @@ async def broker(settings: Settings, options: DemoOptions, note: Callable[[str],
             raise
 
 
-def specs(options: DemoOptions, environment: Mapping[str, str]) -> list[ServiceSpec]:
-    """Return what to run. Explorers and trainer are the last to start and the first to stop."""
+@contextmanager
+def preload(settings: Settings, options: DemoOptions) -> Iterator[Preload]:
+    """Provide the process that imports vLLM, once for all explorers."""
+    # That it is there says that nothing is to be looked up on a model hub.
+    options.model_dir.mkdir(parents=True, exist_ok=True)
+    log = options.run_dir / "logs" / "preload.log"
+    log.parent.mkdir(exist_ok=True)
+    env = {**service_environment(settings), env_name("mesh.model_path"): str(options.model_dir.resolve())}
+    functions = ["trinity_bus.inference.launch:preload", "workers.demo.mesh:import_explorer"]
+    with Preload(functions, main="workers.cli.app:main", env=env, output=log) as found:
+        yield found
+
+
+def check_preload(preload: Preload, options: DemoOptions) -> None:
+    """Look whether explorers can be forked, or could be.
+
+    Raises:
+        ServiceDiedError: What they are forked from has ended.
+    """
+    if (code := preload.process.poll()) is not None:
+        raise ServiceDiedError("preload", f"ended with status {code}", options.run_dir / "logs" / "preload.log")
+
+
+def import_explorer() -> None:
+    """Import the explorer's own code, in the process that explorers are forked from."""
+    import workers.explorer.service  # noqa: F401
+
+
+def specs(options: DemoOptions, environment: Mapping[str, str], preload: Preload | None) -> list[ServiceSpec]:
+    """Return what to run. Explorers and trainer are the last to start and the first to stop.
+
+    Args:
+        options: The user's.
+        environment: Of all services.
+        preload: What explorers are forked from. Unset: each is started anew.
+    """
 
     def spec(name: str, service: str, *, stage: int, own: Sequence[str] = ()) -> ServiceSpec:
-        arguments = command("--config", str(options.mesh_file), *own, "run", service)
-        return ServiceSpec(name=name, command=arguments, env=environment, grace_s=_GRACE_S, stage=stage)
+        arguments = ["--config", str(options.mesh_file), *own, "run", service]
+        forked_from = preload if service == "explorer" else None
+        return ServiceSpec(
+            name=name,
+            command=command(*arguments) if forked_from is None else arguments,
+            forked_from=forked_from,
+            env=environment,
+            grace_s=_GRACE_S,
+            stage=stage,
+        )
 
     cores = available_cores()
     explorers = [
@@ -115,11 +158,11 @@ def specs(options: DemoOptions, environment: Mapping[str, str]) -> list[ServiceS
 
 
 @asynccontextmanager
-async def services(settings: Settings, options: DemoOptions) -> AsyncIterator[Supervisor]:
+async def services(settings: Settings, options: DemoOptions, preload: Preload) -> AsyncIterator[Supervisor]:
     """All services, launched; stopped at the end, however it comes."""
     supervisor = Supervisor(options.run_dir)
     try:
-        for spec in specs(options, service_environment(settings)):
+        for spec in specs(options, service_environment(settings), preload):
             supervisor.launch(spec)
         yield supervisor
     finally:

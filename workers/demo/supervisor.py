@@ -12,6 +12,7 @@ leaves no process behind; and where this process is killed, its children are too
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trinity_bus.runtime.process import Child, ProcessError, tail
+from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.process import Child, Process, ProcessError, tail
 
 _POLL_S = 0.05
 _TAIL_LINES = 20
@@ -59,6 +61,8 @@ class ServiceSpec:
     """How long it may take to stop, in seconds."""
     stage: int = 0
     """Higher stages stop first; services of one stage stop together."""
+    forked_from: Preload | None = None
+    """Where it is forked instead of started anew; ``command`` is then its arguments."""
 
 
 class _Service:
@@ -68,7 +72,12 @@ class _Service:
         self.restarts_left = spec.restarts
         self.child = self._spawn()
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> Process:
+        forked_from = self.spec.forked_from
+        if forked_from is not None:
+            arguments = [str(part) for part in self.spec.command]
+            env = os.environ if self.spec.env is None else self.spec.env
+            return forked_from.start(arguments, name=self.spec.name, env=env, output=self.log)
         return Child(self.spec.command, env=self.spec.env, output=self.log)
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -46,6 +47,7 @@ from trinity_bus.telemetry.occupancy import Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
+from workers.explorer.turns import TurnKeeper
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
@@ -75,6 +77,7 @@ class RolloutExecutor:
         served: The version that the engine serves.
         slots: Told what the attempts are waiting for.
         max_group_bytes: Of one record of experiences; a larger group is split over several.
+        turns: Keeps completed turns, and finds those of earlier attempts.
         on_ended: Told of every attempt that has ended, however.
         record_content: Whether spans may tell what workflows say in their errors.
     """
@@ -89,6 +92,7 @@ class RolloutExecutor:
         served: ServedVersion,
         slots: Occupancy,
         max_group_bytes: int,
+        turns: TurnKeeper,
         on_ended: Callable[[AttemptKey], None],
         record_content: bool = False,
     ) -> None:
@@ -99,6 +103,7 @@ class RolloutExecutor:
         self._served = served
         self._slots = slots
         self._max_group_bytes = max_group_bytes
+        self._turns = turns
         self._on_ended = on_ended
         self._record_content = record_content
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
@@ -108,7 +113,10 @@ class RolloutExecutor:
     @property
     def running(self) -> list[RunningAttempt]:
         """What is worked on."""
-        return [RunningAttempt(task_id=task_id, attempt=attempt) for task_id, attempt in self._running]
+        return [
+            RunningAttempt(task_id=task_id, attempt=attempt, turns=self._turns.first((task_id, attempt)))
+            for task_id, attempt in self._running
+        ]
 
     def start(self, order: Dispatch, raw: bytes, parent: str | None) -> None:
         """Begin an attempt.
@@ -144,6 +152,7 @@ class RolloutExecutor:
 
     def _ended(self, attempt: AttemptKey, task: asyncio.Task[None]) -> None:
         self._running.pop(attempt, None)
+        self._turns.forget(attempt)
         self._on_ended(attempt)
         if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
             self.fatal.set_exception(error)
@@ -225,7 +234,9 @@ class RolloutExecutor:
             async with asyncio.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
                 slot.move(ROLLING_OUT)
-                return await self._runners.roll_out(order, raw, traceparent())
+                done = await self._turns.done(order)
+                keep = partial(self._turns.keep, order)
+                return await self._runners.roll_out(order, raw, traceparent(), keep=keep, turns=done)
         except TimeoutError as error:
             if not limit.expired():
                 raise

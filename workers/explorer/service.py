@@ -6,6 +6,7 @@
             -> take the lane's end position -> first heartbeat (this is how it joins)
 
     rollouts (its lane) --Dispatch--> attempt, in a runner --> experiences, then events: RolloutFinished
+                              '--completed turns, where there are several --> turns
                         --Cancel----> attempt is cancelled in its runner, and aborted in the engine
     model-versions ----names it-----> weights received beside generation --> events: WeightsSynced
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
@@ -58,6 +59,7 @@ from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
+from workers.explorer.turns import TurnKeeper
 from workers.explorer.weights import WeightFollower
 from workers.preconditions import ensure
 
@@ -170,17 +172,6 @@ class ExplorerService:
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
-        executor = RolloutExecutor(
-            runners,
-            producer,
-            self._who,
-            bounds=self._engine.bounds,
-            served=served,
-            slots=slots,
-            max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
-            on_ended=self._orders.ended,
-            record_content=self._record_content,
-        )
 
         def heartbeat(state: ExplorerState) -> ExplorerHeartbeat:
             return ExplorerHeartbeat(
@@ -200,6 +191,19 @@ class ExplorerService:
             )
 
         heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
+        executor = RolloutExecutor(
+            runners,
+            producer,
+            self._who,
+            bounds=self._engine.bounds,
+            served=served,
+            slots=slots,
+            turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
+            max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
+            on_ended=self._orders.ended,
+            record_content=self._record_content,
+        )
+
         reason = "stopped"
         drain_s = self._settings.drain_s
         try:

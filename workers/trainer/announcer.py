@@ -31,6 +31,7 @@ from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
+from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint.published import WEIGHTS
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
@@ -41,8 +42,6 @@ from workers.trainer.publication import Publication, Publisher
 
 if TYPE_CHECKING:
     import torch
-
-    from workers.trainer.engines import Engine
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -88,7 +87,7 @@ class Announcer:
         directory: Path,
         producer: Producer,
         thread: EngineThread,
-        engine: "Engine",
+        engine: TrainingEngine,
         publisher: Publisher,
         publication: Publication,
     ) -> None:

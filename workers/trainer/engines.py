@@ -2,30 +2,24 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import RunIdentity
 from trinity_bus.training.digests import model_digest
+from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.ranks import Followers
 from workers.trainer.publication import Publisher, make_publisher
-
-if TYPE_CHECKING:
-    from trinity_bus.training.engine import TrainingEngine
-    from trinity_bus.training.multi_rank_engine import MultiRankEngine
-
-    type Engine = TrainingEngine | MultiRankEngine
 
 log = logging.getLogger(__name__)
 
 
 def load(
     settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
-) -> "tuple[Engine, Publisher]":
-    """Return the engine and the publisher. Takes seconds: imports torch and Megatron.
+) -> tuple[TrainingEngine, Publisher]:
+    """Return the engine and the publisher. Takes seconds: imports torch, and Megatron or transformers.
 
     Args:
         settings: Of the service.
@@ -52,8 +46,7 @@ def load(
             engine.save_checkpoint(directory, engine.progress)
     else:
         log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
-    device = engine.layout.device.type
-    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, device)
+    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
 
 
 def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunIdentity:
@@ -74,11 +67,15 @@ def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunI
     return RunIdentity(cluster=batches.cluster, batches=batches.topic, namespace=settings.kafka.namespace, model=model)
 
 
-def _make(settings: Settings, followers: Followers | None) -> "Engine":
-    if followers is None:
-        from trinity_bus.training.engine import TrainingEngine
+def _make(settings: Settings, followers: Followers | None) -> TrainingEngine:
+    if settings.trainer.engine == "torch":
+        from trinity_bus.training.torch_engine import TorchEngine
 
-        return TrainingEngine(settings.trainer)
+        return TorchEngine(settings.trainer)
+    if followers is None:
+        from trinity_bus.training.megatron_engine import MegatronEngine
+
+        return MegatronEngine(settings.trainer)
     from trinity_bus.training.multi_rank_engine import MultiRankEngine
 
     return MultiRankEngine(settings.trainer, followers)

@@ -38,7 +38,7 @@ be trained on as its manifest says stops the trainer with the reason; it is pass
 step that changes no weights.
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
-With one rank this is one process. With more (``tensor_parallel`` times ``pipeline_parallel``) this process is rank 0,
+With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0,
 and starts the others before anything else: they make every call of the engine along with it (``training/ranks.py``),
 and none of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
 """
@@ -48,7 +48,6 @@ import logging
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -85,6 +84,7 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
 from trinity_bus.training.needs import oldest_need
 from trinity_bus.training.ranks import followers_of
@@ -97,9 +97,6 @@ from workers.trainer.errors import BatchError, LineageEndedError, way_out
 from workers.trainer.manifest import entries_to_train, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
-
-if TYPE_CHECKING:
-    from workers.trainer.engines import Engine
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -144,10 +141,9 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback
     Raises:
         BaseExceptionGroup: What ended it; ``LineageEndedError`` where another one is to begin.
     """
-    ranks = settings.trainer.tensor_parallel * settings.trainer.pipeline_parallel
     async with (
         Bus(settings.kafka, client_id=settings.trainer.name) as bus,
-        followers_of(ranks) as followers,
+        followers_of(settings.trainer.ranks) as followers,
         EngineThread() as thread,
     ):
         await bus.ensure_topics()
@@ -187,7 +183,7 @@ class _Trainer:
         bus: Bus,
         producer: Producer,
         thread: EngineThread,
-        engine: "Engine",
+        engine: TrainingEngine,
         publisher: Publisher,
     ) -> None:
         self._settings = settings.trainer

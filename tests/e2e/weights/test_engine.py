@@ -259,6 +259,22 @@ def test_a_cancelled_request_stops_drawing(rig: Rig) -> None:
     assert after - before <= 20 + 8
 
 
+def test_what_a_seed_draws_hangs_on_nothing_else_that_is_drawn(rig: Rig) -> None:
+    """More prompts at once than are computed together: none of them in pieces, for that would end the engine."""
+    prompts = [[3 + (number + place) % 20 for place in range(400)] for number in range(24)]
+
+    async def draw(*numbers: int) -> list[list[int]]:
+        asked = [
+            rig.engine.generate(prompts[number], Sampling(max_tokens=6, temperature=2.0, seed=100 * number), 2)
+            for number in numbers
+        ]
+        return [completion.token_ids for completions in await asyncio.gather(*asked) for completion in completions]
+
+    together = rig.run(draw(*range(24)))
+    assert len({tuple(token_ids) for token_ids in together}) > 40
+    assert rig.run(draw(7)) == together[14:16]
+
+
 def test_what_the_engine_cannot_serve_is_refused_by_type(rig: Rig) -> None:
     with pytest.raises(RequestRefusedError):
         rig.generate([3] * 600)

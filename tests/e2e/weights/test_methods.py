@@ -16,7 +16,7 @@ from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.errors import WeightTransferError
 from workers.trainer.publication import Publisher, make_publisher
 
@@ -73,7 +73,7 @@ class Rig:
         checkpoint.begin(self.checkpoints, self.version)
         self.models[model].save_pretrained(checkpoint.partial_folder(self.checkpoints, self.version))
         progress = TrainingProgress(step=self.version, version=self.version)
-        folder = checkpoint.commit(self.checkpoints, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=2)
+        folder = checkpoint.commit(self.checkpoints, progress, WrittenBy(dtype="float32"), keep=2)
         publisher = self.publishers[method]
         checksum = publisher.stage(self.version, weights.items())
         return announcement(publisher, self.version, checksum, *explorers, epoch=self.version, checkpoint=folder)

@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +21,13 @@ from schemas import (
     RolloutFinished,
     RunnersReport,
     Task,
+    Turn,
     WeightsSynced,
 )
-from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
+from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS, TURNS
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.fakes.hanging_explorer import CountingEngine
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
@@ -452,3 +455,56 @@ async def test_a_fixed_explorer_serves_its_pool_and_reads_no_versions(
             (group,) = await mesh.experiences()
             assert (group.model, len(group.versions)) == ("judge", 0)
             assert engine.model_version == -1
+
+
+async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another_explorer(
+    settings: Settings, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    noted = tmp_path / "noted"
+    task = Task(task_id="long", workflow="converse", prompt=str(noted))
+    alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
+    environment = os.environ | {
+        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
+        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
+        "TRINITY_BUS_EXPLORER__NAME": NAME,
+        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
+        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": "tests.support.fakes.rogue_workflows",
+        "HANG_AT": "2",
+    }
+    async with mesh_of(settings) as mesh, mesh.bus.reader(TURNS, start="beginning") as turns:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.fakes.hanging_explorer", env=environment
+        )
+        try:
+            incarnation = await mesh.joined()
+            await mesh.send(dispatch(incarnation, "long", task=task, **alone))
+            kept: list[Turn] = []
+            async with asyncio.timeout(LIMIT_S):
+                while len(kept) < 2:
+                    kept += [record_of(received) for received in await turns.batch(1)]
+            beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
+        finally:
+            process.kill()
+            await process.wait()
+        assert [(turn.number, turn.attempt, len(turn.answers)) for turn in kept] == [(0, 1, 2), (1, 1, 2)]
+        engine = CountingEngine("b", hang_at=-1)
+        async with exploring(settings, engine, fork_server):
+            second = await mesh.joined(incarnation)
+            await mesh.send(dispatch(second, "long", task=task, attempt=2, turns=beat.running[0].turns, **alone))
+            result = await mesh.event(RolloutFinished)
+        assert (result.status, result.error) == ("completed", None)
+        assert engine.requests == 2, "only what was not drawn before is drawn"
+        (group,) = await mesh.experiences()
+        assert "".join(map(chr, group.tokens[1:])) == "a0a1b0b1"
+        assert noted.read_text().split() == ["a0", "a1", "b0", "b1"], "no tool is called twice"
+        further = [record_of(received) async for received in turns.replay()]
+        assert [(turn.number, turn.attempt, turn.after) for turn in further] == [(2, 2, 1), (3, 2, 2)]
+
+
+async def test_a_run_of_a_single_turn_writes_none(settings: Settings, fork_server: ForkServer) -> None:
+    async with explored(settings, fork_server) as (mesh, _, _):
+        incarnation = await mesh.joined()
+        await mesh.send(dispatch(incarnation))
+        await mesh.event(RolloutFinished)
+        async with mesh.bus.reader(TURNS, start="beginning") as turns:
+            assert [received async for received in turns.replay()] == []

@@ -16,7 +16,7 @@ import pytest
 
 from schemas import Dispatch, ExperienceGroup, SampledWith, Task
 from schemas.codec import decode, encode
-from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.fakes.engine import TOKENIZER, FakeEngine, keep_nothing
 from tests.support.mesh.processes import assert_all_gone, family_of, is_alive
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings, TelemetrySettings
@@ -71,7 +71,7 @@ class Rig:
         return asyncio.create_task(self.roll_out(order(workflow, task_id, **changes)))
 
     async def roll_out(self, dispatch: Dispatch, traceparent: str | None = None) -> AttemptResult:
-        return await self.runners.roll_out(dispatch, encode(dispatch), traceparent)
+        return await self.runners.roll_out(dispatch, encode(dispatch), traceparent, keep=keep_nothing)
 
     async def innocents(self, count: int = 2) -> list[asyncio.Task[AttemptResult]]:
         """Attempts that wait for the engine, in the same runner as whatever comes next."""

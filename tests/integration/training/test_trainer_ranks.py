@@ -29,7 +29,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, TrainerSettings
 from trinity_bus.runtime.process import start_time
 from trinity_bus.training import parallel
-from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.weights.staging import Staging
 from workers.trainer.announcer import read_tensors
 
@@ -54,14 +54,15 @@ def other_ranks(trainer: Trainer) -> list[int]:
     return [int(pid) for pid in re.findall(r"the others are processes \[(\d+)\]", trainer.log.read_text())]
 
 
+@pytest.mark.parametrize("layout", ["tensor_parallel", "data_parallel"])
 async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
-    namespaced: Callable[[], KafkaSettings], tmp_path: Path
+    layout: str, namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:
     model, batches = write_model(tmp_path / "model"), batches_of(3)
 
     async def together() -> list[StepTrained]:
         kafka = namespaced()
-        trainer = Trainer(kafka, tmp_path / "two", model, total_steps=3, tensor_parallel=2, learning_rate=SMALL_RATE)
+        trainer = Trainer(kafka, tmp_path / "two", model, total_steps=3, learning_rate=SMALL_RATE, **{layout: 2})
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, batches[:2])
             async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
@@ -83,9 +84,9 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
 
     said = await together()
     assert [step.step for step in said] == [0, 1, 2, 2, 3]
-    with parallel.initialized() as layout:
-        settings = TrainerSettings(model_path=str(model), learning_rate=SMALL_RATE, mini_batches=3)
-        alone = TrainingEngine(settings, layout)
+    settings = TrainerSettings(model_path=str(model), learning_rate=SMALL_RATE, mini_batches=3)
+    with parallel.initialized(settings) as joined:
+        alone = MegatronEngine(settings, joined)
         weight_names = [name for name, _ in alone.hf_tensors()]
         assert said[0].checksum == checksum_of(alone.hf_tensors()), "nothing is trained yet, and what is split is whole"
         for ours, groups in zip([*said[1:3], said[4]], batches, strict=True):

@@ -27,8 +27,8 @@ def die() -> None:
 
 
 def arm(point: str, step: int) -> None:
-    from trinity_bus.training import model
-    from trinity_bus.training.engine import TrainingEngine
+    from trinity_bus.training import hf_folder
+    from trinity_bus.training.rank_engine import RankEngine
 
     def dying(function: Callable[..., Any], when: Callable[..., bool], *, before: bool) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -44,13 +44,13 @@ def arm(point: str, step: int) -> None:
     at_step: Callable[..., bool] = lambda engine, *_: engine.progress.step == step  # noqa: E731 - one line, used thrice
     folder = f".partial-step-{step:08d}"
     if point == "trained":
-        TrainingEngine.train_step = dying(TrainingEngine.train_step, at_step, before=False)  # type: ignore[method-assign]  # the point of it
+        RankEngine.train_step = dying(RankEngine.train_step, at_step, before=False)  # type: ignore[method-assign]  # the point of it
     elif point == "half-written":
-        model.write_folder = dying(model.write_folder, lambda path, *_: path.name == folder, before=True)
+        hf_folder.write_folder = dying(hf_folder.write_folder, lambda path, *_: path.name == folder, before=True)
     elif point == "unnamed":
         Path.rename = dying(Path.rename, lambda path, *_: path.name == folder, before=True)  # type: ignore[method-assign]  # the point of it
     elif point == "durable":
-        checkpoint.commit = dying(checkpoint.commit, lambda _, progress: progress.step == step, before=False)
+        checkpoint.commit = dying(checkpoint.commit, lambda _, progress, __: progress.step == step, before=False)
     else:
         raise SystemExit(f"unknown point {point}")
 

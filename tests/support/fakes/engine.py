@@ -21,6 +21,10 @@ TOKENIZER = "tests.support.fakes.tokenizer:load"
 """For the fork server of an explorer on a fake engine."""
 
 
+async def keep_nothing(turn: bytes) -> None:
+    """FAKE: says of every turn that it is durable."""
+
+
 class FakeEngine:
     """Answers every prompt with ``answer``."""
 

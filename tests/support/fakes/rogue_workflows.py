@@ -211,6 +211,29 @@ class Steps(SingleRunWorkflow):
         return [dataclasses.replace(one(), metrics={"step": float(step)}) for step in range(2)]
 
 
+@register("converse")
+class Converse(SingleRunWorkflow):
+    """Four turns: the model speaks, and a tool notes it in the file that the prompt names."""
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        path = Path(task.prompt or "")
+
+        async def note(line: str) -> int:
+            path.write_text(f"{path.read_text() if path.exists() else ''}{line}\n")
+            return len(line)
+
+        prompt, response, logprobs = [1], list[int](), list[float]()
+        for _ in range(4):
+            (said,) = await ctx.generate([*prompt, *response])
+            response += said.token_ids
+            logprobs += said.logprobs
+            await ctx.call("note", note, ctx.tokenizer.decode(said.token_ids))
+            await ctx.end_turn()
+        return Rollout(
+            prompt_token_ids=prompt, response_token_ids=response, logprobs=logprobs, reward=1.0, versions=[(0, 0)]
+        )
+
+
 @register("spy")
 class Spy:
     """Looks for what the explorer keeps to itself, and tells all that it has found as its error.

@@ -9,7 +9,7 @@ import sys
 
 from schemas import Dispatch, Task
 from schemas.codec import encode
-from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.fakes.engine import TOKENIZER, FakeEngine, keep_nothing
 from trinity_bus.config import Settings
 from trinity_bus.runners.errors import WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
@@ -35,7 +35,7 @@ async def spied_upon(settings: Settings) -> None:
         runners.start()
         caring = asyncio.create_task(runners.run())
         try:
-            await runners.roll_out(order, encode(order), None)
+            await runners.roll_out(order, encode(order), None, keep=keep_nothing)
         except WorkflowRaisedError as error:
             sys.stdout.write(str(error) + "\n")
         finally:

@@ -7,7 +7,7 @@ import sys
 
 from schemas import Dispatch, Task
 from schemas.codec import encode
-from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.fakes.engine import TOKENIZER, FakeEngine, keep_nothing
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -33,7 +33,7 @@ async def main() -> None:
         await fork_server.ready()
         runners = Runners(fork_server, FakeEngine(), settings.explorer)
         runners.start()
-        blocked = asyncio.create_task(runners.roll_out(order, encode(order), None))
+        blocked = asyncio.create_task(runners.roll_out(order, encode(order), None, keep=keep_nothing))
         await until(lambda: [state.state for state in runners.states()] == ["busy", "idle"])
         await until(lambda: all(state.pid for state in runners.states()))
         sys.stdout.write("runners: " + " ".join(str(state.pid) for state in runners.states()) + "\n")

@@ -49,6 +49,7 @@ def look(**changes: Any) -> Look:
         "ends": {0: 100},
         "running": frozenset(),
         "counting": (),
+        "turns": (),
         "aged": {(EXPERIENCES.name, p): FOREVER for p in range(8)} | {(TASKS.name, p): FOREVER for p in range(8)},
     }
     return Look(**given_ | changes)

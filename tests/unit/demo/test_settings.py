@@ -85,7 +85,7 @@ def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_
 
 
 def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) -> None:
-    found = specs(options, {})
+    found = specs(options, {}, None)
     assert [spec.name for spec in found] == ["coordinator", "trainer", "explorer-0", "explorer-1", "explorer-2"]
     # The coordinator hears the last words of the others.
     assert [spec.stage for spec in found] == [0, 1, 1, 1, 1]

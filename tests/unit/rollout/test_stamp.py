@@ -67,3 +67,17 @@ async def test_a_workflow_that_asks_in_several_ways_says_which_sample_is_which()
     with pytest.raises(UnknownSamplingError, match=r"asked to draw in 2 ways \(.*'temperature': 0.5, 'top_p': 0.9"):
         await run_workflow(Asks(HOT, COLD), task(2), engine)
     await run_workflow(Asks(HOT, COLD), task(2, "eval"), engine)
+
+
+def test_what_was_drawn_from_an_altered_distribution_is_rewarded_and_not_trained_on() -> None:
+    altered = Sampling(temperature=1.0, min_tokens=1)
+    marked, honest = stamped([rollout(sampling=altered, metrics={"a": 1.0}), rollout(sampling=HOT)], [altered, HOT])
+    assert (marked.mask, marked.metrics) == ([False], {"a": 1.0, "altered_sampling:sum": 1.0})
+    assert (honest.mask, honest.metrics) == (None, {})
+    (only,) = stamped([rollout()], [altered])
+    assert (only.mask, only.sampling) == ([False], altered)
+    asked: list[Sampling] = []
+    for way in (HOT, altered):
+        note_sampling(asked, way)
+    with pytest.raises(UnknownSamplingError, match="2 ways"):
+        stamped([rollout()], asked)

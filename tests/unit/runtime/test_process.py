@@ -148,14 +148,14 @@ def test_a_child_outlives_the_thread_that_started_it(output: Path) -> None:
 
 
 def test_threads_may_look_at_the_same_time_whether_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, ended = itertools.count(), process._ended
+    asked, ended = itertools.count(), process.has_ended
 
     def slowly(pid: int) -> bool:
         # Every second one asks when another has long reaped it.
         time.sleep(0.2 * (next(asked) % 2))
         return ended(pid)
 
-    monkeypatch.setattr(process, "_ended", slowly)
+    monkeypatch.setattr(process, "has_ended", slowly)
     with Child(["true"]) as child, ThreadPoolExecutor(4) as pool:
         assert [wait.result() for wait in [pool.submit(child.wait, 10) for _ in range(4)]] == [0] * 4
 

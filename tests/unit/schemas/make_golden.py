@@ -7,6 +7,7 @@ from pathlib import Path
 
 from schemas import (
     AbortBatch,
+    Answer,
     BatchLifecycleState,
     BatchRecord,
     BatchResult,
@@ -19,6 +20,7 @@ from schemas import (
     CoordinatorHeartbeat,
     Demonstration,
     Dispatch,
+    DrawnResponse,
     ExperienceGroup,
     ExperiencePiece,
     ExplorerHeartbeat,
@@ -57,6 +59,7 @@ from schemas import (
     Tool,
     ToolCall,
     TrainerHeartbeat,
+    Turn,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
@@ -92,6 +95,30 @@ RECORDS: tuple[Record | ExperienceGroup, ...] = (
         repeat_times=4,
         min_version=2,
         timeout_s=30.0,
+    ),
+    Turn(
+        task_id="task-1",
+        attempt=2,
+        run_id=3,
+        number=1,
+        after=1,
+        workflow="agent",
+        explorer="explorer-0",
+        incarnation="life-1",
+        answers=[
+            Answer(
+                question="00" * 16,
+                responses=[
+                    DrawnResponse(
+                        token_ids=bytes([7, 0, 0, 0]),
+                        logprobs=bytes([0, 0, 128, 191]),
+                        finish_reason="stop",
+                        versions=[[0, 2]],
+                    )
+                ],
+            ),
+            Answer(question="ff" * 16, result='"Jay Kreps"'),
+        ],
     ),
     Cancel(explorer="explorer-0", incarnation="life-1", task_id="task-1", attempt=1, reason="timed out"),
     small_group(),

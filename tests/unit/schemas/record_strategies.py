@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from schemas import (
     AbortBatch,
+    Answer,
     BatchLifecycleState,
     BatchRecord,
     BatchResult,
@@ -19,6 +20,7 @@ from schemas import (
     CoordinatorHeartbeat,
     Demonstration,
     Dispatch,
+    DrawnResponse,
     ExperienceGroup,
     ExperiencePiece,
     ExplorerHeartbeat,
@@ -59,6 +61,7 @@ from schemas import (
     Tool,
     ToolCall,
     TrainerHeartbeat,
+    Turn,
     VersionRefused,
     VersionWanted,
     WeightsSynced,
@@ -146,6 +149,20 @@ tasks = st.builds(
 senders: dict[str, Any] = {"explorer": identifiers, "incarnation": identifiers}
 trainers: dict[str, Any] = {"trainer": identifiers, "incarnation": identifiers, "model": identifiers}
 commands: dict[str, Any] = {"client": identifiers, "command_id": identifiers, "batch_id": identifiers}
+drawn_responses = st.integers(0, 3).flatmap(
+    lambda n: st.builds(
+        DrawnResponse,
+        token_ids=st.binary(min_size=4 * n, max_size=4 * n),
+        logprobs=st.binary(min_size=4 * n, max_size=4 * n),
+        finish_reason=text,
+        versions=st.lists(st.tuples(counts, st.integers(-1, 100)).map(list), max_size=2),
+    )
+)
+questions = st.text("0123456789abcdef", min_size=32, max_size=32)
+turn_answers = st.builds(Answer, question=questions, result=text) | st.builds(
+    Answer, question=questions, responses=st.lists(drawn_responses, max_size=2)
+)
+running_attempts = st.builds(RunningAttempt, task_id=identifiers, attempt=positive, turns=st.none() | positions)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 rollbacks = st.none() | st.builds(Rollback, to=counts, through=counts, reason=text)
 skipped = st.lists(st.builds(SkippedBatch, batch_id=identifiers, step=positive, reason=text), max_size=2)
@@ -240,6 +257,18 @@ records = st.one_of(
         run_id_base=counts,
         min_version=counts,
         timeout_s=st.floats(0.001, 1e6),
+        turns=st.none() | positions,
+    ),
+    st.builds(
+        Turn,
+        **senders,
+        task_id=identifiers,
+        attempt=positive,
+        run_id=st.integers(0, 1023),
+        number=st.integers(0, 100),
+        after=counts,
+        workflow=identifiers,
+        answers=st.lists(turn_answers, max_size=2),
     ),
     st.builds(Cancel, **senders, task_id=identifiers, attempt=positive, reason=text),
     st.builds(
@@ -247,7 +276,7 @@ records = st.one_of(
         **senders,
         state=st.sampled_from(["starting", "ready", "syncing", "draining"]),
         slots=positive,
-        running=st.lists(st.builds(RunningAttempt, task_id=identifiers, attempt=positive), max_size=3),
+        running=st.lists(running_attempts, max_size=3),
         model_version=st.integers(-1, 100),
         workflows=st.lists(identifiers, max_size=3),
         tokens_generated=counts,

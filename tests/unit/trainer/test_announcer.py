@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from schemas import ModelVersion, StepTrained, VersionRefused
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.staging import Staging
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
@@ -28,7 +28,7 @@ class Engine:
         self.progress = TrainingProgress(step=step, version=step)
         partial = checkpoint.begin(directory, step)
         save_file(dict(self.hf_tensors()), partial / "model.safetensors")
-        checkpoint.commit(directory, self.progress, world_size=1, tensor_parallel=1, dtype="float32", keep=keep)
+        checkpoint.commit(directory, self.progress, WrittenBy(dtype="float32"), keep=keep)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         # In another order than that of their names.

@@ -8,12 +8,14 @@ import pytest
 from schemas import ExperienceGroup
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
-from trinity_bus.training.parallel import Layout, initialized
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.parallel import initialized
 
 
 @pytest.fixture(scope="session")
 def layout() -> Iterator[Layout]:
-    with initialized() as made:
+    with initialized(TrainerSettings()) as made:
         yield made
 
 

@@ -17,10 +17,11 @@ while (payload := read_frame(file, protocol.ORDERS.limit)) is not None:
     order = protocol.ORDERS.decode(payload)
     result: Done | Failed = Done(steps)
     match order.call:
-        case Train(groups):
-            received = [read_frame(file, protocol.GROUP_BYTES) for _ in range(groups)]
+        case Train((shard,)):
+            received = [read_frame(file, protocol.SAMPLE_BYTES) for _ in range(shard.samples)]
             steps += 1
-            result = Done(steps) if received == [b"one", b"two"] else Failed(f"received {received}")
+            # Each is given its own: one to the first, two to the second.
+            result = Done(steps) if received == [b"one", b"two"][:rank] else Failed(f"received {received}")
         case Export("die") if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         case Export("fail"):

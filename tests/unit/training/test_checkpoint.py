@@ -4,20 +4,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 
-LAYOUT: dict[str, Any] = {"world_size": 1, "tensor_parallel": 1, "dtype": "torch.float32"}
+US = WrittenBy(dtype="torch.float32")
 
 
 def write(directory: Path, step: int, *, keep: int = 3, content: str = "weights") -> Path:
     (checkpoint.begin(directory, step) / "model").write_text(content)
-    return checkpoint.commit(directory, TrainingProgress(step=step, batches_offset=step * 10), keep=keep, **LAYOUT)
+    return checkpoint.commit(directory, TrainingProgress(step=step, batches_offset=step * 10), US, keep=keep)
 
 
 def test_a_checkpoint_is_invisible_until_it_is_whole(tmp_path: Path) -> None:
@@ -25,10 +24,10 @@ def test_a_checkpoint_is_invisible_until_it_is_whole(tmp_path: Path) -> None:
     partial = checkpoint.begin(tmp_path, 1)
     (partial / "model").write_text("weights")
     assert checkpoint.latest(tmp_path) is None
-    folder = checkpoint.commit(tmp_path, TrainingProgress(step=1, version=1, batches_offset=7), keep=3, **LAYOUT)
+    folder = checkpoint.commit(tmp_path, TrainingProgress(step=1, version=1, batches_offset=7), US, keep=3)
     assert checkpoint.latest(tmp_path) == folder
     assert not partial.exists()
-    assert checkpoint.read_progress(folder, **LAYOUT).batches_offset == 7
+    assert checkpoint.read_progress(folder, US).batches_offset == 7
 
 
 def test_the_newest_by_number_not_by_name(tmp_path: Path) -> None:
@@ -99,14 +98,16 @@ def test_damage_is_told_with_the_way_out(tmp_path: Path, damage: object) -> None
     folder = write(tmp_path, 1)
     damage(folder)  # type: ignore[operator]  # a lambda of the table
     with pytest.raises(CheckpointError, match=r"step-00000001 is damaged.*remove"):
-        checkpoint.read_progress(folder, **LAYOUT)
+        checkpoint.read_progress(folder, US)
 
 
-@pytest.mark.parametrize("other", [{"world_size": 2}, {"tensor_parallel": 2}, {"dtype": "torch.bfloat16"}])
+@pytest.mark.parametrize(
+    "other", [{"world_size": 2}, {"tensor_parallel": 2}, {"dtype": "torch.bfloat16"}, {"engine": "torch"}]
+)
 def test_another_layout_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
     folder = write(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="start it with the same layout"):
-        checkpoint.read_progress(folder, **{**LAYOUT, **other})
+    with pytest.raises(CheckpointError, match="start with the same, or with this folder as model_path"):
+        checkpoint.read_progress(folder, US.model_copy(update=other))
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((folder / "progress.json").read_text())
     (folder / "progress.json").write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(CheckpointError, match="format"):
-        checkpoint.read_progress(folder, **LAYOUT)
+        checkpoint.read_progress(folder, US)
 
 
 def test_one_trainer_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
@@ -146,6 +147,7 @@ with checkpoint.exclusive(pathlib.Path(sys.argv[1])):
 def test_no_torch_is_imported() -> None:
     code = (
         "import sys, trinity_bus.training.checkpoint, trinity_bus.training.samples, trinity_bus.training.packing\n"
+        "import trinity_bus.training.engine, trinity_bus.training.step_plan\n"
         "import trinity_bus.training.ranks, workers.trainer.service\n"
         "sys.exit('torch' in sys.modules)"
     )

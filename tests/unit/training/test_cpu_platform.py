@@ -11,8 +11,8 @@ import torch
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import cpu_platform
-from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.parallel import Layout
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron_engine import MegatronEngine
 
 pytestmark = pytest.mark.skipif(not cpu_platform.on_cpu(), reason="there is CUDA: nothing is shimmed")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not cpu_platform.on_cpu(), reason="there is CUDA
 @pytest.fixture
 def train(model_folder: Path, group: Callable[..., ExperienceGroup], layout: Layout) -> Callable[[], None]:
     def run() -> None:
-        engine = TrainingEngine(TrainerSettings(model_path=str(model_folder), learning_rate=1e-3), layout)
+        engine = MegatronEngine(TrainerSettings(model_path=str(model_folder), learning_rate=1e-3), layout)
         assert engine.train_step([group()])["updates"] == 1
 
     return run

@@ -8,25 +8,25 @@ import torch
 from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
-from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
-from trinity_bus.training.engine import TrainingEngine, TrainingProgress
-from trinity_bus.training.errors import CheckpointError, ConversionError, TrainingError, TrainingInterruptedError
-from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.parallel import Layout
-from trinity_bus.training.samples import prepare
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.torch_engine import TorchEngine
 
-type MakeEngine = Callable[..., TrainingEngine]
+type MakeEngine = Callable[..., RankEngine]
 type MakeGroup = Callable[..., ExperienceGroup]
 
 
-@pytest.fixture
-def engine(model_folder: Path, layout: Layout) -> MakeEngine:
-    def make(**settings: Any) -> TrainingEngine:
-        values = {"model_path": str(model_folder), "learning_rate": 1e-2, **settings}
-        return TrainingEngine(TrainerSettings(**values), layout)
+@pytest.fixture(params=["megatron", "torch"])
+def engine(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -> MakeEngine:
+    def make(**settings: Any) -> RankEngine:
+        made = TrainerSettings(**{"model_path": str(model_folder), "learning_rate": 1e-2, **settings})
+        return MegatronEngine(made, layout) if request.param == "megatron" else TorchEngine(made)
 
     return make
 
@@ -36,16 +36,12 @@ def batches(group: MakeGroup) -> list[list[ExperienceGroup]]:
     return [[group(seed=10 * step + i, version=step) for i in range(3)] for step in range(4)]
 
 
-def weights(of: TrainingEngine) -> dict[str, torch.Tensor]:
+def weights(of: RankEngine) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in of.hf_tensors()}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def timeless(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name != "seconds"}
 
 
 def plain_step(folder: Path, groups: Sequence[ExperienceGroup], *, learning_rate: float) -> tuple[float, Any]:
@@ -95,36 +91,6 @@ def test_a_step_is_what_plain_torch_does(
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01}])
-def test_a_restart_repeats_a_run_bit_for_bit(
-    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    settings = {**settings, "mini_batches": 3, "warmup_steps": 3}
-    undisturbed = engine(**settings)
-    expected = [timeless(undisturbed.train_step(groups)) for groups in batches]
-
-    first = engine(**settings)
-    assert first.load_latest(tmp_path) is None
-    seen = [timeless(first.train_step(groups)) for groups in batches[:2]]
-    first.save_checkpoint(tmp_path, first.progress.model_copy(update={"batches_offset": 17}))
-    first.train_step(batches[3])  # lost
-    torch.manual_seed(99)
-
-    second = engine(**settings)
-    progress = second.load_latest(tmp_path)
-    assert progress == first.progress.model_copy(
-        update={
-            "step": 2,
-            "version": 2,
-            "batches_offset": 17,
-            "trained_tokens": progress.trained_tokens if progress else 0,
-        }
-    )
-    seen += [timeless(second.train_step(groups)) for groups in batches[2:]]
-    assert seen == expected
-    assert same(weights(second), weights(undisturbed))
-
-
 def test_a_checkpoint_is_a_model_folder(
     engine: MakeEngine, model_folder: Path, batches: list[list[ExperienceGroup]], tmp_path: Path
 ) -> None:
@@ -138,16 +104,6 @@ def test_a_checkpoint_is_a_model_folder(
     assert "optimizer-00000-of-00001.safetensors" in {path.name for path in folder.iterdir()}
 
 
-def test_export_replaces_the_folder(engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path) -> None:
-    trained = engine()
-    target = tmp_path / "exports" / "model"
-    trained.export_hf(target)
-    trained.train_step(batches[0])
-    trained.export_hf(target)
-    assert same(load_file(target / "model.safetensors"), weights(trained))
-    assert [path.name for path in target.parent.iterdir()] == ["model"]
-
-
 def test_seed_and_step_decide_the_shuffling(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
     def run(seed: int, step: int = 0) -> dict[str, torch.Tensor]:
         trained = engine(seed=seed, mini_batches=4)
@@ -158,17 +114,6 @@ def test_seed_and_step_decide_the_shuffling(engine: MakeEngine, batches: list[li
     assert same(run(1), run(1))
     assert not same(run(1), run(2))
     assert not same(run(1), run(1, step=1))
-
-
-def test_a_batch_that_teaches_nothing_is_a_step(engine: MakeEngine, group: MakeGroup) -> None:
-    trained = engine(mini_batches=4)
-    before = weights(trained)
-    metrics = trained.train_step([group(rewards=[1.0, 1.0])])
-    assert (metrics["updates"], metrics["groups_skipped"], metrics["reward_mean"]) == (0, 1, 1)
-    assert "loss" not in metrics
-    assert trained.train_step([])["samples"] == 0
-    assert (trained.progress.step, trained.progress.version) == (2, 2)
-    assert same(weights(trained), before)
 
 
 def test_updates_and_learning_rate(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
@@ -198,21 +143,6 @@ def test_groups_that_teach_nothing_make_updates_smaller_and_not_fewer(engine: Ma
     assert among["entropy"] == pytest.approx(alone["entropy"], rel=1e-4)
 
 
-def test_logprobs_are_those_of_the_weights(engine: MakeEngine, group: MakeGroup, model_folder: Path) -> None:
-    from transformers import Qwen3ForCausalLM
-
-    network = Qwen3ForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    samples = prepare(
-        [group(seed=i) for i in range(3)], version=0, bounds=Bounds(32, 128), advantage=GRPO(TrainerSettings())
-    ).samples
-    for sample, found in zip(samples, engine(micro_batch_tokens=20)._runner.logprobs(samples), strict=True):
-        tokens = torch.from_numpy(sample.tokens.astype(np.int64))
-        with torch.no_grad():
-            logp = network(tokens[None]).logits[0].log_softmax(-1)
-        expected = logp[:-1].gather(1, tokens[1:, None])[sample.prompt_length - 1 :, 0]
-        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-
-
 def test_recomputed_logprobs_make_the_first_ratio_one(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
     for mini_batches in (1, 2):
         trained = engine(old_logprobs="recompute", mini_batches=mini_batches, learning_rate=1e-12)
@@ -238,27 +168,6 @@ def test_staleness_is_counted_from_the_weights_that_are_trained(engine: MakeEngi
     trained.progress = TrainingProgress(step=5, version=5)
     metrics = trained.train_step([group(version=5), group(seed=1, version=3)])
     assert (metrics["staleness_min"], metrics["staleness_mean"], metrics["staleness_max"]) == (0, 1, 2)
-
-
-def test_an_interrupted_step_stops_between_micro_batches(
-    engine: MakeEngine, batches: list[list[ExperienceGroup]]
-) -> None:
-    trained = engine()
-    trained.interrupt()
-    with pytest.raises(TrainingInterruptedError, match="abandoned on request"):
-        trained.train_step(batches[0])
-    assert trained.progress.step == 0
-
-
-def test_gradients_that_are_not_finite_stop_the_trainer(
-    engine: MakeEngine, batches: list[list[ExperienceGroup]]
-) -> None:
-    trained = engine()
-    with torch.no_grad():
-        next(iter(trained._runner._model.parameters())).fill_(torch.nan)
-    with pytest.raises(TrainingError, match="step 1 is nan"):
-        trained.train_step(batches[0])
-    assert trained.progress.step == 0
 
 
 def test_a_checkpoint_of_another_model_is_refused(
@@ -291,11 +200,29 @@ def test_progress_must_be_the_engines(engine: MakeEngine, tmp_path: Path) -> Non
 
 def test_a_model_path_is_needed(layout: Layout) -> None:
     with pytest.raises(ConfigError, match=r"mesh\.model_path is not set"):
-        TrainingEngine(TrainerSettings(), layout)
+        MegatronEngine(TrainerSettings(), layout)
+    with pytest.raises(ConfigError, match=r"mesh\.model_path is not set"):
+        TorchEngine(TrainerSettings())
 
 
-def test_bfloat16_needs_a_gpu(engine: MakeEngine) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(TrainingError, match="DTYPE=bfloat16 needs a GPU"):
-        engine(dtype="bfloat16")
+def test_an_engine_says_what_it_cannot_do(model_folder: Path, layout: Layout) -> None:
+    path = str(model_folder)
+    with pytest.raises(ParallelError, match="torch trains on one rank, not on 4"):
+        TorchEngine(TrainerSettings(model_path=path, tensor_parallel=2, data_parallel=2))
+    with pytest.raises(ParallelError, match=r"ask for \(tensor, pipeline, data\) parallelism \(1, 1, 2\)"):
+        MegatronEngine(TrainerSettings(model_path=path, data_parallel=2), layout)
+    with pytest.raises(TrainingError, match="torch trains in float32"):
+        TorchEngine(TrainerSettings(model_path=path, dtype="bfloat16"))
+    if not torch.cuda.is_available():
+        with pytest.raises(TrainingError, match="DTYPE=bfloat16 needs a GPU"):
+            MegatronEngine(TrainerSettings(model_path=path, dtype="bfloat16"), layout)
+
+
+def test_a_checkpoint_of_another_engine_is_refused(engine: MakeEngine, model_folder: Path, tmp_path: Path) -> None:
+    mine = engine()
+    mine.save_checkpoint(tmp_path, mine.progress)
+    theirs = {"megatron": TorchEngine, "torch": MegatronEngine}[mine.NAME](
+        TrainerSettings(model_path=str(model_folder))
+    )
+    with pytest.raises(CheckpointError, match=f"engine={mine.NAME}, here {theirs.NAME}"):
+        theirs.load_latest(tmp_path)

@@ -12,8 +12,9 @@ from tests.support.fakes.tiny_trainer import ROPE
 from trinity_bus.training import model
 from trinity_bus.training.errors import ConversionError, ParallelError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
+from trinity_bus.training.hf_folder import write_folder
+from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import GPTModel, PackedSeqParams
-from trinity_bus.training.parallel import Layout
 
 
 @pytest.fixture(
@@ -98,7 +99,7 @@ def test_a_written_folder_is_a_hugging_face_model(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    model.write_folder(tmp_path, folder, model.hf_tensors(*loaded, layout), torch.float32)
+    write_folder(tmp_path, folder, model.hf_tensors(*loaded, layout), torch.float32)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     tokens = torch.arange(10)[None]

@@ -9,7 +9,7 @@ from schemas import ExperienceGroup
 from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.packing import TrainSample, first_fit_decreasing, pack, plan, unpack
+from trinity_bus.training.packing import TrainSample, first_fit_decreasing, pack, unpack
 from trinity_bus.training.samples import prepare
 
 lengths_of_samples = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -28,16 +28,6 @@ def test_bins_are_few(lengths: list[int]) -> None:
     """No two bins could have been one, but for the order of arrival: at most one bin is half empty."""
     bins = first_fit_decreasing(lengths, 300)
     assert sum(sum(lengths[i] for i in indices) <= 150 for indices in bins) <= 1
-
-
-@given(lengths_of_samples, st.integers(50, 400), st.integers(1, 5))
-def test_ranks_get_all_samples_and_equally_many_micro_batches(lengths: list[int], budget: int, ranks: int) -> None:
-    plans = plan(lengths, budget, ranks=ranks)
-    assert len(plans) == ranks
-    assert len({len(part) for part in plans}) == 1
-    counted = [i for part in plans for micro_batch in part if micro_batch.counted for i in micro_batch.samples]
-    assert sorted(counted) == list(range(len(lengths)))
-    assert all(micro_batch.samples for part in plans for micro_batch in part)
 
 
 def sample(tokens: list[int], prompt_length: int, *, advantage: float, mask: list[bool]) -> TrainSample:

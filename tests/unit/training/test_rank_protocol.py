@@ -20,12 +20,15 @@ from trinity_bus.training.rank_protocol import (
     Save,
     Train,
     Turns,
+    UpdateShard,
 )
 
 JOIN = Join(world_size=3, store_port=1, settings=b"{}")
 
 
-@pytest.mark.parametrize("call", [JOIN, Load("a"), Train(3), Save("a", b"{}"), Gather(), Export("b"), Leave()])
+@pytest.mark.parametrize(
+    "call", [JOIN, Load("a"), Train((UpdateShard(2, 7.5, 6),), 9), Save("a", b"{}"), Gather(), Export("b"), Leave()]
+)
 def test_orders_survive_the_wire(call: Call) -> None:
     assert protocol.ORDERS.decode(protocol.ORDERS.encode(Order(7, call))) == Order(7, call)
 
@@ -57,7 +60,7 @@ def test_a_follower_takes_join_first_and_misses_nothing() -> None:
 def test_a_call_is_settled_when_all_have_answered() -> None:
     roll = Roll(3)
     assert roll.settled
-    assert roll.call(JOIN) == Order(1, JOIN)
+    assert roll.call(JOIN) == 1
     assert not roll.settled
     roll.answered(2, Answer(1, Done(0)))
     assert roll.waiting == [1]
@@ -69,7 +72,7 @@ def test_a_call_is_settled_when_all_have_answered() -> None:
     roll.check(0)
     with pytest.raises(RankError, match="rank 1 is at step 0, rank 0 at step 1"):
         roll.check(1)
-    assert roll.call(Gather()).number == 2
+    assert roll.call(Gather()) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from trinity_bus.runtime.process import start_time
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.rank_protocol import Export, Gather, Join, Leave, Train
+from trinity_bus.training.rank_protocol import Export, Gather, Join, Leave, Train, UpdateShard
 from trinity_bus.training.ranks import Followers
 
 FAKE = [sys.executable, str(Path(__file__).with_name("rank_of_another_kind.py"))]
@@ -46,7 +46,7 @@ def followers() -> Iterator[Followers]:
 
 async def test_ranks_follow_until_they_are_told_to_leave(followers: Followers) -> None:
     watch = asyncio.create_task(followers.watch())
-    followers.begin(Train(2), [b"one", b"two"])
+    followers.begin(lambda rank: (Train((UpdateShard(rank, 1.0, 1),), rank), [b"one", b"two"][:rank]))
     with followers.explained():
         pass
     followers.settle(1)

@@ -14,7 +14,7 @@ from tests.support.faults.transfers import announcement, settled, source
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights import staging
 from trinity_bus.weights.hashing import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
@@ -48,7 +48,7 @@ class Mesh:
         partial = checkpoint.begin(self.directory, version)
         save_file(model(version), partial / "model.safetensors")
         progress = TrainingProgress(step=version, version=version)
-        checkpoint.commit(self.directory, progress, world_size=1, tensor_parallel=1, dtype="float32", keep=3)
+        checkpoint.commit(self.directory, progress, WrittenBy(dtype="float32"), keep=3)
         return version, self.publisher.stage(version, model(version).items())
 
     def announce(self, published: tuple[int, str], epoch: int, *names: str) -> ModelVersion:

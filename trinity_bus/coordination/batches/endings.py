@@ -176,6 +176,8 @@ class Endings:
         for attempt in sorted(drawn, key=lambda a: (self._ledger.tasks[a.task_id].order, a.number)):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
+            # What was drawn with a version that is void is not gone on with.
+            task.turns = None
             self._ledger.progressed(task)
             if not part.running:
                 self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)

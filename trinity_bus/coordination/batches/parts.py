@@ -48,6 +48,8 @@ class Attempt(Value, array_like=True):
     number: int
     """1, 2, 3 ... over all parts of the task."""
     timeout_s: float
+    turns: tuple[int, int] | None = None
+    """Partition and offset of the first turn that it has completed, as its explorer has told."""
 
     def __post_init__(self) -> None:
         self.explorer = self.incarnation = ""

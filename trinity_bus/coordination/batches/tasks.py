@@ -72,6 +72,8 @@ class Progress(Row):
     """Those that have lost attempts."""
     lost_s: float = 0.0
     """Seconds that attempts without an answer took together, as far as that is known."""
+    turns: tuple[int, int] | None = None
+    """Partition and offset from which on attempts at it have completed turns."""
     stretches: list[Stretch] = field(default_factory=list)
     """The runs of all parts, where one was cut; empty where they are as they were at its acceptance."""
 
@@ -100,6 +102,9 @@ class OpenTask:
     first_error: str | None = None
     lost_s: float = 0.0
     """Seconds that attempts without an answer took together, as far as that is known."""
+    turns: tuple[int, int] | None = None
+    """Partition and offset of the first turn that an attempt that has ended has completed; all its turns lie in one
+    partition."""
     producer: str = ""
     """Who counts as its sender; follows from the task and its batch."""
     kind: Kind = ("", "")
@@ -158,6 +163,8 @@ class OpenTask:
         """Note that the running attempt has ended, one way or another. Return its part."""
         part = self.parts[attempt.part]
         part.running.remove(attempt)
+        if attempt.turns is not None:
+            self.turns = min(attempt.turns, self.turns or attempt.turns)
         self.last_ended = max(self.last_ended, attempt.number)
         self.homes[attempt.explorer] -= 1
         if not self.homes[attempt.explorer]:
@@ -211,6 +218,7 @@ class OpenTask:
             first_error=self.first_error,
             parts=parts,
             lost_s=self.lost_s,
+            turns=self.turns,
             stretches=[(part.run_id_base, part.runs) for part in self.parts] if self.is_cut else [],
         )
 
@@ -226,6 +234,7 @@ class OpenTask:
         self.attempts = self.last_ended = progress.last_ended
         self.first_error = progress.first_error
         self.lost_s = progress.lost_s
+        self.turns = progress.turns
         for kept in progress.parts:
             part = self.parts[kept.index]
             part.lost, part.failed_on = kept.lost, kept.failed_on

@@ -7,7 +7,7 @@ in the share of the producer whose batch it is of. All changes to them are made 
 import heapq
 from collections.abc import Collection, Iterator
 
-from schemas import Cancel, Dispatch
+from schemas import Cancel, Dispatch, Position
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
@@ -155,6 +155,7 @@ class Dispatcher:
             run_id_base=part.run_id_base,
             min_version=min_version,
             timeout_s=timeout_s,
+            turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
         )
         self._out.add(SendOrder(dispatch, task.traceparent))
 

@@ -146,6 +146,16 @@ class Fleet:
         """Note that it is handed an attempt."""
         self._assigned.of(explorer.name).add(attempt)
 
+    def note_turns(self, beat: ExplorerHeartbeat) -> None:
+        """Take in where the first turns lie that attempts have completed; of those that it was handed."""
+        told = [one for one in beat.running if one.turns is not None]
+        assigned = self._assigned.of(beat.explorer) if told else {}
+        for one in told:
+            attempt = assigned.get((one.task_id, one.attempt))
+            if attempt is not None and attempt.turns is None and one.turns is not None:
+                attempt.turns = one.turns.partition, one.turns.offset
+                self._assigned.of(beat.explorer).add(attempt)
+
     def release(self, name: str, key: AttemptKey) -> None:
         """Note that an attempt that this explorer was handed is over."""
         del self._assigned.of(name)[key]

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from schemas import ModelVersion
 from tests.support.faults.transfers import announcement, settled, source
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint.publisher import CheckpointPublisher
 from trinity_bus.weights.checkpoint.tensor_file import TensorFile
@@ -47,7 +47,7 @@ class Trainer:
         partial = checkpoint.begin(self.directory, step)
         save_file(weights, partial / "model.safetensors")
         progress = TrainingProgress(step=step, version=step)
-        return checkpoint.commit(self.directory, progress, world_size=1, tensor_parallel=1, dtype="x", keep=self.keep)
+        return checkpoint.commit(self.directory, progress, WrittenBy(dtype="x"), keep=self.keep)
 
     def publish(self, step: int, weights: dict[str, torch.Tensor]) -> ModelVersion:
         folder = self.save(step, weights)

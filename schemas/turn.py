@@ -1,0 +1,117 @@
+"""Turns: what an attempt has completed of a conversation, so that another attempt need not do it again.
+
+::
+
+    a run:  turn 0 --> turn 1 --> turn 2 ...        a record each, once the workflow says that the turn is over
+               '-- what the engine drew, and what tools and other calls returned, since the turn before
+
+    its explorer is killed in turn 3 --> the next attempt at the run is given turns 0 to 2, and goes on from there
+
+A workflow is run again from its beginning; what it asks the engine, and what it calls, is answered from its turns as
+long as they have an answer to the very same question. So what is kept is questions, as digests, and answers. Sampled
+token ids are kept as they were drawn.
+
+Keyed by task, because whoever goes on with one looks for its turns alone. Tasks of a single turn write none. A turn
+names the attempt that has written the one before it (``after``): two attempts at a run may have gone on from the same
+turn, and each chain is whole by itself. Nothing counts that stands here: what counts is an attempt's result.
+
+Deleted are turns that are older than the topic keeps them, unless a task that is open may still need them.
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from schemas.numbers import MAX_VERSION, Count, Positive
+from schemas.record import Identifier, Record
+from schemas.task import MAX_REPEAT_TIMES
+
+MAX_ANSWERS = 1024
+"""Of one turn."""
+MAX_TURNS = 65_536
+"""Of one run."""
+MAX_RESPONSES = 1024
+"""Of one request to the engine."""
+MAX_RESULT_CHARS = 1 << 20
+
+type Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+type _Span = Annotated[list[Annotated[int, Field(ge=-1, le=MAX_VERSION)]], Field(min_length=2, max_length=2)]
+
+
+class DrawnResponse(Record):
+    """One response of the engine."""
+
+    SCHEMA: ClassVar[str] = "drawn_response"
+
+    token_ids: bytes
+    """int32, little-endian."""
+    logprobs: bytes
+    """float32, little-endian: of each token, under the policy that drew it."""
+    finish_reason: Annotated[str, Field(max_length=64)]
+    versions: list[_Span] = Field(default_factory=list)
+    """Of each span the first token, and the model version that drew from there on."""
+
+    @model_validator(mode="after")
+    def _is_of_whole_numbers(self) -> "DrawnResponse":
+        if len(self.token_ids) % 4 or len(self.token_ids) != len(self.logprobs):
+            raise ValueError("token_ids and logprobs are as many numbers of four bytes")
+        return self
+
+
+class Answer(Record):
+    """What was answered to one question: responses of the engine, or the result of a call."""
+
+    SCHEMA: ClassVar[str] = "answer"
+
+    question: Digest
+    """Of the prompt's tokens and how they were to be continued; or of the call's name and arguments."""
+    responses: Annotated[list[DrawnResponse], Field(max_length=MAX_RESPONSES)] | None = None
+    result: Annotated[str, Field(max_length=MAX_RESULT_CHARS)] | None = None
+    """As JSON."""
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> "Answer":
+        if (self.responses is None) == (self.result is None):
+            raise ValueError("an answer has responses or a result")
+        return self
+
+
+class Turn(Record):
+    """One completed turn of a run. Produced by explorers to ``turns``, keyed by ``task_id``."""
+
+    SCHEMA: ClassVar[str] = "turn"
+    MAX_BYTES: ClassVar[int] = 4 << 20
+
+    task_id: Identifier
+    attempt: Positive
+    run_id: Annotated[int, Field(ge=0, lt=MAX_REPEAT_TIMES)]
+    number: Annotated[int, Field(ge=0, lt=MAX_TURNS)]
+    """0 is the first of the run."""
+    after: Count = 0
+    """The attempt that has written the turn before; 0 for the first."""
+    workflow: Identifier
+    explorer: Identifier
+    incarnation: Identifier
+    answers: Annotated[list[Answer], Field(max_length=MAX_ANSWERS)]
+
+
+def chain(turns: list[Turn]) -> list[Turn]:
+    """Return the turns of one run that the next attempt goes on from: those that lead to the latest one, in order.
+
+    Args:
+        turns: All of the run that were found, of whatever attempts.
+
+    Returns:
+        Turns 0, 1, 2 ... without a gap; none where the first is missing.
+    """
+    known = {(turn.number, turn.attempt): turn for turn in turns}
+    # Of attempts that came equally far, the first is the one that has most likely gone on.
+    for last in sorted(known, key=lambda key: (-key[0], key[1])):
+        found: list[Turn] = []
+        at: Turn | None = known[last]
+        while at is not None:
+            found.append(at)
+            at = known.get((at.number - 1, at.after))
+        if found[-1].number == 0:
+            return found[::-1]
+    return []

@@ -1,0 +1,265 @@
+"""What every training engine must do, in every layout: checks against the reference, ``TorchEngine``.
+
+Each check is called by all ranks of a layout together, with the same arguments; it raises where an engine falls short.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+
+from schemas import ExperienceGroup
+from tests.support.fakes.experiences import make_group
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import checkpoint, model
+from trinity_bus.training.errors import TrainingError, TrainingInterruptedError
+from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.weights.staging import Staging
+
+VOCABULARY: Final = 31
+"""Odd, so that it is padded where it is split."""
+SMALL_RATE: Final = 1e-3
+SAME: Final = ("loss", "policy_loss", "grad_norm", "entropy", "rollout_k3", "kl", "importance_weight_mean")
+OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
+    "ppo": {},
+    "ppo, recomputed, kl, entropy": {"old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01},
+    "gspo, rloo, masked": {"loss": "gspo", "advantage": "rloo", "correction": "masked", "old_logprobs": "recompute"},
+    "one update, by its own tokens": {"mini_batches": 1, "loss_normalizer": "update"},
+    "warm": {"temperature": 0.7},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine in a layout, and what it is tried on."""
+
+    open: Callable[[TrainerSettings], RankEngine]
+    folder: Path
+    """Of a model."""
+    scratch: Path
+    """Empty, of this check alone, the same on all ranks."""
+    layout: dict[str, int]
+    """Settings."""
+
+    def settings(self, **settings: Any) -> TrainerSettings:
+        values = {"learning_rate": SMALL_RATE, "mini_batches": 2, "micro_batch_tokens": 24, "weight_decay": 0.1}
+        return TrainerSettings(**{"model_path": str(self.folder), "threads": 1, **values, **settings})
+
+    def make(self, **settings: Any) -> RankEngine:
+        return self.open(self.settings(**self.layout, **settings))
+
+    def reference(self, **settings: Any) -> TorchEngine:
+        return TorchEngine(self.settings(**settings))
+
+
+def batch(step: int, groups: int = 3) -> list[ExperienceGroup]:
+    return [make_group(seed=10 * step + i, vocabulary=VOCABULARY, version=step) for i in range(groups)]
+
+
+def weights(engine: RankEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in engine.hf_tensors()}
+
+
+def gradients(engine: RankEngine) -> dict[str, torch.Tensor]:
+    if isinstance(engine, MegatronEngine):
+        network = engine._runner._model
+        return dict(model.hf_tensors(network, engine.shape, engine.layout, lambda p: p.main_grad.clone()))
+    assert isinstance(engine, TorchEngine)
+    return {name: parameter.grad for name, parameter in engine._network.named_parameters()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def timeless(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "seconds"}
+
+
+def sharded(engine: RankEngine, samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """This rank's part, of as many samples as there are ranks at least."""
+    return list(samples[engine.layout.data_rank :: engine.layout.data_parallel])
+
+
+def samples_of(engine: RankEngine) -> list[TrainSample]:
+    (update,) = engine.plan(batch(0)).updates
+    return list(update.samples)
+
+
+def losses(subject: Subject) -> None:
+    for name, settings in OBJECTIVES.items():
+        engine, reference = subject.make(**settings), subject.reference(**settings)
+        for step in range(2):
+            ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))
+            assert ours.keys() == theirs.keys(), name
+            for metric in theirs.keys() - {"seconds", "micro_batches"}:
+                assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (name, step, metric)
+        expected = weights(reference)
+        for tensor_name, tensor in engine.hf_tensors():
+            # Rounding shows where AdamW divides a gradient that is next to nothing by itself.
+            difference = (tensor - expected[tensor_name]).abs()
+            assert difference.mean() < 0.02 * SMALL_RATE, (name, tensor_name)
+
+
+def logits(subject: Subject) -> None:
+    engine, reference = subject.make(mini_batches=1), subject.reference(mini_batches=1)
+    if isinstance(engine, TorchEngine):
+        return  # they are transformers' own
+    assert isinstance(engine, MegatronEngine)
+    mine = sharded(engine, samples_of(engine))
+
+    def collect(
+        indices: Sequence[int], arrays: PackedArrays, found: torch.Tensor, *, non_loss_data: bool
+    ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
+        del non_loss_data
+        return indices, arrays, found[0]
+
+    with torch.no_grad():
+        outputs = engine._runner.run(mine, collect, token_weight=0.0, forward_only=True)
+        assert bool(outputs) == engine.layout.last_stage
+        for indices, _, found in outputs:
+            tokens = [torch.from_numpy(mine[i].tokens.astype(np.int64))[None] for i in indices]
+            expected = torch.cat([reference._network(row).logits[0] for row in tokens])
+            first = found.shape[1] * engine.layout.tensor_rank
+            columns = expected[:, first : first + found.shape[1]]
+            torch.testing.assert_close(found[:, : columns.shape[1]], columns, rtol=0, atol=1e-5)
+
+
+def logprobs(subject: Subject) -> None:
+    for temperature in (1.0, 0.7):
+        settings = {"mini_batches": 1, "temperature": temperature}
+        engine, reference = subject.make(**settings), subject.reference(**settings)
+        samples = samples_of(engine)
+        for found, expected in zip(engine.logprobs(samples), reference.logprobs(samples), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def gradients_of_one_update(subject: Subject) -> None:
+    for name, settings in OBJECTIVES.items():
+        both = subject.make(**{**settings, "mini_batches": 1}), subject.reference(**{**settings, "mini_batches": 1})
+        found = []
+        for engine in both:
+            step = engine.plan(batch(0)).shard(engine.layout.data_rank, engine.layout.data_parallel)
+            (update,) = engine._with_logprobs(step.updates)
+            engine._accumulate(update.samples, 1 / update.divisor)
+            found.append(gradients(engine))
+        ours, theirs = found
+        assert ours.keys() == theirs.keys()
+        for tensor_name, expected in theirs.items():
+            where = f"{name}, {tensor_name}: "
+            torch.testing.assert_close(
+                ours[tensor_name], expected, rtol=1e-4, atol=1e-6, msg=lambda why, where=where: where + why
+            )
+
+
+def restart(subject: Subject) -> None:
+    settings = {"kl_coef": 0.1, "old_logprobs": "recompute", "mini_batches": 3, "warmup_steps": 3}
+    undisturbed = subject.make(**settings)
+    expected = [timeless(undisturbed.train_step(batch(step))) for step in range(3)]
+
+    first = subject.make(**settings)
+    assert first.load_latest(subject.scratch) is None
+    seen = [timeless(first.train_step(batch(0)))]
+    folder = first.save_checkpoint(subject.scratch, first.progress.model_copy(update={"batches_offset": 17}))
+    assert folder == checkpoint.latest(subject.scratch)
+    first.train_step(batch(2))  # lost
+    torch.manual_seed(99)
+
+    second = subject.make(**settings)
+    progress = second.load_latest(subject.scratch)
+    assert progress is not None
+    assert (progress.step, progress.version, progress.batches_offset) == (1, 1, 17)
+    assert progress.trained_tokens == expected[0]["trained_tokens"]
+    seen += [timeless(second.train_step(batch(step))) for step in (1, 2)]
+    assert seen == expected
+    assert same(weights(second), weights(undisturbed))
+
+
+def gradients_that_are_not_finite(subject: Subject) -> None:
+    engine = subject.make(mini_batches=1)
+    engine.train_step(batch(0))
+    before, state = weights(engine), {n: t.clone() for n, t in engine._optimizer_state().items()}
+    step = engine.plan(batch(1))
+    (update,) = step.updates
+    broken = [replace(s, advantages=np.full_like(s.advantages, np.inf)) for s in update.samples[:1]]
+    step = replace(step, updates=[replace(update, samples=[*broken, *update.samples[1:]])])
+    with pytest.raises(TrainingError, match=r"step 2 is (nan|inf), its loss"):
+        engine.train(step.shard(engine.layout.data_rank, engine.layout.data_parallel))
+    assert engine.progress.step == 1
+    assert same(weights(engine), before)
+    assert same(engine._optimizer_state(), state)
+
+
+def what_is_published(subject: Subject) -> None:
+    engine = subject.make()
+    names = [name for name, _ in engine.hf_tensors()]
+    assert sorted(names) == sorted(name for name, _ in subject.reference().hf_tensors())
+    read = reader(subject.folder)
+    assert same(weights(engine), {name: read(name) for name in names})
+    engine.train_step(batch(0))
+    folder = engine.save_checkpoint(subject.scratch / "checkpoints", engine.progress)
+    engine.export_hf(subject.scratch / "model")
+    trained = weights(engine)
+    for written in (folder, subject.scratch / "model"):
+        read = reader(written)
+        assert same({name: read(name) for name in names}, trained)
+        assert (written / "tokenizer.json").read_text() == (subject.folder / "tokenizer.json").read_text()
+
+    def checksum(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
+        return Staging(bucket_bytes=1 << 12, retain=1, dtype="bfloat16").stage(1, tensors).checksum
+
+    assert checksum(engine.hf_tensors()) == checksum((name, read(name)) for name in names)
+
+
+def an_interruption(subject: Subject) -> None:
+    engine = subject.make()
+    engine.interrupt()
+    with pytest.raises(TrainingInterruptedError, match="abandoned on request"):
+        engine.train_step(batch(0))
+    assert engine.progress.step == 0
+
+
+def a_batch_that_teaches_nothing(subject: Subject) -> None:
+    engine = subject.make()
+    before = weights(engine)
+    metrics = engine.train_step([make_group(rewards=[1.0, 1.0], vocabulary=VOCABULARY)])
+    assert (metrics["updates"], metrics["groups_skipped"], metrics["reward_mean"]) == (0, 1, 1)
+    assert "loss" not in metrics
+    assert engine.train_step([])["samples"] == 0
+    assert (engine.progress.step, engine.progress.version) == (2, 2)
+    assert same(weights(engine), before)
+
+
+def fewer_samples_than_ranks(subject: Subject) -> None:
+    """An update of one sample: a rank that has none of it takes part all the same."""
+    lonely = make_group(rewards=[0.0, 1.0], vocabulary=VOCABULARY)
+    engine, reference = subject.make(mini_batches=2), subject.reference(mini_batches=2)
+    ours, theirs = engine.train_step([lonely]), reference.train_step([lonely])
+    assert theirs["updates"] == 2
+    for metric in SAME:
+        assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), metric
+
+
+CHECKS: Final[dict[str, Callable[[Subject], None]]] = {
+    check.__name__: check
+    for check in (
+        losses,
+        logits,
+        logprobs,
+        gradients_of_one_update,
+        restart,
+        gradients_that_are_not_finite,
+        what_is_published,
+        a_batch_that_teaches_nothing,
+        fewer_samples_than_ranks,
+        an_interruption,
+    )
+}

@@ -1,0 +1,98 @@
+"""Turns of a run: what an attempt has completed is answered to the next one, and nothing else is."""
+
+import pytest
+
+from schemas import Answer, Sampling, Turn
+from schemas.codec import decode, encode
+from schemas.turn import chain
+from trinity_bus.rollout.turns import KeptCompletion, RunTurns
+
+HOT = Sampling(temperature=1.0, seed=7)
+SAID = KeptCompletion([5, 6], [-0.5, -0.25], "stop", [(0, 3)])
+
+
+def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None = None) -> Turn:
+    return Turn(
+        task_id="t",
+        attempt=attempt,
+        run_id=0,
+        number=number,
+        after=after,
+        workflow="agent",
+        explorer="e",
+        incarnation="i",
+        answers=answers or [],
+    )
+
+
+class Attempt:
+    """An attempt at a run, and the log that its turns go to."""
+
+    def __init__(self, number: int, log: list[Turn]) -> None:
+        self.log = log
+        self.turns = RunTurns(chain(log), lambda n, after, answers: turn(n, number, after, answers), self.write)
+
+    async def write(self, completed: Turn) -> None:
+        self.log.append(decode(encode(completed), Turn))
+
+
+async def test_what_was_drawn_and_returned_is_answered_again_once_and_in_any_order() -> None:
+    log: list[Turn] = []
+    first = Attempt(1, log).turns
+    prompt = [1, 2]
+    assert first.drawn(prompt, HOT, 1) is None
+    first.note_drawn(prompt, HOT, 1, [SAID])
+    prompt.append(3)
+    assert first.result("search", {"b": 1, "a": [2]}) is None
+    first.note_result("search", {"b": 1, "a": [2]}, {"found": None})
+    assert log == []
+    await first.complete()
+    await first.complete()
+    assert [(one.number, one.attempt, len(one.answers)) for one in log] == [(0, 1, 2)]
+
+    second = Attempt(2, log).turns
+    assert second.resumed == 1
+    assert second.result("search", {"a": [2], "b": 1}) == ({"found": None},)
+    for other in ([1, 2], HOT, 2), ([1, 2, 3], HOT, 1), ([1, 2], HOT.model_copy(update={"seed": 8}), 1):
+        assert second.drawn(*other) is None
+    assert second.drawn([1, 2], HOT, 1) == [SAID]
+    assert second.drawn([1, 2], HOT, 1) is None, "the same question once more is another draw"
+
+
+async def test_the_turn_under_way_is_lost_and_those_before_it_are_not() -> None:
+    log: list[Turn] = []
+    first = Attempt(1, log).turns
+    for step in range(3):
+        first.note_result("tool", step, step)
+        if step < 2:
+            await first.complete()
+    second = Attempt(2, log).turns
+    assert [second.result("tool", step) for step in range(3)] == [(0,), (1,), None]
+    await second.complete()
+    assert len(log) == 2, "turns that were completed before are not written again"
+    second.note_result("tool", 2, 2)
+    await second.complete()
+    third = Attempt(3, log).turns
+    assert [third.result("tool", step) for step in range(3)] == [(0,), (1,), (2,)]
+    assert [(one.number, one.attempt, one.after) for one in log] == [(0, 1, 0), (1, 1, 1), (2, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([(1, 1, 1)], [], id="the first is gone"),
+        pytest.param([(0, 1, 0), (2, 1, 1)], [(0, 1)], id="one between is gone"),
+        pytest.param([(0, 1, 0), (0, 2, 0), (1, 2, 2)], [(0, 2), (1, 2)], id="who came furthest"),
+        pytest.param([(0, 1, 0), (0, 2, 0)], [(0, 1)], id="who was first"),
+        pytest.param([(0, 1, 0), (1, 1, 1), (1, 3, 1), (2, 3, 3)], [(0, 1), (1, 3), (2, 3)], id="two went on from one"),
+    ],
+)
+def test_a_run_goes_on_from_one_chain(turns: list[tuple[int, int, int]], expected: list[tuple[int, int]]) -> None:
+    found = chain([turn(number, attempt, after) for number, attempt, after in turns])
+    assert [(one.number, one.attempt) for one in found] == expected
+
+
+def test_what_json_cannot_hold_is_no_result() -> None:
+    with pytest.raises(TypeError):
+        Attempt(1, []).turns.note_result("tool", 1, object())

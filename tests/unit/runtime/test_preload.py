@@ -1,0 +1,132 @@
+"""Commands that are forked from a process that has imported for them."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.mesh.processes import assert_all_gone, family_of
+from trinity_bus.runtime.preload import ForkedCommand, Preload
+
+HERE = __name__
+LIMIT_S = 60.0
+IMPORTED: list[int] = []
+
+
+def load() -> None:
+    """What is preloaded: notes in which process."""
+    IMPORTED.append(os.getpid())
+
+
+def fail() -> None:
+    raise RuntimeError("cannot be imported")
+
+
+def slow() -> None:
+    time.sleep(600)
+
+
+def main() -> None:
+    """A command: what it does is its first argument."""
+    match sys.argv[1]:
+        case "tell":
+            print(*sys.argv, os.environ.get("OF_COMMAND"), [psutil.Process().parent().ppid()] == IMPORTED)  # type: ignore[union-attr]
+            print(threading.active_count(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "PATH" in os.environ)
+        case "exit":
+            raise SystemExit(int(sys.argv[2]))
+        case "raise":
+            raise ValueError("of the command's")
+        case "family":
+            if os.fork() == 0:
+                os.setsid()
+            signal.pause()
+
+
+@pytest.fixture
+def preload(tmp_path: Path) -> Iterator[Callable[..., Preload]]:
+    made: list[Preload] = []
+
+    def make(*functions: str) -> Preload:
+        made.append(Preload([f"{HERE}:{name}" for name in functions], main=f"{HERE}:main", output=tmp_path / "preload"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def start(preload: Preload, folder: Path, *arguments: str) -> ForkedCommand:
+    env = {"OF_COMMAND": "yes", "PATH": os.environ["PATH"]}
+    return preload.start(arguments, name="mine", env=env, output=folder / f"{arguments[0]}.log")
+
+
+def test_a_command_has_its_own_arguments_environment_and_output_and_what_was_imported(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    made = preload("load")
+    # Ordered at once; it waits for the imports.
+    command = start(made, tmp_path, "tell", "more")
+    assert command.wait(LIMIT_S) == 0, (tmp_path / "preload").read_text()
+    assert (tmp_path / "tell.log").read_text() == "trinity-bus tell more yes True\n1 True True\n"
+
+
+def test_it_ends_as_it_ends(preload: Callable[..., Preload], tmp_path: Path) -> None:
+    made = preload()
+    codes = [start(made, tmp_path, "exit", "7"), start(made, tmp_path, "raise"), start(made, tmp_path, "family")]
+    assert codes[0].wait(LIMIT_S) == 7
+    assert codes[1].wait(LIMIT_S) == 1
+    assert "ValueError: of the command's" in (tmp_path / "raise.log").read_text()
+    os.kill(codes[2].pid, signal.SIGSEGV)
+    assert codes[2].wait(LIMIT_S) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("way", ["terminate", "kill", "guard", "close", "preload"])
+def test_nothing_of_it_is_left(preload: Callable[..., Preload], tmp_path: Path, way: str) -> None:
+    made = preload()
+    command = start(made, tmp_path, "family")
+    process = psutil.Process(command.pid)
+    while not process.children():
+        assert command.poll() is None
+        time.sleep(0.005)
+    assert process.cmdline()[0] == "trinity-bus: mine"
+    family = family_of(command.pid)
+    match way:
+        case "terminate":
+            command.terminate()
+        case "kill":
+            command.kill()
+        case "guard":
+            os.kill(process.ppid(), signal.SIGKILL)
+        case "close":
+            made.close()
+        case _:
+            os.kill(made.process.pid, signal.SIGKILL)
+    expected = -signal.SIGTERM if way == "terminate" else -signal.SIGKILL
+    assert command.wait(LIMIT_S) == expected
+    if way != "guard":
+        assert_all_gone(family)
+    else:
+        assert_all_gone(family[:1])
+
+
+def test_one_that_waits_for_imports_can_be_told_to_end(preload: Callable[..., Preload], tmp_path: Path) -> None:
+    command = start(preload("slow"), tmp_path, "tell")
+    assert command.poll() is None
+    assert not command.started
+    assert command.stop(1.0) == -signal.SIGTERM
+    assert command.pid == 0
+
+
+def test_where_an_import_fails_its_words_are_kept_and_what_waits_ends(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    made = preload("fail")
+    assert start(made, tmp_path, "tell").wait(LIMIT_S) == -signal.SIGKILL
+    assert made.process.poll() == 1
+    assert "RuntimeError: cannot be imported" in (tmp_path / "preload").read_text()

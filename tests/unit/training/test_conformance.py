@@ -1,0 +1,40 @@
+"""Both engines do what the contract says, on one rank; ``integration/training`` has the same on two."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.training.conformance import CHECKS, VOCABULARY, Subject
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.families import FAMILIES
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.torch_engine import TorchEngine
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    return {
+        family: model_at(root / family, family=family, vocabulary=VOCABULARY, tied=family == "qwen3")
+        for family in FAMILIES
+    }
+
+
+@pytest.fixture(params=["megatron", "torch"])
+def open_one(request: pytest.FixtureRequest, layout: Layout) -> Callable[[TrainerSettings], RankEngine]:
+    return (lambda settings: MegatronEngine(settings, layout)) if request.param == "megatron" else TorchEngine
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("check", CHECKS)
+def test_an_engine(
+    check: str,
+    family: str,
+    open_one: Callable[[TrainerSettings], RankEngine],
+    folders: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    CHECKS[check](Subject(open_one, folders[family], tmp_path, {}))

@@ -1,0 +1,95 @@
+"""A batch is divided into updates, and each update is dealt to the ranks: nothing is lost, and none has much more."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import ExperienceGroup
+from schemas.trainable import Bounds
+from tests.support.fakes.experiences import make_group
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import rank_protocol
+from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.samples import TrainBatch, prepare
+from trinity_bus.training.step_plan import StepPlan, balanced, plan_step
+
+sizes_of_items = st.lists(st.integers(1, 4000), max_size=60)
+
+
+def batch_of(groups: list[ExperienceGroup]) -> TrainBatch:
+    return prepare(groups, version=0, bounds=Bounds(32, 128), advantage=GRPO(TrainerSettings()))
+
+
+def plan(seed: int, groups: int, **settings: object) -> StepPlan:
+    made = [make_group(seed=100 * seed + i) for i in range(groups)]
+    return plan_step(batch_of(made), TrainerSettings(**settings), step=seed)
+
+
+@given(sizes_of_items, st.integers(1, 9))
+def test_each_item_is_dealt_once(sizes: list[int], ranks: int) -> None:
+    dealt = balanced(sizes, ranks)
+    assert len(dealt) == ranks
+    assert sorted(i for indices in dealt for i in indices) == list(range(len(sizes)))
+    assert dealt == balanced(sizes, ranks)
+
+
+@given(sizes_of_items, st.integers(1, 9))
+def test_no_rank_has_much_more_than_another(sizes: list[int], ranks: int) -> None:
+    sums = [sum(sizes[i] for i in indices) for indices in balanced(sizes, ranks)]
+    assert max(sums) - min(sums) <= max(sizes, default=0)
+    # Graham's bound, against what no way of dealing can be better than.
+    least = max(max(sizes, default=0), sum(sizes) / ranks, sum(sorted(sizes, reverse=True)[ranks - 1 : ranks + 1]))
+    assert max(sums) <= (4 / 3 - 1 / (3 * ranks)) * least + 1e-9
+
+
+@given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 6), st.integers(1, 5))
+def test_shards_make_the_step(seed: int, groups: int, updates: int, ranks: int) -> None:
+    whole = plan(seed, groups, mini_batches=updates)
+    shards = [whole.shard(rank, ranks) for rank in range(ranks)]
+    for number, update in enumerate(whole.updates):
+        parts = [shard.updates[number] for shard in shards]
+        assert all(part.samples for part in parts)
+        assert {(part.divisor, part.trained_tokens) for part in parts} == {(update.divisor, update.trained_tokens)}
+        weighing = [s for part in parts for s in part.samples if s.mask.any()]
+        assert sorted(map(id, weighing)) == sorted(map(id, update.samples))
+    assert sum(update.trained_tokens for update in whole.updates) == whole.trained_tokens
+
+
+@given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 40))
+def test_every_sample_is_in_one_update_and_the_seed_says_in_which(seed: int, groups: int, updates: int) -> None:
+    batch = batch_of([make_group(seed=100 * seed + i) for i in range(groups)])
+    settings = TrainerSettings(mini_batches=updates)
+    one, again = (plan_step(batch, settings, step=seed) for _ in range(2))
+    ids = [[id(sample) for sample in update.samples] for update in one.updates]
+    assert ids == [[id(sample) for sample in update.samples] for update in again.updates]
+    assert sorted(i for update in ids for i in update) == sorted(map(id, batch.samples))
+    assert len(ids) == min(updates, len(batch.samples))
+    # Equal parts of the whole batch, whichever of its samples they hold.
+    np.testing.assert_allclose([u.divisor for u in one.updates], batch.response_tokens / len(ids))
+
+
+def test_a_shard_survives_the_wire() -> None:
+    whole = plan(3, 2, mini_batches=2)
+    samples = [s for update in whole.updates for s in update.samples]
+    order, frames = rank_protocol.train_order(whole)
+    bodies = iter(frames)
+    back = rank_protocol.step_of(order, lambda: rank_protocol.decode_sample(next(bodies)))
+    assert [(u.divisor, u.trained_tokens) for u in back.updates] == [
+        (u.divisor, u.trained_tokens) for u in whole.updates
+    ]
+    for ours, theirs in zip([s for u in back.updates for s in u.samples], samples, strict=True):
+        assert_equal(ours, theirs)
+    with_reference = samples[0].with_ref_logprobs(samples[0].old_logprobs + 1)
+    assert_equal(rank_protocol.decode_sample(rank_protocol.encode_sample(with_reference)), with_reference)
+
+
+def assert_equal(left: TrainSample, right: TrainSample) -> None:
+    compare: Callable[[object, object], None] = np.testing.assert_array_equal
+    for name in ("tokens", "mask", "advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs"):
+        ours, theirs = getattr(left, name), getattr(right, name)
+        compare(ours, theirs)
+        assert theirs is None or ours.dtype == theirs.dtype
+    assert left.prompt_length == right.prompt_length

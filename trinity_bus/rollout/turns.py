@@ -1,0 +1,143 @@
+"""What a run has asked and been answered, turn by turn: kept as it goes, and answered again to the next attempt. Pure.
+
+::
+
+    a question --known from an earlier attempt--> its answer, once                        (nothing is drawn or called)
+               '--not known--> asked --> NOTED --complete()--> a ``Turn``, written, and durable when that returns
+
+A question is known by a digest: of the prompt's tokens, how many responses and how they are drawn; or of a call's name
+and arguments. The order in which questions come does not matter, and the same question asked twice gets two answers.
+
+Failures: what was answered and is in no completed turn is asked again by the next attempt: at most the turn under way.
+Where an attempt asks other questions than the one before, because its workflow is not the same any more, what it asks
+is simply not known.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from schemas.sampling import Sampling
+from schemas.turn import Answer, DrawnResponse, Turn
+from schemas.vectors import FLOAT32, INT32
+from trinity_bus.chat import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCompletion:
+    """A response that was drawn in an earlier attempt."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    versions: list[tuple[int, int]]
+
+
+type Write = Callable[[Turn], Awaitable[None]]
+"""Returns when a turn is durable."""
+
+
+class RunTurns:
+    """The turns of one run.
+
+    Args:
+        done: What earlier attempts have completed, in order.
+        begin: Makes a turn of its number, of the attempt of the one before, and of its answers.
+        write: Where it goes.
+    """
+
+    def __init__(self, done: Sequence[Turn], begin: Callable[[int, int, list[Answer]], Turn], write: Write) -> None:
+        self._begin = begin
+        self._write = write
+        self._next = len(done)
+        self._after = done[-1].attempt if done else 0
+        self._known: dict[str, deque[Answer]] = {}
+        for turn in done:
+            for answer in turn.answers:
+                self._known.setdefault(answer.question, deque()).append(answer)
+        self._noted: list[Callable[[], Answer]] = []
+        self.resumed = len(done)
+        """How many turns were completed before."""
+
+    def drawn(self, prompt: Sequence[int], sampling: Sampling, n: int) -> Sequence[Completion] | None:
+        """Return what the engine has drawn before; None where it is to be asked."""
+        answer = self._take(question_of_prompt(prompt, sampling, n)) if self._known else None
+        return None if answer is None else [_completion(one) for one in answer.responses or ()]
+
+    def note_drawn(self, prompt: Sequence[int], sampling: Sampling, n: int, given: Sequence[Completion]) -> None:
+        """Note what the engine has drawn. Nothing is made of it before the turn is over: most runs have none."""
+        # The prompt may be a list that goes on growing.
+        question = question_of_prompt(prompt, sampling, n)
+        self._noted.append(lambda: Answer(question=question, responses=[_response(one) for one in given]))
+
+    def result(self, name: str, arguments: Any) -> tuple[Any] | None:
+        """Return what a call has returned before; None where it is to be made."""
+        answer = self._take(question_of_call(name, arguments)) if self._known else None
+        return None if answer is None or answer.result is None else (msgspec.json.decode(answer.result),)
+
+    def note_result(self, name: str, arguments: Any, value: Any) -> None:
+        """Note what a call has returned.
+
+        Raises:
+            TypeError: It is nothing that JSON can hold.
+        """
+        answer = Answer(question=question_of_call(name, arguments), result=msgspec.json.encode(value).decode())
+        self._noted.append(lambda: answer)
+
+    async def complete(self) -> None:
+        """Note that a turn is over; when this returns, it is durable.
+
+        A turn of which nothing is new, because an earlier attempt has completed it, is passed over.
+
+        Raises:
+            schemas.errors.SchemaError: It is larger than a turn may be.
+        """
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, []
+        turn = self._begin(self._next, self._after, [make() for make in noted])
+        await self._write(turn)
+        self._next, self._after = turn.number + 1, turn.attempt
+
+    def _take(self, question: str) -> Answer | None:
+        known = self._known.get(question)
+        return known.popleft() if known else None
+
+
+def question_of_prompt(prompt: Sequence[int], sampling: Sampling, n: int) -> str:
+    """Return the digest of what an engine is asked."""
+    asked = hashlib.blake2b(np.asarray(prompt, INT32).tobytes(), digest_size=16)
+    asked.update(f"/{n}/{sampling.model_dump_json(exclude_none=True)}".encode())
+    return asked.hexdigest()
+
+
+def question_of_call(name: str, arguments: Any) -> str:
+    """Return the digest of a call.
+
+    Raises:
+        TypeError: Its arguments are nothing that JSON can hold.
+    """
+    return hashlib.blake2b(msgspec.json.encode([name, arguments], order="sorted"), digest_size=16).hexdigest()
+
+
+def _response(given: Completion) -> DrawnResponse:
+    return DrawnResponse(
+        token_ids=np.asarray(given.token_ids, INT32).tobytes(),
+        logprobs=np.asarray(given.logprobs, FLOAT32).tobytes(),
+        finish_reason=given.finish_reason,
+        versions=[[start, version] for start, version in given.versions],
+    )
+
+
+def _completion(kept: DrawnResponse) -> KeptCompletion:
+    return KeptCompletion(
+        np.frombuffer(kept.token_ids, INT32).tolist(),
+        np.frombuffer(kept.logprobs, FLOAT32).tolist(),
+        kept.finish_reason,
+        [(start, version) for start, version in kept.versions],
+    )

@@ -1,0 +1,241 @@
+"""Commands of this program that are forked from a process which has done their imports, instead of started anew.
+
+vLLM takes 9 s of a core to import, once for each of several explorers on one machine. Here one process imports it, and
+forks whoever needs it in milliseconds. Orders wait until it has; what is forked keeps all that a :class:`Child` keeps.
+
+::
+
+    LOADING --Loaded--> FORKING --close(), or this process dies--> ENDED, with all that it forked
+       '-------'--it dies--> ENDED; whoever was to be forked, or was, is told as killed
+
+    a command:  WAITING --Loaded--> STARTED --CommandExited--> ENDED
+                   '--told to end--> ENDED, never started
+
+It has one thread and no CUDA context, so nothing is lost by the fork; what an import reads from the environment is what
+this process had when it started. Linux only.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from trinity_bus.runtime.frames import Dialect
+from trinity_bus.runtime.process import Child, Process
+
+_POLL_S = 0.005
+_LIMIT = 1 << 20
+
+
+class ForkCommand(msgspec.Struct, tag=1, frozen=True):
+    """Fork a command. Where its output goes travels with it."""
+
+    serial: int
+    name: str
+    arguments: list[str]
+    env: dict[str, str]
+
+
+class SignalCommand(msgspec.Struct, tag=2, frozen=True):
+    """Send a signal to a command's guard; nothing happens where it has ended."""
+
+    serial: int
+    number: int
+
+
+class Loaded(msgspec.Struct, tag=3, frozen=True):
+    """Everything is imported."""
+
+
+class CommandForked(msgspec.Struct, tag=4, frozen=True):
+    """A command runs."""
+
+    serial: int
+    pid: int
+
+
+class CommandExited(msgspec.Struct, tag=5, frozen=True):
+    """A command has ended; minus the signal's number where one killed it."""
+
+    serial: int
+    code: int
+
+
+TO_PRELOAD: Dialect[ForkCommand | SignalCommand] = Dialect(ForkCommand | SignalCommand, limit=_LIMIT)
+FROM_PRELOAD: Dialect[Loaded | CommandForked | CommandExited] = Dialect(
+    Loaded | CommandForked | CommandExited, limit=_LIMIT
+)
+
+
+class Preload:
+    """A process that imports, then forks.
+
+    Args:
+        functions: What it calls first, as ``module:function``. They import, and start no thread.
+        main: What a command is, as ``module:function``: called with ``sys.argv`` set.
+        env: Its whole environment. Unset: this process's.
+        output: File that its own output is appended to.
+    """
+
+    def __init__(
+        self, functions: Sequence[str], *, main: str, env: Mapping[str, str] | None = None, output: Path | None = None
+    ) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        with theirs:
+            self.process = Child(
+                [
+                    *(sys.executable, "-m", "trinity_bus.runtime.preload_main", str(theirs.fileno())),
+                    *(main, *functions),
+                ],
+                # Titles of processes are not to be written over the environment that /proc shows of them.
+                env={**(os.environ if env is None else env), "SPT_NOENV": "1"},
+                output=output,
+                pass_fds=[theirs.fileno()],
+            )
+        self._lock = threading.RLock()
+        self._loaded = False
+        self._commands: list[ForkedCommand] = []
+
+    @property
+    def loaded(self) -> bool:
+        """Whether everything is imported."""
+        self.look()
+        return self._loaded
+
+    def start(self, arguments: Sequence[str], *, name: str, env: Mapping[str, str], output: Path) -> "ForkedCommand":
+        """Have a command forked, as soon as everything is imported.
+
+        Args:
+            arguments: What follows the program's name.
+            name: For people who list processes.
+            env: Its whole environment.
+            output: File that its output is appended to.
+        """
+        with self._lock:
+            order = ForkCommand(len(self._commands), name, list(arguments), dict(env))
+            command = ForkedCommand(self, order, output)
+            self._commands.append(command)
+        self.look()
+        return command
+
+    def look(self) -> None:
+        """Take in what there is to hear, and order what is to be ordered. Does not wait."""
+        with self._lock:
+            if self._channel.fileno() < 0:
+                return
+            while message := self._receive():
+                match message:
+                    case Loaded():
+                        self._loaded = True
+                    case CommandForked(serial, pid):
+                        self._commands[serial].forked(pid)
+                    case CommandExited(serial, code):
+                        self._commands[serial].ended(code)
+            if self.process.poll() is not None:
+                for command in self._commands:
+                    command.ended(-signal.SIGKILL)
+            elif self._loaded:
+                for command in self._commands:
+                    command.order()
+
+    def send(self, message: ForkCommand | SignalCommand, descriptors: Sequence[int] = ()) -> None:
+        """Order something. Where it is gone, whoever looks is told."""
+        with self._lock:
+            try:
+                socket.send_fds(self._channel, [TO_PRELOAD.encode(message)], list(descriptors))
+            except ConnectionError:
+                return
+
+    def close(self) -> None:
+        """End it, and all that it has forked."""
+        with self._lock:
+            self.process.kill()
+            self.look()
+            self._channel.close()
+
+    def _receive(self) -> Loaded | CommandForked | CommandExited | None:
+        try:
+            datagram = self._channel.recv(_LIMIT)
+        except (BlockingIOError, ConnectionError):
+            return None
+        return FROM_PRELOAD.decode(datagram) if datagram else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ForkedCommand(Process):
+    """A command that a :class:`Preload` forks. Made by it."""
+
+    def __init__(self, preload: Preload, order: ForkCommand, output: Path) -> None:
+        self._preload = preload
+        self._order = order
+        self._output = output
+        self._ordered = False
+        self._pid: int | None = None
+        self._code: int | None = None
+
+    @property
+    def name(self) -> str:
+        """See ``Process``."""
+        return self._order.name
+
+    @property
+    def started(self) -> bool:
+        """Whether it runs, or has run."""
+        self._preload.look()
+        return self._pid is not None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the command. Waits until it is forked; 0 where it never is."""
+        while not self.started and self._code is None:
+            time.sleep(_POLL_S)
+        return self._pid or 0
+
+    def poll(self) -> int | None:
+        """See ``Process``."""
+        self._preload.look()
+        return self._code
+
+    def order(self) -> None:
+        """Have it forked, where that was not done. Called by its preload."""
+        if self._ordered or self._code is not None:
+            return
+        self._ordered = True
+        output = os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            self._preload.send(self._order, [output])
+        finally:
+            os.close(output)
+
+    def forked(self, pid: int) -> None:
+        """Note that it runs."""
+        self._pid = pid
+
+    def ended(self, code: int) -> None:
+        """Note that it has ended."""
+        if self._code is None:
+            self._code = code
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is not None:
+            return
+        if self._ordered:
+            self._preload.send(SignalCommand(self._order.serial, number))
+        else:
+            self.ended(-signal.SIGTERM)

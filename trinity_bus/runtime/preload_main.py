@@ -1,0 +1,169 @@
+"""``python -m trinity_bus.runtime.preload_main SOCKET MAIN FUNCTION...``: imports, then forks commands.
+
+See :mod:`trinity_bus.runtime.preload`. Each command is forked with a guard of its own between, as one that is started
+anew has (:mod:`trinity_bus.runtime.guard`): the guard's owner is this process, and this process has a guard itself.
+
+Failures: a function raises: this process ends with the traceback, and what waits is told as killed. It is killed: the
+guards see it, and end their families.
+"""
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from setproctitle import setproctitle
+
+from trinity_bus.runtime.guard import Guard
+from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.preload import (
+    FROM_PRELOAD,
+    TO_PRELOAD,
+    CommandExited,
+    CommandForked,
+    ForkCommand,
+    Loaded,
+    SignalCommand,
+)
+from trinity_bus.runtime.process import has_ended, kill_session
+
+
+def named(reference: str) -> Callable[[], Any]:
+    """Return a function that this process's own command line names, as ``module:function``."""
+    module, _, function = reference.partition(":")
+    found: Callable[[], Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+class Preloaded:
+    """Forks commands, and tells of their ends.
+
+    Args:
+        channel: To the owner.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._guards: dict[int, int] = {}
+        """Serial to the process id of the guard."""
+        self._wakeup, self._writer = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    def run(self) -> ForkCommand | None:
+        """Serve until the owner is gone.
+
+        Returns:
+            In a forked process, which has nothing of this one's any more: what it is to do. Else None.
+        """
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._channel.fileno() in ready:
+                datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 1)
+                if not datagram:
+                    return None
+                match TO_PRELOAD.decode(datagram):
+                    case ForkCommand() as order:
+                        if self._fork(order, descriptors[0]):
+                            return order
+                    case SignalCommand(serial, number):
+                        # Not yet reaped, so the process id is still its own.
+                        if serial in self._guards:
+                            os.kill(self._guards[serial], number)
+
+    def _fork(self, order: ForkCommand, output: int) -> bool:
+        """Fork a guard and its command; True in the command."""
+        owner = os.getpid()
+        # The guard's word that the command runs, or its end.
+        read_end, write_end = os.pipe()
+        guard = os.fork()
+        if guard == 0:
+            os.close(read_end)
+            self._become_child(order, output)
+            supervising = Guard(owner)
+            if supervising.fork():
+                os.close(write_end)
+                return True
+            setproctitle(f"guard of trinity-bus: {order.name}")
+            os.write(write_end, str(supervising.command).encode())
+            os.close(write_end)
+            supervising.run()
+        os.close(output)
+        os.close(write_end)
+        self._guards[order.serial] = guard
+        with os.fdopen(read_end, "rb") as file:
+            said = file.read()
+        if said:
+            self._tell(CommandForked(order.serial, int(said)))
+        return False
+
+    def _become_child(self, order: ForkCommand, output: int) -> None:
+        """Let go of what is the forking process's, and take what is the command's."""
+        os.setsid()
+        self._channel.close()
+        signal.set_wakeup_fd(-1)
+        os.close(self._wakeup)
+        os.close(self._writer)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, place)
+        os.close(nothing)
+        os.close(output)
+        os.environ.clear()
+        os.environ.update(order.env)
+
+    def _reap(self) -> None:
+        for serial, guard in list(self._guards.items()):
+            if has_ended(guard):
+                kill_session(guard)
+                _, status = os.waitpid(guard, 0)
+                del self._guards[serial]
+                self._tell(CommandExited(serial, os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: Loaded | CommandForked | CommandExited) -> None:
+        # Where the owner is gone, this process is about to be.
+        with contextlib.suppress(ConnectionError):
+            self._channel.send(FROM_PRELOAD.encode(message))
+
+    def loaded(self) -> None:
+        """Say that everything is imported."""
+        self._tell(Loaded())
+
+
+def main() -> None:
+    """Import, serve, and, in a forked process, be what was asked for."""
+    # Ctrl-C is the owner's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Before the environment changes, behind which it finds the place for titles.
+    setproctitle("trinity-bus: preload")
+    run = named(sys.argv[2])
+    for function in sys.argv[3:]:
+        named(function)()
+    # What is there now is there for good: no collection is to touch, and so copy, it.
+    freeze_gc()
+    preloaded = Preloaded(socket.socket(fileno=int(sys.argv[1])))
+    preloaded.loaded()
+    order = preloaded.run()
+    if order is None:
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["trinity-bus", *order.arguments]
+    setproctitle(f"trinity-bus: {order.name}")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Training with Megatron-core: one rank of any layout; see ``parallel``, and ``multi_rank_engine`` for several."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from schemas.experience import Float32
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import parallel
+from trinity_bus.training.cpu_platform import on_cpu
+from trinity_bus.training.errors import ParallelError, TrainingError
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.optimizer import AdamW
+from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.runner import ModelRunner
+
+
+class MegatronEngine(RankEngine):
+    """One rank of a trainer on Megatron-core.
+
+    Args:
+        settings: What to train and how.
+        layout: Where this process stands; by default as the settings and the environment say, joining the process
+            groups where that has not been done.
+
+    Raises:
+        ParallelError: The layout does not fit the model, the settings or the environment.
+    """
+
+    NAME: ClassVar[str] = "megatron"
+
+    def __init__(self, settings: TrainerSettings, layout: Layout | None = None) -> None:
+        layout = layout or parallel.initialize(settings)
+        asked = (settings.tensor_parallel, settings.pipeline_parallel, settings.data_parallel)
+        if asked != (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel):
+            raise ParallelError(f"the settings ask for (tensor, pipeline, data) parallelism {asked}, this is {layout}")
+        super().__init__(settings, layout=layout, dtype=_dtype(settings))
+
+    def _build(self) -> None:
+        settings = self.settings
+        self._runner = ModelRunner(
+            self.source,
+            self.shape,
+            self.layout,
+            dtype=self.dtype,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            temperature=settings.temperature,
+            before_each=self._stop_if_asked,
+        )
+        self._optimizer = AdamW(self._runner.wrapped, settings, self.dtype)
+
+    def leave(self) -> None:
+        """Leave the process groups, for good and for all engines of this process."""
+        parallel.shut_down()
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
+        """See :class:`RankEngine`."""
+        return self._runner.logprobs(samples)
+
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`RankEngine`. All ranks must iterate to the end."""
+        return self._runner.hf_tensors()
+
+    def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
+        runner = self._runner
+
+        def loss(_: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
+            value, metrics = self._loss(arrays, *runner.token_logprobs(logits, arrays))
+            # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
+            return value, torch.ones((), dtype=torch.int, device=value.device), metrics
+
+        runner.wrapped.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        outputs = runner.run(samples, loss, token_weight=token_weight, forward_only=False)
+        # On a stage that is not the last there are none, and the others' arrive below.
+        sums = (
+            torch.stack(outputs).sum(0)
+            if outputs
+            else torch.zeros(len(self._objective.metrics), device=self.layout.device)
+        )
+        for group in (self.layout.data_group, self.layout.pipeline_group):
+            if group is not None:
+                dist.all_reduce(sums, group=group)
+        return sums, len(outputs)
+
+    def _update_weights(self, learning_rate: float) -> float:
+        return self._optimizer.step(learning_rate)
+
+    def _parameters(self) -> Iterable[torch.nn.Parameter]:
+        return self._runner.parameters()
+
+    def _load_weights(self, folder: Path) -> None:
+        self._runner.load(folder)
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        return self._optimizer.state()
+
+    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._optimizer.load_state(tensors)
+
+
+def _dtype(settings: TrainerSettings) -> torch.dtype:
+    if settings.dtype == "auto":
+        return torch.float32 if on_cpu() else torch.bfloat16
+    if settings.dtype == "bfloat16" and on_cpu():
+        raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]

@@ -1,0 +1,350 @@
+"""What the engines of one process share: the course of a step, and checkpoints.
+
+An engine brings the model and its optimizer: log-probabilities, gradients, the update, the weights, the optimizer's
+state by name. What is trained on, in which order and with which loss is decided here, so that two engines differ in
+arithmetic alone.
+
+Where there are several ranks each builds an engine and makes the same calls. It trains on its shard of every update.
+"""
+
+import logging
+import math
+import shutil
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from schemas.experience import ExperienceGroup, Float32
+from schemas.record import Metrics
+from schemas.trainable import Bounds
+from trinity_bus.config import TrainerSettings, required
+from trinity_bus.training import checkpoint, hf_folder
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.errors import CheckpointError, TrainingError, TrainingInterruptedError
+from trinity_bus.training.families import read_shape
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.objectives.losses.loss import Tokens
+from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives.objective import Objective
+from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.samples import prepare
+from trinity_bus.training.step_plan import StepPlan, Update, plan_step
+
+log = logging.getLogger(__name__)
+
+STATE = "optimizer-"
+"""First part of the names of each rank's own files."""
+MAX_SHOWN = 8
+"""Samples that a log line names."""
+
+
+class RankEngine(TrainingEngine):
+    """One rank's part of a trainer.
+
+    Args:
+        settings: What to train and how. ``model_path`` must be set.
+        layout: Where this process stands.
+        dtype: Of the weights.
+
+    Raises:
+        ConfigError: ``model_path`` is not set.
+        ConversionError: The model cannot be read.
+    """
+
+    NAME: ClassVar[str]
+    """In ``trainer.engine`` and in checkpoints."""
+
+    def __init__(self, settings: TrainerSettings, *, layout: Layout, dtype: torch.dtype) -> None:
+        self.settings, self.layout, self.dtype = settings, layout, dtype
+        self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.shape = read_shape(self._source)
+        self.bounds = Bounds(self.shape.vocabulary, self.shape.max_positions)
+        self._progress = TrainingProgress()
+        self._objective = Objective(settings)
+        self._interrupted = threading.Event()
+        self._build()
+        self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
+
+    # ------------------------------------------------------------------------------------------ what an engine brings
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Make the model, with the weights of the source, and its optimizer."""
+
+    @abstractmethod
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
+        """Return the log-probabilities of each sample's response tokens under the present weights."""
+
+    @abstractmethod
+    def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
+        """Compute gradients anew, and sum them over ranks.
+
+        Args:
+            samples: This rank's.
+            token_weight: Weight of each of their trained tokens.
+
+        Returns:
+            The objective's metrics, summed over all ranks, and how many micro-batches this one has run.
+        """
+
+    @abstractmethod
+    def _update_weights(self, learning_rate: float) -> float:
+        """Clip the gradients and update the weights, unless the gradients are not finite.
+
+        Returns:
+            Their norm over all ranks before clipping.
+        """
+
+    @abstractmethod
+    def _parameters(self) -> Iterable[torch.nn.Parameter]:
+        """Return this rank's weights, in a fixed order."""
+
+    @abstractmethod
+    def _load_weights(self, folder: Path) -> None:
+        """Fill the model from a Hugging Face folder."""
+
+    @abstractmethod
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Return this rank's optimizer state by name, as references."""
+
+    @abstractmethod
+    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over a state that :meth:`_optimizer_state` gave on the same rank of the same layout.
+
+        Raises:
+            CheckpointError: It is of another model or layout.
+        """
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    @property
+    def source(self) -> Path:
+        """See :class:`TrainingEngine`."""
+        return self._source
+
+    @property
+    def device_type(self) -> str:
+        """See :class:`TrainingEngine`."""
+        return str(self.layout.device.type)
+
+    @property
+    def progress(self) -> TrainingProgress:
+        """See :class:`TrainingEngine`."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: TrainingProgress) -> None:
+        self._progress = progress
+
+    def train_step(self, groups: Sequence[ExperienceGroup]) -> Metrics:
+        """See :class:`TrainingEngine`. All ranks are given the same groups."""
+        began = time.perf_counter()
+        step = self.plan(groups)
+        metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
+        return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
+
+    def plan(self, groups: Sequence[ExperienceGroup]) -> StepPlan:
+        """Return what all ranks together are to train on in the next step."""
+        batch = prepare(
+            groups, version=self.progress.version, bounds=self.bounds, advantage=self._objective.advantage
+        )  # fmt: skip
+        if batch.left_out and self.layout.rank == 0:
+            shown = "; ".join(batch.left_out[:MAX_SHOWN])
+            log.warning("step %d leaves out %d samples: %s", self.progress.step + 1, len(batch.left_out), shown)
+        return plan_step(batch, self.settings, step=self.progress.step)
+
+    def train(self, step: StepPlan) -> Metrics:
+        """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""
+        learning_rate = self._learning_rate()
+        reports = [self._update(update, learning_rate) for update in self._with_logprobs(step.updates)]
+        self.progress = self.progress.model_copy(
+            update={
+                "step": self.progress.step + 1,
+                "version": self.progress.version + 1,
+                "trained_tokens": self.progress.trained_tokens + step.trained_tokens,
+            }
+        )
+        return {**_means(reports), "learning_rate": learning_rate, "updates": float(len(reports))}
+
+    def interrupt(self) -> None:
+        """See :class:`TrainingEngine`."""
+        self._interrupted.set()
+
+    def _stop_if_asked(self) -> None:
+        """To be called before each micro-batch.
+
+        Raises:
+            TrainingInterruptedError: :meth:`interrupt` was called.
+        """
+        if self._interrupted.is_set():
+            raise TrainingInterruptedError("a pass was abandoned on request")
+
+    def _learning_rate(self) -> float:
+        settings = self.settings
+        if self.progress.step >= settings.warmup_steps:
+            return settings.learning_rate
+        return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
+
+    def _with_logprobs(self, updates: Sequence[Update]) -> list[Update]:
+        """Add the reference's and the old log-probabilities where the objective needs them."""
+        samples = [sample for update in updates for sample in update.samples]
+        if samples and self._reference is not None:
+            own = self._copy_weights()
+            self._set_weights(self._reference)
+            references = self.logprobs(samples)
+            self._set_weights(own)
+            samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
+        if samples and Need.OLD_LOGPROBS in self._objective.needs:
+            old = self.logprobs(samples)
+            samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
+        left = iter(samples)
+        return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates]
+
+    def _update(self, update: Update, learning_rate: float) -> Metrics:
+        """Make one update of the weights.
+
+        Raises:
+            TrainingError: The gradients are not finite; the weights are as they were.
+        """
+        sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
+        # What is reported are means over trained tokens, whatever the loss is divided by.
+        means = (sums * (update.divisor / update.trained_tokens)).tolist()
+        metrics: Metrics = dict(zip(self._objective.metrics, means, strict=True))
+        norm = self._update_weights(learning_rate)
+        if not math.isfinite(norm) or not math.isfinite(metrics["loss"]):
+            raise TrainingError(
+                f"the gradient norm of step {self.progress.step + 1} is {norm}, its loss {metrics['loss']}: the update "
+                "was not made; lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken logprobs"
+            )
+        return {**metrics, "grad_norm": norm, "micro_batches": float(micro_batches)}
+
+    def _loss(
+        self, arrays: PackedArrays, logprobs: torch.Tensor, entropy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of a micro-batch and the objective's metrics, both weighted sums over its tokens."""
+        own_policy_is_old = self.settings.old_logprobs == "recompute" and self.settings.mini_batches == 1
+        tokens = Tokens(
+            logprobs=logprobs,
+            entropy=entropy,
+            old_logprobs=logprobs.detach() if own_policy_is_old else self._tensor(arrays.old_logprobs),
+            rollout_logprobs=self._tensor(arrays.rollout_logprobs),
+            ref_logprobs=None if arrays.ref_logprobs is None else self._tensor(arrays.ref_logprobs),
+            advantages=self._tensor(arrays.advantages),
+            weight=self._tensor(arrays.weight),
+            bounds=self._tensor(arrays.bounds),
+        )
+        return self._objective.loss(tokens)
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return an array on the device."""
+        return torch.from_numpy(array).to(self.layout.device)
+
+    def _copy_weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters()]
+
+    def _set_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, weight in zip(self._parameters(), weights, strict=True):
+                parameter.copy_(weight)
+
+    # ---------------------------------------------------------------------------------------- weights and checkpoints
+
+    def export_hf(self, path: Path) -> None:
+        """See :class:`TrainingEngine`."""
+        tensors = self.hf_tensors()
+        if self.layout.rank == 0:
+            partial = path.with_name(f".partial-{path.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            hf_folder.write_folder(partial, self.source, tensors, self.dtype)
+            if path.exists():
+                shutil.rmtree(path)
+            partial.rename(path)
+        deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
+        self._barrier()
+
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
+        """See :class:`TrainingEngine`."""
+        if progress.step != self.progress.step:
+            raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
+        self.progress = progress
+        rank = self.layout.rank
+        if rank == 0:
+            checkpoint.begin(directory, progress.step)
+        self._barrier()
+        folder = checkpoint.partial_folder(directory, progress.step)
+        state = {f"optimizer.{name}": tensor for name, tensor in self._optimizer_state().items()}
+        state["rng.torch"] = torch.get_rng_state()
+        if self.device_type == "cuda":
+            state["rng.cuda"] = torch.cuda.get_rng_state()
+        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / self._state_file())
+        tensors = self.hf_tensors()
+        if rank == 0:
+            hf_folder.write_folder(folder, self.source, tensors, self.dtype)
+        deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
+        self._barrier()
+        if rank == 0:
+            checkpoint.commit(directory, progress, self._written_by(), keep=self.settings.keep_checkpoints)
+        self._barrier()
+        return directory / folder.name.removeprefix(checkpoint.PARTIAL)
+
+    def load_latest(self, directory: Path) -> TrainingProgress | None:
+        """See :class:`TrainingEngine`."""
+        folder = checkpoint.latest(directory)
+        if folder is None:
+            return None
+        progress = checkpoint.read_progress(folder, self._written_by())
+        # Each file by the rank that reads it; what all read, by the first.
+        checkpoint.verify(
+            folder,
+            lambda name: name == self._state_file() or (self.layout.rank == 0 and not name.startswith(STATE)),
+        )
+        try:
+            state = load_file(folder / self._state_file())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder / self._state_file()} cannot be read: {error}") from error
+        self._load_weights(folder)
+        torch.set_rng_state(state.pop("rng.torch"))
+        if self.device_type == "cuda":
+            torch.cuda.set_rng_state(state.pop("rng.cuda"))
+        self._load_optimizer_state({name.removeprefix("optimizer."): tensor for name, tensor in state.items()})
+        self.progress = progress
+        return progress
+
+    def _written_by(self) -> WrittenBy:
+        layout = self.layout
+        return WrittenBy(
+            engine=self.NAME,
+            world_size=layout.world_size,
+            tensor_parallel=layout.tensor_parallel,
+            pipeline_parallel=layout.pipeline_parallel,
+            dtype=str(self.dtype),
+        )
+
+    def _state_file(self) -> str:
+        return f"{STATE}{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
+
+    def _barrier(self) -> None:
+        if self.layout.world_size > 1:
+            dist.barrier()
+
+
+def _means(reports: Sequence[Metrics]) -> Metrics:
+    if not reports:
+        return {}
+    means = {name: math.fsum(report[name] for report in reports) / len(reports) for name in reports[0]}
+    return {**means, "mismatch_k3": reports[0]["rollout_k3"]}

@@ -1,0 +1,101 @@
+"""From a batch's samples to the updates of a step, and to the shard of each that a data-parallel rank trains on. Pure.
+
+Samples are shuffled by ``(seed, step)`` and divided into updates of equal numbers of samples. Each update is dealt to
+the ranks longest sample first, always to the rank with the fewest tokens (Graham's LPT rule, 1969: at most 4/3 of the
+best that is possible). What the sum over an update's tokens is divided by is that of the whole update, so gradients
+are summed over ranks and not averaged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from schemas.record import Metrics
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.samples import TrainBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One update of the weights, or a rank's shard of it."""
+
+    samples: Sequence[TrainSample]
+    divisor: float
+    """What the sum over the tokens of all ranks is divided by."""
+    trained_tokens: int
+    """Tokens that the loss of all ranks is over."""
+
+    def shard(self, rank: int, ranks: int) -> "Update":
+        """Return what one of the ranks trains on: at least one sample, which weighs nothing where none is left."""
+        mine = [self.samples[i] for i in balanced([len(s.tokens) for s in self.samples], ranks)[rank]]
+        if not mine:
+            # The others wait for this rank's gradients: it computes the cheapest that there is, all zero.
+            shortest = min(self.samples, key=lambda sample: len(sample.tokens))
+            mine = [replace(shortest, mask=np.zeros_like(shortest.mask))]
+        return replace(self, samples=mine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """A step, or a rank's shard of it."""
+
+    updates: Sequence[Update]
+    """None where there is nothing to learn."""
+    trained_tokens: int
+    metrics: Metrics = field(default_factory=dict)
+    """What there is to say of the batch."""
+
+    def shard(self, rank: int, ranks: int) -> "StepPlan":
+        """Return what one of the ranks trains on."""
+        if ranks == 1:
+            return self
+        return replace(self, updates=[update.shard(rank, ranks) for update in self.updates])
+
+
+def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> StepPlan:
+    """Divide a batch into updates.
+
+    Args:
+        batch: What there is to train on.
+        settings: How many updates, and what they are divided by; see ``trainer.loss_normalizer``.
+        step: Steps trained before this one.
+    """
+    samples, tokens = batch.samples, int(batch.metrics["trained_tokens"])
+    if not samples:
+        return StepPlan(updates=(), trained_tokens=tokens, metrics=batch.metrics)
+    order = np.random.default_rng((settings.seed, step)).permutation(len(samples))
+    count = settings.mini_batches
+    if settings.loss_normalizer == "update":
+        # Where groups are skipped there are fewer updates, not smaller ones: the mean over few samples is mostly
+        # noise, and Adam makes full steps of it.
+        count = max(1, round(count * len(samples) / batch.metrics["samples"]))
+    parts = np.array_split(order, min(count, len(samples)))
+    updates = []
+    for part in parts:
+        chosen = [samples[i] for i in part]
+        trained = sum(sample.trained_tokens for sample in chosen)
+        # Else an equal part of the whole batch for each update, so that the less it teaches the smaller they are.
+        divisor = trained if settings.loss_normalizer == "update" else batch.response_tokens / len(parts)
+        updates.append(Update(samples=chosen, divisor=divisor, trained_tokens=trained))
+    return StepPlan(updates=updates, trained_tokens=tokens, metrics=batch.metrics)
+
+
+def balanced(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Deal items to ranks so that their sums are about equal.
+
+    Args:
+        sizes: Of each item.
+        ranks: How many there are.
+
+    Returns:
+        The indices of each rank's items in order, each index once. The same for the same sizes.
+    """
+    sums = [0] * ranks
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        rank = min(range(ranks), key=sums.__getitem__)
+        sums[rank] += sizes[index]
+        dealt[rank].append(index)
+    return [sorted(indices) for indices in dealt]

@@ -1,0 +1,157 @@
+"""Training with transformers' own model and torch's own optimizer, in one process: the numeric reference.
+
+Nothing here is clever: padded batches, ``log_softmax`` and ``gather``, ``clip_grad``, AdamW, all in float32. What
+Megatron's engine computes in any layout is compared with this; and a model that fits into one process can be trained
+with it, where Megatron-core is not wanted.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+
+from schemas.experience import Float32
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import packing
+from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
+from trinity_bus.training.hf_folder import reader
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.rank_engine import RankEngine
+
+
+class TorchEngine(RankEngine):
+    """A trainer of one process.
+
+    Args:
+        settings: What to train and how.
+
+    Raises:
+        ParallelError: The settings ask for several ranks.
+        TrainingError: They ask for another type than float32.
+    """
+
+    NAME: ClassVar[str] = "torch"
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        if settings.ranks > 1:
+            raise ParallelError(f"trainer.engine=torch trains on one rank, not on {settings.ranks}")
+        if settings.dtype == "bfloat16":
+            raise TrainingError("trainer.engine=torch trains in float32, not in bfloat16")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(settings, layout=Layout.alone(device), dtype=torch.float32)
+
+    def _build(self) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        settings = self.settings
+        config = AutoConfig.from_pretrained(self.source, local_files_only=True)
+        self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
+        self._load_weights(self.source)
+        self._network.to(self.layout.device)
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in self._parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},
+                {"params": [p for p in self._parameters() if p.dim() == 1], "weight_decay": 0.0},
+            ],
+            lr=settings.learning_rate,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+        )
+
+    def leave(self) -> None:
+        """Nothing is shared with others."""
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
+        """See :class:`RankEngine`."""
+        found: dict[int, Float32] = {}
+        with torch.no_grad():
+            for indices, arrays, logprobs, _ in self._passes(samples, 0.0):
+                mine = [samples[i] for i in indices]
+                found |= dict(zip(indices, packing.unpack(logprobs.cpu().numpy(), arrays, mine), strict=True))
+        return [found[i] for i in range(len(samples))]
+
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`RankEngine`."""
+        for name, parameter in self._network.named_parameters():  # what is tied is named once
+            yield name, parameter.detach()
+
+    def _passes(
+        self, samples: Sequence[TrainSample], token_weight: float
+    ) -> Iterator[tuple[list[int], PackedArrays, torch.Tensor, torch.Tensor]]:
+        """Run the model on micro-batches.
+
+        Yields:
+            Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
+        """
+        lengths = [len(sample.tokens) for sample in samples]
+        for indices in packing.first_fit_decreasing(lengths, self.settings.micro_batch_tokens):
+            self._stop_if_asked()
+            arrays = packing.pack([samples[i] for i in indices], token_weight=token_weight)
+            real = torch.arange(arrays.longest) < torch.from_numpy(arrays.bounds).diff()[:, None]
+            # Padding comes after each sequence, where attention that is causal never looks.
+            tokens = torch.zeros(real.shape, dtype=torch.long)
+            tokens[real] = torch.from_numpy(arrays.tokens)
+            logits = self._network(input_ids=tokens.to(self.layout.device), use_cache=False).logits
+            logp = (logits[real.to(self.layout.device)] / self.settings.temperature).log_softmax(-1)
+            logprobs = logp.gather(1, self._tensor(arrays.targets)[:, None])[:, 0]
+            yield indices, arrays, logprobs, -(logp.exp() * logp).sum(1)
+
+    def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
+        self._optimizer.zero_grad()
+        reports = []
+        for _, arrays, logprobs, entropy in self._passes(samples, token_weight):
+            loss, metrics = self._loss(arrays, logprobs, entropy)
+            loss.backward()
+            reports.append(metrics)
+        return torch.stack(reports).sum(0), len(reports)
+
+    def _update_weights(self, learning_rate: float) -> float:
+        parameters = list(self._parameters())
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if torch.isfinite(norm):
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+        return float(norm)
+
+    def _parameters(self) -> Iterable[torch.nn.Parameter]:
+        parameters: Iterable[torch.nn.Parameter] = self._network.parameters()
+        return parameters
+
+    def _load_weights(self, folder: Path) -> None:
+        try:
+            read = reader(folder)
+            with torch.no_grad():
+                for name, parameter in self._network.named_parameters():
+                    tensor = read(name)
+                    if tensor.shape != parameter.shape:
+                        raise ConversionError(
+                            f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(parameter.shape)}"
+                        )
+                    parameter.copy_(tensor)
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
+        except KeyError as error:
+            raise ConversionError(f"{folder} lacks the tensor {error}") from error
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{kind}.{name}": tensor
+            for name, parameter in self._network.named_parameters()
+            for kind, tensor in self._optimizer.state.get(parameter, {}).items()
+        }
+
+    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        parameters = dict(self._network.named_parameters())
+        self._optimizer.state.clear()
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(".")
+            parameter = parameters.get(name)
+            if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
+                raise CheckpointError(f"optimizer state {key} {tuple(tensor.shape)} is of another model")
+            # Step counters stay on the CPU, where AdamW keeps them.
+            self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
