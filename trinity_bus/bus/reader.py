@@ -14,6 +14,7 @@ as it comes, so that what arrives while its owner is busy is there when it asks 
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,9 +29,12 @@ from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.lag import watch_lag
 from trinity_bus.bus.received import Received, receive_all
+from trinity_bus.bus.stalls import Stalls, Standing
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import metrics
+
+log = logging.getLogger(__name__)
 
 type Start = Literal["beginning", "end"] | Mapping[tuple[str, int], int]
 
@@ -88,6 +92,7 @@ class Reader:
         self._next: dict[tuple[str, int], int] = {}
         self._passed: dict[tuple[str, int], int] = {}
         """The offset after the last record of another key, of each partition, since ``batch`` returned."""
+        self._stalls = Stalls()
         self._has_returned = False
         """Whether ``batch`` has returned anything since ``keeps_up`` was asked."""
 
@@ -202,11 +207,14 @@ class Reader:
     async def keeps_up(self) -> bool:
         """Whether something was returned since the last call, or brokers say that there is nothing to return.
 
-        For whoever watches over a service: asks nobody, and does not raise.
+        For whoever watches over a service: asks nobody, and does not raise. What is kept from it (see
+        :mod:`trinity_bus.bus.stalls`) is not kept up with, and told in the log.
         """
         client, has_returned, self._has_returned = self._running, self._has_returned, False
-        if client is None or has_returned:
-            return has_returned
+        if client is None or await self._is_stalled(client):
+            return False
+        if has_returned:
+            return True
         if self._raw or self._ready:
             return False
         silent_before = round(time.time() * 1000) - _SILENT_MS
@@ -215,6 +223,26 @@ class Reader:
             if end is None or (answered or 0) < silent_before or await client.position(position) < end:
                 return False
         return True
+
+    async def _is_stalled(self, client: AIOKafkaConsumer) -> bool:
+        standings = [
+            Standing(
+                self._topics[position.topic].name,
+                position.partition,
+                await client.position(position),
+                client.last_stable_offset(position),
+                client.highwater(position),
+            )
+            for position in self._assigned
+        ]
+        found = [
+            (topic.name, len(client.partitions_for_topic(name) or ()), topic.partitions)
+            for name, topic in self._topics.items()
+        ]
+        stalled = self._stalls.look(time.monotonic(), standings, found)
+        for line in self._stalls.news():
+            log.error("%s", line)
+        return stalled
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:

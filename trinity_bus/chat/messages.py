@@ -64,7 +64,7 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             # What is no JSON is as it stands.
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
         calls.append((function["name"], arguments))
     return calls

@@ -47,7 +47,7 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
-from trinity_bus.bus import Bus, Producer, Received, TopicFollower
+from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
 from trinity_bus.client.ids import producer_name
 from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
 from trinity_bus.errors import BusError, NoCoordinatorError
@@ -244,7 +244,7 @@ class CommandChannel:
         reply = received.record
         if not isinstance(reply, CommandReply):
             # Only the coordinator writes here; that it wrote what cannot be read is for its own log.
-            log.error("%s cannot be read: %s", received.place, reply)
+            log.error("%s is no reply: %s", received.place, reply.detail if isinstance(reply, Undecodable) else "null")
             return
         self._heard_at = self._clock()
         answered = self._waiting.get(reply.command_id) if reply.client == self.client else None

@@ -168,7 +168,7 @@ class Client:
         groups = []
         for received in found:
             if not isinstance(received.record, ExperienceGroup):
-                raise RecordGoneError(f"{received.place} cannot be read: {received.record}")
+                raise RecordGoneError(f"{received.place} cannot be read: {received.record.detail}")
             groups.append(received.record)
         return join_groups(groups) if groups else None
 

@@ -6,16 +6,21 @@
     GET /readyz  200 ready | 503 why not     asks the broker too, at most once a second
     anything else                404
 
-Failures: a port in use is a ``ConfigError`` before the service starts. A probe that hangs up is ignored.
+Failures: a port in use is a ``ConfigError`` before the service starts. A probe that hangs up is ignored. All together
+can have ``MAX_CONNECTIONS`` connections, each for ``CONNECTION_S``: the oldest makes room for the next, so that
+strangers who say nothing, or a byte now and then, take neither threads nor files from the service.
 """
 
 import asyncio
+import contextlib
 import http.server
 import logging
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from trinity_bus.bus.connection import check_reachable
 from trinity_bus.config import HealthSettings, KafkaSettings, env_name
@@ -27,6 +32,9 @@ log = logging.getLogger(__name__)
 _BROKER_LIMIT_S: Final = 3.0
 """The broker must answer within this time. Below what probes usually wait."""
 _BROKER_EVERY_S: Final = 1.0
+MAX_CONNECTIONS: Final = 32
+CONNECTION_S: Final = 10.0
+"""Twice what the slowest answer takes."""
 
 
 class BrokerCheck:
@@ -71,13 +79,12 @@ class HealthServer:
 
     def __init__(self, settings: HealthSettings, state: HealthState, broker: Callable[[], str | None]) -> None:
         try:
-            self._server = http.server.ThreadingHTTPServer((settings.host, settings.port or 0), _handler(state, broker))
+            self._server = _Server((settings.host, settings.port or 0), _handler(state, broker))
         except OSError as error:
             raise ConfigError(
                 f"{env_name('health.port')}={settings.port}: cannot listen on {settings.host}: {error.strerror}; "
                 "choose another port"
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
@@ -87,6 +94,50 @@ class HealthServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Bounds connections, and how long each may be open."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self._open: dict[Any, float] = {}
+        """Connections and until when each may last, the oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        with self._lock:
+            while len(self._open) >= MAX_CONNECTIONS:
+                self._hang_up(next(iter(self._open)))
+            self._open[request] = time.monotonic() + CONNECTION_S
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that is done."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Hang up on whoever has taken too long. Called twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [request for request, until in self._open.items() if until < now]:
+                self._hang_up(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note a connection that broke; nothing else can."""
+        del request
+        log.debug("a probe from %s was not answered: %r", client_address, sys.exception())
+
+    def _hang_up(self, request: Any) -> None:
+        # Its thread wakes up, and closes it.
+        del self._open[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
 
 def _handler(state: HealthState, broker: Callable[[], str | None]) -> type[http.server.BaseHTTPRequestHandler]:

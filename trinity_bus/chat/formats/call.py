@@ -6,8 +6,12 @@ from typing import Any
 
 MAX_CALLS = 128
 """Of one turn; the others are a flaw."""
+MAX_FLAWS = 8
+"""Of one turn that are told; a model that has lost its way makes thousands."""
 MAX_SHOWN = 200
 """Characters of a call that are shown where it cannot be read."""
+UNREADABLE = (ValueError, RecursionError)
+"""What the parser raises for text that is no JSON, or nested too deep."""
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -41,7 +45,7 @@ class Read:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError as error:
+            except UNREADABLE as error:
                 self.flaw(written, f"its arguments are no JSON: {error}")
                 return
         if not isinstance(name, str) or not name:
@@ -57,7 +61,7 @@ class Read:
         """Take a call that is written as a JSON object with a name and arguments."""
         try:
             call = json.loads(written)
-        except (ValueError, RecursionError) as error:
+        except UNREADABLE as error:
             self.flaw(written, f"it is no JSON: {error}")
             return
         if not isinstance(call, dict):
@@ -67,6 +71,8 @@ class Read:
 
     def flaw(self, written: str, why: str) -> None:
         """Note a call that could not be read."""
+        if len(self.flaws) == MAX_FLAWS:
+            return
         self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
 
 

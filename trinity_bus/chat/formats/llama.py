@@ -6,7 +6,7 @@ with or without ``<|python_tag|>`` before. A turn with text before an object has
 
 import json
 
-from trinity_bus.chat.formats.call import Read
+from trinity_bus.chat.formats.call import UNREADABLE, Read
 
 _TAG = "<|python_tag|>"
 
@@ -19,17 +19,20 @@ def read_llama(text: str) -> Read:
     read = Read(before.strip())
     rest = rest.strip()
     decoder = json.JSONDecoder()
-    while rest:
+    at = 0
+    while at < len(rest):
         try:
-            _, end = decoder.raw_decode(rest)
-        except (ValueError, RecursionError) as error:
+            _, end = decoder.raw_decode(rest, at)
+        except UNREADABLE as error:
             if not tagged and not read.calls:
                 # An answer that begins with a brace; nothing says that it was to be a call.
                 return Read(text)
-            read.flaw(rest, f"it is no JSON: {error}")
+            read.flaw(rest[at:], f"it is no JSON: {error}")
             return read
-        read.add_json(rest[:end], "parameters")
-        rest = rest[end:].lstrip("; \n")
+        read.add_json(rest[at:end], "parameters")
+        at = end
+        while at < len(rest) and rest[at] in "; \n":
+            at += 1
     if read.flaws and not read.calls and not tagged:
         # JSON that is no call, such as an answer that was asked for as JSON.
         return Read(text)

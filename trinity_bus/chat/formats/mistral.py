@@ -2,7 +2,7 @@
 
 import json
 
-from trinity_bus.chat.formats.call import Read
+from trinity_bus.chat.formats.call import UNREADABLE, Read
 
 _MARK = "[TOOL_CALLS]"
 
@@ -15,7 +15,7 @@ def read_mistral(text: str) -> Read:
     read = Read(content.strip())
     try:
         calls = json.loads(written)
-    except (ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         read.flaw(written, f"it is no JSON: {error}")
         return read
     for call in calls if isinstance(calls, list) else [calls]:

@@ -5,38 +5,62 @@ such, and text otherwise: what a parameter is to be is known to the tool.
 """
 
 import json
-import re
 from typing import Any
 
-from trinity_bus.chat.formats.call import Read
+from trinity_bus.chat.formats.call import UNREADABLE, Read
 
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
 def read_xml(text: str) -> Read:
-    """Read a turn's text."""
-    calls = list(_CALL.finditer(text))
-    read = Read(_CALL.sub("", text).strip() if calls else text)
-    for call in calls:
-        written, closed = call[1], call[2]
-        function = _FUNCTION.fullmatch(written)
+    """Read a turn's text. Takes time in proportion to it, whatever it is."""
+    content, *blocks = text.split(_CALL)
+    read = Read(content)
+    for block in blocks:
+        written, closed, after = block.partition(_CALL_END)
+        function = written.strip()
+        name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
         if not closed:
-            read.flaw(written, "it is not ended by </tool_call>")
-        elif function is None:
+            read.flaw(written, f"it is not ended by {_CALL_END}")
+        elif not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
             read.flaw(written, "it is no <function=name>...</function>")
-        elif _PARAMETER.sub("", function[2]).strip():
+        elif (arguments := _arguments(body)) is None:
             read.flaw(written, "it has something beside <parameter=name>...</parameter>")
         else:
-            arguments = {match[1]: _value(match[2]) for match in _PARAMETER.finditer(function[2])}
-            read.add(function[1], arguments, written)
+            read.add(name, arguments, written)
+        read.content += after
+    if blocks:
+        read.content = read.content.strip()
     return read
+
+
+def _arguments(body: str) -> dict[str, Any] | None:
+    """Return what parameters are; None where there is something else."""
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(body):
+        if body[at].isspace():
+            at += 1
+            continue
+        begin = at + len(_PARAMETER)
+        named = body.find(">", begin)
+        end = body.find(_PARAMETER_END, named)
+        if not body.startswith(_PARAMETER, at) or named < 0 or end < 0 or _is_broken(body[begin:named]):
+            return None
+        found[body[begin:named]] = _value(body[named + 1 : end])
+        at = end + len(_PARAMETER_END)
+    return found
+
+
+def _is_broken(name: str) -> bool:
+    return not name or any(character.isspace() for character in name)
 
 
 def _value(written: str) -> Any:
     text = written.removeprefix("\n").removesuffix("\n")
     try:
         return json.loads(text)
-    except ValueError:
+    except UNREADABLE:
         return text

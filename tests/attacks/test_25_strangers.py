@@ -1,0 +1,141 @@
+"""What a neighbour or an ordinary client can do with a connection, a transaction, a partition or a reply."""
+
+import asyncio
+import contextlib
+import http.client
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from schemas.topics import REPLIES, TASKS
+from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.waiting import until, wait_until
+from trinity_bus.bus import Bus, Reader, stalls
+from trinity_bus.client.channel import CommandChannel
+from trinity_bus.config import HealthSettings, KafkaSettings
+from trinity_bus.health import server as health
+from trinity_bus.health.server import HealthServer
+from trinity_bus.health.state import HealthState
+
+# -- health ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endpoint() -> Iterator[HealthServer]:
+    state = HealthState(time.monotonic(), wedged_s=1000, start_s=1000, unread_s=1000)
+    made = HealthServer(HealthSettings(port=0), state, lambda: None)
+    yield made
+    made.close()
+
+
+def status(endpoint: HealthServer) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", "/livez")
+        return connection.getresponse().status
+
+
+def test_connections_that_say_nothing_take_no_probes_place_and_few_threads(endpoint: HealthServer) -> None:
+    before = threading.active_count()
+    with contextlib.ExitStack() as strangers:
+        for _ in range(300):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", endpoint.port)))
+        assert status(endpoint) == 200
+        wait_until(lambda: threading.active_count() <= before + health.MAX_CONNECTIONS)
+        assert status(endpoint) == 200
+
+
+def test_who_says_a_byte_now_and_then_is_hung_up_on(endpoint: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CONNECTION_S", 1.0)
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as slow:
+        slow.settimeout(0.1)
+        began = time.monotonic()
+        while time.monotonic() - began < 20:
+            try:
+                slow.sendall(b"G")
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() - began < 15
+    assert status(endpoint) == 200
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+async def stalled(reader: Reader) -> None:
+    """Returns when the reader says for good that it does not keep up."""
+    async with asyncio.timeout(60):
+        while await reader.keeps_up():
+            await reader.batch(0.1)
+
+
+@pytest.mark.integration
+async def test_a_transaction_that_a_stranger_leaves_open_is_told_and_no_service_calls_itself_ready(
+    kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stalls, "HELD_S", 0.5)
+    mesh = Mesh(kafka, tmp_path)
+    async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
+        name = TASKS.full_name(mesh.kafka.namespace)
+        stranger = AIOKafkaProducer(
+            bootstrap_servers=kafka.bootstrap_servers,
+            transactional_id=f"{name}.stranger",
+            transaction_timeout_ms=600_000,
+        )
+        await stranger.start()
+        await stranger.begin_transaction()
+        for partition in range(TASKS.partitions):
+            await stranger.send_and_wait(name, b"{}", partition=partition)
+        await send_tasks(producer, 20)
+        with caplog.at_level(logging.ERROR):
+            await asyncio.sleep(0)
+            found = await reader.batch(1)
+            assert found == [], "they wait behind the stranger's"
+            await stalled(reader)
+        assert "wait for a transaction that somebody has left open" in caplog.text
+        await stranger.abort_transaction()
+        await stranger.stop()
+        async with asyncio.timeout(60):
+            while len(found) < 20:
+                found += await reader.batch(1)
+            while not await reader.keeps_up():
+                await reader.batch(0.1)
+
+
+@pytest.mark.integration
+async def test_partitions_that_are_added_to_a_topic_in_use_are_told(
+    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = Mesh(kafka, tmp_path)
+    async with mesh.connected(), Bus(mesh.kafka, client_id="reads") as bus:
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+        await admin.start()
+        await admin.create_partitions({TASKS.full_name(mesh.kafka.namespace): NewPartitions(TASKS.partitions + 2)})
+        await admin.close()
+        # One that was there before finds out when it asks for metadata again, five minutes later at most.
+        with caplog.at_level(logging.ERROR):
+            async with bus.reader(TASKS, start="beginning") as reader:
+                await stalled(reader)
+        assert "tasks has 10 partitions and needs exactly 8" in caplog.text
+
+
+@pytest.mark.integration
+async def test_a_large_reply_that_cannot_be_read_is_a_short_line(
+    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = Mesh(kafka, tmp_path)
+    async with mesh.connected() as (bus, producer), CommandChannel(bus, producer, name="c"):
+        await (await producer.send_raw(REPLIES, "c", b"\x00" * 500_000))
+        await until(lambda: "is no reply" in caplog.text)
+        assert len(caplog.text) < 2000
