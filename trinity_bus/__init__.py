@@ -56,17 +56,22 @@ if TYPE_CHECKING:
     )
     from trinity_bus.rollout import (
         Completion,
+        Conversation,
         Engine,
         PartialRunsError,
+        Reusable,
         Rollout,
         RolloutContext,
         SingleRunWorkflow,
         Tokenizer,
+        ToolError,
+        ToolWorkflow,
         UnknownWorkflow,
         Workflow,
         WorkflowError,
         prompt_tokens,
         register,
+        reused,
     )
     from trinity_bus.rollout.agents import AgentWorkflow, agent
     from trinity_bus.rollout.endpoint import Endpoint
@@ -85,6 +90,7 @@ __all__ = [
     "CompletedTaskResult",
     "Completion",
     "ConfigError",
+    "Conversation",
     "DecodeError",
     "EncodeError",
     "Endpoint",
@@ -99,6 +105,7 @@ __all__ = [
     "RecordGoneError",
     "RecordTooLargeError",
     "RefusedError",
+    "Reusable",
     "Rollout",
     "RolloutContext",
     "RolloutCoordinator",
@@ -116,6 +123,8 @@ __all__ = [
     "TaskResult",
     "TimedOutError",
     "Tokenizer",
+    "ToolError",
+    "ToolWorkflow",
     "TopicMismatchError",
     "TrinityError",
     "UnknownBatchError",
@@ -130,6 +139,7 @@ __all__ = [
     "prompt_tokens",
     "register",
     "renderer_for",
+    "reused",
     "sequence_reward",
 ]
 
@@ -143,8 +153,9 @@ _NAMES = {
     "trinity_bus.errors": "AccessDeniedError BrokerUnreachableError BusError ConfigError DecodeError EncodeError "
     "NoCoordinatorError NotOwnerError NotStartedError RecordError RecordGoneError RecordTooLargeError RefusedError "
     "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
-    "trinity_bus.rollout": "Completion Engine PartialRunsError Rollout RolloutContext SingleRunWorkflow Tokenizer "
-    "UnknownWorkflow Workflow WorkflowError prompt_tokens register",
+    "trinity_bus.rollout": "Completion Conversation Engine PartialRunsError Reusable Rollout RolloutContext "
+    "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
+    "reused",
     "trinity_bus.chat": "Session renderer_for",
     "trinity_bus.rollout.agents": "AgentWorkflow agent",
     "trinity_bus.rollout.endpoint": "Endpoint",

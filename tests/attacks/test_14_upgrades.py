@@ -165,7 +165,9 @@ def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
                 body["choice"] = body["choice"] and {**body["choice"], "why": "because"}
             if kind == "progress":
                 body["parts"] = [[*part, "more"] for part in body["parts"]]
-        elif kind in ("assigned", "finalizers"):
+        elif kind == "assigned":
+            body = [[*row, None, {"more": key}] for row in body]  # behind the turns, which level 2 did not have
+        elif kind == "finalizers":
             body = [[*row, {"more": key}] for row in body]
         elif kind == "answer":
             body = [*body, [], "more"]  # behind the pieces, which level 2 did not have

@@ -7,9 +7,12 @@ and an engine to ask for more; text exists only at its edges. Nothing here impor
 from schemas.experience import Rollout
 from trinity_bus.chat import Completion, Tokenizer
 from trinity_bus.rollout import workflows
+from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
 from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
+from trinity_bus.rollout.reused import Reusable, reused
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.state import RunState
+from trinity_bus.rollout.tools import ToolError, ToolTimeoutError
 from trinity_bus.rollout.workflow import (
     Engine,
     PartialRunsError,
@@ -23,13 +26,18 @@ from trinity_bus.rollout.workflow import (
 __all__ = [
     "REGISTRY",
     "Completion",
+    "Conversation",
     "Engine",
     "PartialRunsError",
+    "Reusable",
     "Rollout",
     "RolloutContext",
     "RunState",
     "SingleRunWorkflow",
     "Tokenizer",
+    "ToolError",
+    "ToolTimeoutError",
+    "ToolWorkflow",
     "UnknownWorkflow",
     "Workflow",
     "WorkflowError",
@@ -37,5 +45,6 @@ __all__ = [
     "merge_sampling",
     "prompt_tokens",
     "register",
+    "reused",
     "workflows",
 ]

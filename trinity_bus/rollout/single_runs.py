@@ -11,7 +11,8 @@ import asyncio
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar
 
 from schemas.experience import Rollout
 from schemas.task import Task
@@ -26,6 +27,10 @@ class SingleRunWorkflow(ABC):
     """
 
     name: str
+    sequential: ClassVar[bool] = False
+    """Whether the runs of a task are done one after the other, rather than at once."""
+    run_timeout_s: ClassVar[float | None] = None
+    """A run that takes longer breaks off, and costs no other; None: it may take as long as the attempt may."""
 
     @abstractmethod
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
@@ -45,7 +50,10 @@ class SingleRunWorkflow(ABC):
             Exception: The first error, where all did.
         """
         ids = range(ctx.run_id_base, ctx.run_id_base + ctx.repeat_times)
-        ended = await asyncio.gather(*(self._timed(task, ctx, run_id) for run_id in ids), return_exceptions=True)
+        if self.sequential:
+            ended = [one for run_id in ids for one in await _ended(self._timed(task, ctx, run_id))]
+        else:
+            ended = await _ended(*(self._timed(task, ctx, run_id) for run_id in ids))
         errors = [one for one in ended if isinstance(one, BaseException)]
         rollouts = [rollout for one in ended if not isinstance(one, BaseException) for rollout in one]
         if not errors:
@@ -56,9 +64,15 @@ class SingleRunWorkflow(ABC):
 
     async def _timed(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         began = time.perf_counter()
-        given = await self.run_once(task, ctx.of_run(run_id), run_id)
+        async with asyncio.timeout(self.run_timeout_s):
+            given = await self.run_once(task, ctx.of_run(run_id), run_id)
         took = {RUN_TIME: time.perf_counter() - began}
         rollouts = [given] if isinstance(given, Rollout) else given
         if not rollouts:
             raise WorkflowError(f"run {run_id} of task {task.task_id!r} gave no rollout")
         return [dataclasses.replace(one, run_id=run_id, metrics={**one.metrics, **took}) for one in rollouts]
+
+
+async def _ended(*runs: Coroutine[Any, Any, list[Rollout]]) -> list[list[Rollout] | BaseException]:
+    """Return what runs gave that were done at once, or raised."""
+    return await asyncio.gather(*runs, return_exceptions=True)

@@ -5,7 +5,17 @@ import asyncio
 import pytest
 
 from schemas.task import Task
-from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, RunState, SingleRunWorkflow, WorkflowError
+from trinity_bus.rollout import (
+    REGISTRY,
+    PartialRunsError,
+    Reusable,
+    Rollout,
+    RolloutContext,
+    RunState,
+    SingleRunWorkflow,
+    WorkflowError,
+    reused,
+)
 from trinity_bus.rollout.state import MAX_STATE_BYTES
 
 TASK = Task(task_id="t", workflow="mine", prompt="x")
@@ -36,6 +46,63 @@ async def test_all_runs_are_done_at_once_and_come_in_order() -> None:
     mine = Mine()
     assert [rollout.reward for rollout in await run(mine, base=8)] == [8.0, 9.0, 10.0, 11.0]
     assert mine.most == 4
+
+
+async def test_runs_may_be_done_one_after_the_other_and_one_that_breaks_off_costs_no_other() -> None:
+    class InTurn(Mine):
+        sequential = True
+
+    mine = InTurn({1})
+    with pytest.raises(PartialRunsError, match=r"^ValueError: run 1 broke off$") as partial:
+        await run(mine)
+    assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 2.0, 3.0]
+    assert mine.most == 1
+
+
+async def test_a_run_that_takes_too_long_breaks_off_and_costs_no_other() -> None:
+    class Hangs(Mine):
+        run_timeout_s = 0.05
+
+        async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+            if run_id == 2:
+                await asyncio.Event().wait()
+            return await super().run_once(task, ctx, run_id)
+
+    with pytest.raises(PartialRunsError, match=r"^TimeoutError: ") as partial:
+        await run(Hangs())
+    assert [rollout.reward for rollout in partial.value.rollouts] == [0.0, 1.0, 3.0]
+
+
+async def test_a_class_that_keeps_its_task_has_an_instance_for_each_run_and_is_used_again() -> None:
+    made: list[Reusable] = []
+
+    @reused("keeps-its-task")
+    class Keeps(Reusable):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def reset(self, task: Task) -> None:
+            self.task, self.steps = task, 0
+
+        async def run(self, ctx: RolloutContext, run_id: int) -> Rollout:
+            self.steps += 1
+            await asyncio.sleep(0)
+            assert self.steps == 1, "another run has this instance"
+            if self.task.prompt == "breaks":
+                raise ValueError("broke off")
+            return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-1.0], reward=1.0)
+
+    workflow = REGISTRY.pop("keeps-its-task")
+    context = RolloutContext(engine=None, tokenizer=None, repeat_times=3)  # type: ignore[arg-type]
+    both = [workflow.run(TASK, context), workflow.run(TASK, context)]
+    assert [len(rollouts) for rollouts in await asyncio.gather(*both)] == [3, 3]
+    assert len(made) == 6
+    await workflow.run(TASK, context)
+    assert len(made) == 6
+    with pytest.raises(ValueError, match="broke off"):
+        await workflow.run(Task(workflow="mine", prompt="breaks"), context)
+    await asyncio.gather(workflow.run(TASK, context), workflow.run(TASK, context))
+    assert len(made) == 9, "what has broken off is not used again"
 
 
 async def test_a_run_may_give_several_rollouts_and_each_knows_its_run_and_what_it_took() -> None:

@@ -29,6 +29,8 @@ from trinity_bus.coordination.state.tables import Row
 
 PIECES_LEVEL = 3
 """Of the state that can hold an answer in several records."""
+TURNS_LEVEL = 3
+"""Of the state that can hold where turns lie."""
 CUT_LEVEL = 3
 """Of the state that can hold a part of which some runs are done and others are not."""
 
@@ -50,6 +52,8 @@ class Attempt(Value, array_like=True):
     timeout_s: float
     turns: tuple[int, int] | None = None
     """Partition and offset of the first turn that it has completed, as its explorer has told."""
+
+    SINCE: ClassVar[Mapping[str, int]] = {"turns": TURNS_LEVEL}
 
     def __post_init__(self) -> None:
         self.explorer = self.incarnation = ""

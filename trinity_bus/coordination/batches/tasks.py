@@ -29,6 +29,7 @@ from schemas.batch import TaskStatus
 from schemas.record import Metrics
 from trinity_bus.coordination.batches.parts import (
     CUT_LEVEL,
+    TURNS_LEVEL,
     Attempt,
     LostPart,
     Part,
@@ -77,7 +78,7 @@ class Progress(Row):
     stretches: list[Stretch] = field(default_factory=list)
     """The runs of all parts, where one was cut; empty where they are as they were at its acceptance."""
 
-    SINCE: ClassVar[Mapping[str, int]] = {"stretches": CUT_LEVEL}
+    SINCE: ClassVar[Mapping[str, int]] = {"stretches": CUT_LEVEL, "turns": TURNS_LEVEL}
 
 
 @dataclass(slots=True)

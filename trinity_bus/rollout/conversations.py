@@ -1,0 +1,162 @@
+"""A base for workflows in which a model speaks, calls tools, and speaks again.
+
+::
+
+    the task's messages --> the model --said--> no call: the end --> reward --> the samples of the run
+                               ^                  |
+                               |                  '--calls: each tool, one after the other --> turn reward --> end_turn
+                               '------- their results, and what was wrong with calls -------------'
+
+The conversation also ends where the model was cut at a limit, and after ``max_turns`` of its turns. Tokens are never
+made again from text (``trinity_bus.chat``); completed turns outlive the explorer (``RolloutContext.end_turn``).
+
+Failures: see ``trinity_bus.rollout.tools``. A run that fails has no reward.
+"""
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from schemas.experience import Rollout
+from schemas.task import Task
+from trinity_bus.chat import ChatError, Said, Session, ToolCall, renderer_for
+from trinity_bus.rollout.single_runs import SingleRunWorkflow
+from trinity_bus.rollout.tools import Toolbox, ToolError
+from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said in one run."""
+
+    messages: list[dict[str, Any]]
+    """All of them, OpenAI's shape, the last turn of the model included."""
+    run_id: int
+    turns: list[Said] = field(default_factory=list)
+    """What the model said, turn by turn."""
+    calls: int = 0
+    """Of tools, that were made."""
+    errors: int = 0
+    """Calls that could not be read or made, or whose tool said that it could not."""
+    truncated: bool = False
+    """Whether the model was cut at a limit, or would have gone on."""
+
+    @property
+    def answer(self) -> str:
+        """What the model said last, without its reasoning."""
+        return self.turns[-1].content if self.turns else ""
+
+
+class ToolWorkflow(SingleRunWorkflow):
+    """A conversation with tools. Register the subclass, with its ``tools`` and its ``reward``."""
+
+    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    """Python functions; their names, docstrings and types are what the model is told of them."""
+    max_turns: ClassVar[int] = 16
+    """Of the model, in one run."""
+    tool_timeout_s: ClassVar[float] = 30.0
+    """Of one call."""
+
+    def __init__(self) -> None:
+        self._toolbox = Toolbox(self.tools)
+
+    @abstractmethod
+    async def reward(self, task: Task, conversation: Conversation) -> float:
+        """Return what a conversation that has ended was worth."""
+
+    async def turn_reward(self, task: Task, conversation: Conversation) -> float | None:
+        """Return what the model's last turn was worth, once its tools have answered; None: nothing by itself."""
+        del task, conversation
+        return None
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
+        """See ``SingleRunWorkflow.run_once``.
+
+        Raises:
+            WorkflowError: The task has no prompt and no messages, or they cannot be written as tokens.
+            Exception: A tool's, or the reward's.
+        """
+        talk = Conversation(_opening(task), run_id)
+        session = Session(renderer_for(ctx.tokenizer))
+        values: list[list[float]] = []
+        while True:
+            said = await self._turn(task, ctx, session, talk)
+            over = not (said.tool_calls or said.flaws) or said.finish_reason == "length"
+            if not over:
+                await self._answer_calls(ctx, talk, said)
+            value = await self.turn_reward(task, talk)
+            if len(values) < len(session.samples):
+                values.append([])
+            values[-1].append(math.nan if value is None else value)
+            await ctx.end_turn()
+            if over or len(talk.turns) == self.max_turns:
+                talk.truncated = not over or said.finish_reason == "length"
+                break
+        reward = await self.reward(task, talk)
+        metrics = {
+            "reward": reward,
+            "turns": float(len(talk.turns)),
+            "tool_calls": float(talk.calls),
+            "tool_errors": float(talk.errors),
+            "truncated": float(talk.truncated),
+            "rewrites": float(session.rewrites),
+            "response_tokens": float(sum(said.tokens for said in talk.turns)),
+        }
+        told = any(not math.isnan(value) for of in values for value in of)
+        return [
+            _with_turn_rewards(sample.rollout(reward=reward, metrics=metrics), of if told else None)
+            for sample, of in zip(session.samples, values, strict=True)
+        ]
+
+    async def _turn(self, task: Task, ctx: RolloutContext, session: Session, talk: Conversation) -> Said:
+        """Have the model speak."""
+        try:
+            prompt = session.prompt(talk.messages, self._toolbox.schemas or None)
+        except ChatError as error:
+            raise WorkflowError(f"task {task.task_id!r} cannot be written as tokens: {error}") from error
+        (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
+        stop = (task.sampling.stop if task.sampling is not None else None) or ctx.sampling.stop or ()
+        said = session.add(prompt, completion, stop)
+        talk.turns.append(said)
+        talk.messages.append(said.message)
+        return said
+
+    async def _answer_calls(self, ctx: RolloutContext, talk: Conversation, said: Said) -> None:
+        """Add what the tools of a turn return, and what is wrong with its calls."""
+        for call in said.tool_calls:
+            good, text = await ctx.call(call.name, self._called, call.name, call.arguments)
+            talk.calls += 1
+            talk.errors += not good
+            talk.messages.append(_result(call, text))
+        for flaw in said.flaws:
+            talk.errors += 1
+            talk.messages.append({"role": "tool", "content": flaw})
+
+    async def _called(self, name: str, arguments: dict[str, Any]) -> list[Any]:
+        """Return whether a call could be made, and what the model is told of it."""
+        try:
+            return [True, await self._toolbox.run(name, arguments, self.tool_timeout_s)]
+        except ToolError as error:
+            return [False, f"error: {error}"]
+
+
+def _opening(task: Task) -> list[dict[str, Any]]:
+    if task.messages is not None:
+        return [message.model_dump(exclude_none=True) for message in task.messages]
+    if task.prompt is None:
+        raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
+    return [{"role": "user", "content": task.prompt}]
+
+
+def _result(call: ToolCall, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+
+
+def _with_turn_rewards(rollout: Rollout, values: list[float] | None) -> Rollout:
+    """Return a rollout with what each of its turns was worth, where any of the run's says it."""
+    if values is None:
+        return rollout
+    return dataclasses.replace(rollout, turn_rewards=values)

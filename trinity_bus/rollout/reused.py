@@ -1,0 +1,70 @@
+"""Classes that keep the task that they work on, as workflows: each run has an instance to itself, which is used again.
+
+::
+
+    a run begins --> an idle instance, or a new one --> reset(task) --> run(ctx, run_id) --returned--> idle
+                                                                             '--raised, cancelled--> dropped
+
+So what an instance keeps in itself (``self.task``, an environment, a client) is of one run at a time, though the one
+instance of a workflow in the registry serves all tasks of its kind at once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from schemas.experience import Rollout
+from schemas.task import Task
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.single_runs import SingleRunWorkflow
+from trinity_bus.rollout.workflow import RolloutContext
+
+MAX_IDLE = 1024
+"""Instances that wait to be used again."""
+
+
+class Reusable(ABC):
+    """One run at a time, and then another."""
+
+    sequential = False
+    """Whether the runs of a task are done one after the other, rather than at once."""
+
+    @abstractmethod
+    def reset(self, task: Task) -> None:
+        """Forget the run before, and take this task."""
+
+    @abstractmethod
+    async def run(self, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
+        """Run the task that it was reset to; see ``SingleRunWorkflow.run_once``."""
+
+
+class _Reusing(SingleRunWorkflow):
+    """Gives each run an instance."""
+
+    make: Callable[[], Reusable]
+
+    def __init__(self) -> None:
+        self._idle: list[Reusable] = []
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout | Sequence[Rollout]:
+        """See ``SingleRunWorkflow.run_once``."""
+        instance = self._idle.pop() if self._idle else type(self).make()
+        instance.reset(task)
+        given = await instance.run(ctx, run_id)
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(instance)
+        return given
+
+
+def reused[R: Reusable](name: str) -> Callable[[type[R]], type[R]]:
+    """Class decorator: register a workflow whose runs have instances of this class, made without arguments.
+
+    Raises:
+        ValueError: Another class has the name.
+    """
+
+    def add(cls: type[R]) -> type[R]:
+        given = {"make": cls, "sequential": cls.sequential, "__doc__": cls.__doc__, "__module__": cls.__module__}
+        register(name)(type(cls.__qualname__, (_Reusing,), given))
+        return cls
+
+    return add

@@ -1,0 +1,136 @@
+"""Python functions as tools of a model: what the model is told of one, and what becomes of a call.
+
+==========================================  ==========================================================================
+a call                                      becomes
+==========================================  ==========================================================================
+of a tool that there is, as it wants it     what the function returns, as text
+that cannot be read, of an unknown tool,    a message to the model that says what is wrong, counted (``errors``)
+with arguments that it does not take
+whose function raises ``ToolError``         the same
+whose function raises anything else         the failure of its run
+that takes longer than it may               the failure of its run: ``ToolTimeoutError``
+==========================================  ==========================================================================
+
+A function that is not ``async`` runs in a thread; one that hangs there cannot be stopped before its runner is. What may
+hang is ``async``, or a process of its own.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError, validate_call
+
+from schemas.message import FunctionSchema, Tool
+from trinity_bus.errors import TrinityError
+
+MAX_RESULT_CHARS = 1 << 18
+"""Of what a tool returns; a model reads no more."""
+
+
+class ToolError(TrinityError, RuntimeError):
+    """A tool did not do what was asked of it; the model is told why, and goes on."""
+
+
+class ToolTimeoutError(TrinityError, TimeoutError):
+    """A tool took longer than it may."""
+
+
+class PythonTool:
+    """A function as a tool.
+
+    Its name, the first paragraph of its docstring, and a JSON schema of its parameters, from their types, are what a
+    model is told of it.
+
+    Args:
+        function: With a type for every parameter. May be ``async``.
+
+    Raises:
+        TypeError: A parameter has no type, or one of which there is no schema; or it takes any number of them.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = function.__name__
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} cannot be given by its name")
+            if parameter.annotation is parameter.empty:
+                raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} needs a type")
+        self._is_async = inspect.iscoroutinefunction(function)
+        self._check = validate_call(_given(function))
+        description = (inspect.getdoc(function) or "").partition("\n\n")[0] or None
+        # Pydantic takes functions too, whatever its types say.
+        parameters = TypeAdapter[Any](function).json_schema()  # type: ignore[arg-type]
+        self.schema = Tool(function=FunctionSchema(name=self.name, description=description, parameters=parameters))
+        self._function = function
+
+    async def run(self, arguments: Mapping[str, Any], timeout_s: float) -> str:
+        """Return what it returns, as text.
+
+        Raises:
+            ToolError: It does not take these arguments, or says that it cannot do it.
+            ToolTimeoutError: It took too long.
+            Exception: Whatever else it raises.
+        """
+        try:
+            taken = self._check(**arguments)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise ToolError(f"{self.name} does not take these arguments: {problems}") from error
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                value = await (
+                    self._function(**taken) if self._is_async else asyncio.to_thread(self._function, **taken)
+                )
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s") from error
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if len(text) > MAX_RESULT_CHARS:
+            raise ToolError(f"{self.name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
+        return text
+
+
+def _given(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Return a function with the same parameters that returns what it was given."""
+
+    def given(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    given.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    given.__annotations__ = dict(function.__annotations__)
+    return given
+
+
+class Toolbox:
+    """The tools of a workflow.
+
+    Args:
+        functions: Each of another name.
+
+    Raises:
+        TypeError: One cannot be a tool.
+        ValueError: Two have the same name.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        tools = [PythonTool(function) for function in functions]
+        self._tools = {tool.name: tool for tool in tools}
+        if len(self._tools) != len(tools):
+            raise ValueError(f"two tools have the same name: {', '.join(sorted(tool.name for tool in tools))}")
+        self.schemas = [tool.schema.model_dump(exclude_none=True) for tool in tools]
+        """What a model is told of them, OpenAI's shape."""
+
+    async def run(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
+        """Run a call; see ``PythonTool.run``.
+
+        Raises:
+            ToolError: There is no such tool; or as ``PythonTool.run`` does.
+        """
+        tool = self._tools.get(name)
+        if tool is None:
+            raise ToolError(f"there is no tool {name!r}; there are {', '.join(sorted(self._tools)) or 'none'}")
+        return await tool.run(arguments, timeout_s)
