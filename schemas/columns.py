@@ -252,9 +252,9 @@ def decode_group(value: bytes) -> ExperienceGroup:
     if base > MAX_HEADER_BYTES:
         raise DecodeError("too_large", f"experience: a header of more than {MAX_HEADER_BYTES} bytes")
     # Slicing one array takes a third of the time of making another over the bytes.
-    words = np.frombuffer(value, _INT32, size >> 2, base)
-    floats = words.view(_FLOAT32)
     octets = np.frombuffer(value, _UINT8, size, base)
+    words = octets[: size & ~3].view(_INT32)
+    floats = words.view(_FLOAT32)
     buffers = header.buffers
     group = ExperienceGroup(
         task_id=header.task_id,

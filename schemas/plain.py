@@ -88,7 +88,12 @@ def _most(field: FieldInfo) -> int:
 
 
 def _exactly_plain(value: object) -> object:
-    """Return hook of the encoder, for values of types that derive from plain ones, such as NumPy's float64."""
+    """Return hook of the encoder, for records inside others, and values of types that derive from plain ones.
+
+    NumPy's float64 is such a type.
+    """
+    if isinstance(value, Record):
+        return value.given()
     kinds: tuple[type[Any], ...] = (str, float, int, dict, list)
     for kind in kinds:
         if isinstance(value, kind):

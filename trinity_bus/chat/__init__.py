@@ -17,6 +17,7 @@ for people, tools and clients, and no token is ever made of it.
 ``messages``     messages of OpenAI's shape, compared by what they mean
 ``renderer``     how a model writes messages as tokens, and which renderer a tokenizer gets
 ``template``     a renderer for any chat template: by the difference that the template makes for what is new
+``packaged``     a renderer for the models that the package ``renderers`` knows
 ``formats``      how models write tool calls and reasoning, a file for each format
 ``openai``       OpenAI's chat completions, as requests to a session and what it has said
 ``protocols``    what is needed of a tokenizer and of a completion

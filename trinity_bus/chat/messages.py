@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import xxhash
 
 from trinity_bus.errors import TrinityError
@@ -19,6 +20,7 @@ type ChatMessage = Mapping[str, Any]
 type ToolSchema = Mapping[str, Any]
 """A function's name, description and parameters, as OpenAI's ``tools`` have them."""
 
+_JSON = msgspec.json.Encoder(order="deterministic", enc_hook=str)
 _ROLES = {"developer": "system", "function": "tool"}
 """OpenAI's later and earlier names, which chat templates do not know."""
 
@@ -118,8 +120,12 @@ class Digests:
 
 def _meaning(message: ChatMessage) -> bytes:
     role = str(message.get("role"))
-    return _canonical([_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls_of(message)])
+    calls = calls_of(message) if message.get("tool_calls") else None
+    return _canonical((_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls))
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+    try:
+        return _JSON.encode(value)
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise ChatError(f"a message is half a character, or too deep: {error}") from error

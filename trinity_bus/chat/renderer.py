@@ -1,12 +1,21 @@
-"""How a model writes messages as tokens: what every renderer does, and which one a tokenizer gets."""
+"""How a model writes messages as tokens: what every renderer does, and which one a tokenizer gets.
 
+A model that the package ``renderers`` knows by its name has that package's renderer, where it is installed; every other
+model, and each that is a folder, its own chat template. See docs/decisions/0015.
+"""
+
+import importlib.util
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from trinity_bus.chat.formats import ToolCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.protocols import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 type Tools = Sequence[ToolSchema] | None
 
@@ -68,6 +77,13 @@ def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
     Raises:
         ChatError: The model has no chat template.
     """
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    if name and not Path(name).is_dir() and importlib.util.find_spec("renderers") is not None:
+        from trinity_bus.chat.packaged import PackagedRenderer, knows
+
+        if knows(name):
+            _log.debug("the package renderers writes conversations with %s", name)
+            return PackagedRenderer(tokenizer, options)
     if not tokenizer.chat_template:
         raise ChatError("the model's tokenizer has no chat template; send a prompt")
     from trinity_bus.chat.template import TemplateRenderer

@@ -99,6 +99,12 @@ class TrainerSettings(Section):
     """Ranks over which the layers are distributed, the same number to each."""
     data_parallel: Count = 1
     """Copies of the model, each trained on its shard of every batch; shards are balanced by tokens."""
+    distributed_optimizer: bool = False
+    """Divide the optimizer's state and its work among the copies of the model, also in float32; in bfloat16 that is
+    always done (ZeRO stage 1, Rajbhandari et al., arXiv:1910.02054)."""
+    recompute: bool = False
+    """Compute the activations of a layer again in the backward pass, in place of keeping them: less memory, for a third
+    more arithmetic (Chen et al., arXiv:1604.06174)."""
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
     number."""

@@ -98,10 +98,9 @@ def valid_json(schema: Mapping[str, Any]) -> Reward:
     async def judge(response: str, answer: str, *, ended: bool) -> float:
         del answer, ended
         try:
-            value = json.loads(last_block(response))
+            return float(validator.is_valid(json.loads(last_block(response))))
         except (ValueError, RecursionError):
             return 0.0
-        return float(validator.is_valid(value))
 
     return judge
 

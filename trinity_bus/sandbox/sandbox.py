@@ -5,9 +5,10 @@
     OPEN --exec, read_file, write_file, any number, several at once--> OPEN
       '---terminate(), or leaving its block--> ENDED: its processes killed, its folder gone
 
-Each command has user, process, network and IPC namespaces of its own (``jail``), an environment of three variables, and
-the sandbox's folder as working folder and home. What it is not kept from: reading files that its user may read. So run
-runners as a user of their own (``explorer.runner_user``). It lives as long as its block, and so through scoring.
+Each command has user, process, mount, network and IPC namespaces of its own (``jail``), an environment of four
+variables, and the sandbox's folder as working folder, home and place of temporary files: it writes nowhere else. What
+it is not kept from: reading files that its user may read. So run runners as a user of their own
+(``explorer.runner_user``). It lives as long as its block, and so through scoring.
 
 Failures: a command that takes too long is killed with all that it has started, and says so; what it prints beyond the
 limit is dropped, and it says so; a machine that gives no namespaces is a ``SandboxError``, and nothing is run. One that
@@ -125,7 +126,12 @@ class Sandbox:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=folder,
-            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder), "LANG": "C.UTF-8"},
+            env={
+                "PATH": os.environ.get("PATH", os.defpath),
+                "HOME": str(folder),
+                "TMPDIR": str(folder),
+                "LANG": "C.UTF-8",
+            },
             start_new_session=True,
         )
         self._running.add(process)

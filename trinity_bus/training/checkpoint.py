@@ -112,6 +112,8 @@ class WrittenBy(BaseModel):
     """Over how many of them layers are split."""
     pipeline_parallel: int = 1
     """Over how many of them layers are distributed."""
+    distributed_optimizer: bool = False
+    """As the setting has it."""
     dtype: str
     """Of the weights."""
 

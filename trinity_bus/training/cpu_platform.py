@@ -52,8 +52,22 @@ TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
         "clip_grad_by_total_norm_fp32",
         "asserts that gradients are of type 'torch.cuda.FloatTensor'",
     ),
+    "megatron.core.optimizer.distrib_optimizer": (
+        "DistributedOptimizer._build_model_and_main_param_groups",
+        "asserts the same of the weights that it shards",
+    ),
 }
 """Module to the function in it that asserts a CUDA tensor type, and what it asserts."""
+
+RANDOM: Final = "megatron.core.tensor_parallel.random"
+RANDOM_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "_get_cuda_rng_state": (lambda **_: None, "saved before a layer whose activations are computed again"),
+    "_set_cuda_rng_state": (
+        lambda *_, **__: None,
+        "queues a call for when there is CUDA, at each such layer, for ever",
+    ),
+}
+"""Functions of :data:`RANDOM` that save and restore CUDA's generator, which does not exist here."""
 
 TIED_REASON: Final = (
     "Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the "
@@ -171,6 +185,23 @@ def on_cpu() -> bool:
     return not torch.cuda.is_available()
 
 
+def replace_function(module: str, path: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put another function in the place of one in a module, or in a class of it.
+
+    Args:
+        module: Its name.
+        path: Of the function within it.
+        replacement: Makes the other one of it.
+    """
+    *classes, name = path.split(".")
+    owner = functools.reduce(getattr, classes, sys.modules[module])
+    found = vars(owner)[name]
+    if isinstance(found, staticmethod | classmethod):
+        setattr(owner, name, type(found)(replacement(found.__func__)))
+    else:
+        setattr(owner, name, replacement(found))
+
+
 @functools.cache
 def prepare() -> _TorchView | None:
     """Import Megatron-core and, where there is no CUDA device, fit it to the CPU. Later calls do nothing.
@@ -190,8 +221,10 @@ def prepare() -> _TorchView | None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and vars(module).get("torch") is torch:
             module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
-    for owner, (function, _) in TYPE_ASSERTIONS.items():
-        setattr(sys.modules[owner], function, _saying_cuda(getattr(sys.modules[owner], function)))
+    for module_name, (path, _) in TYPE_ASSERTIONS.items():
+        replace_function(module_name, path, _saying_cuda)
+    for path, (meaning, _) in RANDOM_CALLS.items():
+        replace_function(RANDOM, path, functools.partial(functools.update_wrapper, meaning))
     language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule
     language_module.setup_embeddings_and_output_layer = _leaving_tensors_here(
         language_module.setup_embeddings_and_output_layer

@@ -47,8 +47,7 @@ class MegatronEngine(RankEngine):
             self.shape,
             self.layout,
             dtype=self.dtype,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            temperature=settings.temperature,
+            settings=settings,
             before_each=self._stop_if_asked,
         )
         self._optimizer = AdamW(self._runner.wrapped, settings, self.dtype)

@@ -39,7 +39,7 @@ def have_transformer_engine() -> bool:
     return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool) -> TransformerConfig:
     """Megatron's configuration of a model.
 
     Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
@@ -71,6 +71,9 @@ def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype) ->
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         calculate_per_token_loss=True,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
         # None; Megatron's own default is a spelling that it warns about.
         cuda_graph_scope=[],
         # Weights always come from a model folder.
@@ -97,10 +100,10 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def build(shape: ModelShape, layout: Layout, dtype: torch.dtype) -> GPTModel:
+def build(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool = False) -> GPTModel:
     """Return a model with memory but no weights yet, on the layout's device."""
     shape.layers_per_stage(layout.pipeline_parallel)
-    config = transformer_config(shape, layout, dtype)
+    config = transformer_config(shape, layout, dtype, recompute=recompute)
     model = GPTModel(
         config=config,
         transformer_layer_spec=_layer_spec(config),

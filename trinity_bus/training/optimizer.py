@@ -1,8 +1,8 @@
 """AdamW through Megatron's optimizer, and its state as named tensors.
 
-On a CPU that is Megatron's float32 optimizer around torch's AdamW. With bfloat16 weights on GPUs it is Megatron's
-distributed optimizer, which keeps float32 master weights and shards them over the data-parallel ranks; that path is
-written to Megatron's interface and not run by this project's tests.
+That is Megatron's float32 optimizer around torch's AdamW or, with ``trainer.distributed_optimizer`` and with bfloat16
+weights in any case, its distributed one, which shards state and update over the data-parallel ranks. With bfloat16 that
+keeps float32 master weights; this path is written to Megatron's interface and not run by this project's tests.
 
 State is read from and written to the torch optimizers inside, parameter by parameter: Megatron's own state dictionaries
 lose the step counter of torch's AdamW, or make all parameters count on the same one.
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.megatron import (
     DistributedDataParallel,
@@ -34,23 +35,26 @@ class AdamW:
 
     def __init__(self, model: DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
         distributed = model.ddp_config.use_distributed_optimizer
-        self._megatron = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=settings.learning_rate,
-                weight_decay=settings.weight_decay,
-                decoupled_weight_decay=True,
-                adam_beta1=settings.adam_beta1,
-                adam_beta2=settings.adam_beta2,
-                clip_grad=settings.max_grad_norm,
-                params_dtype=dtype,
-                bf16=dtype is torch.bfloat16,
-                use_distributed_optimizer=distributed,
-                overlap_param_gather=model.ddp_config.overlap_param_gather,
-            ),
-            [model],
-            use_gloo_process_groups=distributed,
-        )
+        # Else the shards of float32 weights are views with a history, and torch warns of each gradient they are given.
+        with torch.no_grad():
+            self._megatron = get_megatron_optimizer(
+                OptimizerConfig(
+                    optimizer="adam",
+                    lr=settings.learning_rate,
+                    weight_decay=settings.weight_decay,
+                    decoupled_weight_decay=True,
+                    adam_beta1=settings.adam_beta1,
+                    adam_beta2=settings.adam_beta2,
+                    clip_grad=settings.max_grad_norm,
+                    params_dtype=dtype,
+                    bf16=dtype is torch.bfloat16,
+                    use_distributed_optimizer=distributed,
+                    overlap_param_gather=model.ddp_config.overlap_param_gather,
+                ),
+                [model],
+                # On a CPU all groups are gloo's.
+                use_gloo_process_groups=distributed and not on_cpu(),
+            )
         for group in self._megatron.param_groups:
             # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]

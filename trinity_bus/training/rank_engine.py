@@ -332,6 +332,7 @@ class RankEngine(TrainingEngine):
             world_size=layout.world_size,
             tensor_parallel=layout.tensor_parallel,
             pipeline_parallel=layout.pipeline_parallel,
+            distributed_optimizer=self.settings.distributed_optimizer,
             dtype=str(self.dtype),
         )
 

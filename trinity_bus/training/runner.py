@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.experience import Float32
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import model, packing
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
@@ -38,8 +39,7 @@ class ModelRunner:
         shape: What its configuration says.
         layout: Where this process stands.
         dtype: Of weights and activations.
-        micro_batch_tokens: Tokens that go through at once.
-        temperature: What logits are divided by.
+        settings: Size of micro-batches, temperature, and what memory is spent on.
         before_each: Called before each micro-batch; what it raises ends the pass.
     """
 
@@ -50,18 +50,18 @@ class ModelRunner:
         layout: Layout,
         *,
         dtype: torch.dtype,
-        micro_batch_tokens: int,
-        temperature: float,
+        settings: TrainerSettings,
         before_each: Callable[[], None],
     ) -> None:
         self._shape = shape
         self._layout = layout
-        self._budget = micro_batch_tokens
-        self._temperature = temperature
+        self._budget = settings.micro_batch_tokens
+        self._temperature = settings.temperature
         self._before_each = before_each
-        self._model = model.build(shape, layout, dtype)
+        self._model = model.build(shape, layout, dtype, recompute=settings.recompute)
         self.load(source)
-        self.wrapped = _wrapped(self._model, distributed_optimizer=dtype is torch.bfloat16)
+        bf16 = dtype is torch.bfloat16
+        self.wrapped = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class ModelRunner:
         return result
 
 
-def _wrapped(model: GPTModel, *, distributed_optimizer: bool) -> DistributedDataParallel:
+def _wrapped(model: GPTModel, *, distributed_optimizer: bool, bf16: bool) -> DistributedDataParallel:
     """Return the model with buffers for its gradients, float32, summed over data-parallel ranks."""
     config = model.config
     ddp = DistributedDataParallel(
@@ -177,11 +177,11 @@ def _wrapped(model: GPTModel, *, distributed_optimizer: bool) -> DistributedData
         DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=distributed_optimizer,
-            overlap_grad_reduce=distributed_optimizer,
+            overlap_grad_reduce=bf16,
             # Weights are read between steps, by exports and checkpoints: they must be whole by then.
             overlap_param_gather=False,
         ),
-        Float16Module(config, model) if distributed_optimizer else model,
+        Float16Module(config, model) if bf16 else model,
     )
     # The token count that Megatron would divide by is left out: the loss carries its own normalisation.
     config.finalize_model_grads_func = lambda chunks, _tokens=None, **kwargs: finalize_model_grads(

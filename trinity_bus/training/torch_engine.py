@@ -48,10 +48,12 @@ class TorchEngine(RankEngine):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         settings = self.settings
-        config = AutoConfig.from_pretrained(self.source, local_files_only=True)
+        config = AutoConfig.from_pretrained(self.source, local_files_only=True, attention_dropout=0.0)
         self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
         self._load_weights(self.source)
         self._network.to(self.layout.device)
+        if settings.recompute:
+            self._network.gradient_checkpointing_enable()
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},

@@ -15,6 +15,7 @@ LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, "qwen2"),
     "pp2": ({"pipeline_parallel": 2}, "qwen3"),
     "dp2": ({"data_parallel": 2}, "llama"),
+    "dp2, distributed optimizer": ({"data_parallel": 2, "distributed_optimizer": True}, "qwen3"),
 }
 """How two ranks share the work; and the family that all checks are made with, the others only those of NUMBERS."""
 NUMBERS = ("logits", "gradients_of_one_update")

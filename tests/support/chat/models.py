@@ -18,7 +18,10 @@ CORPUS = [
     "Let me think about this first. The answer is 42, and so the result of the sum is forty-two.",
     "user assistant system tool what is the weather in Paris and in London today please answer",
 ]
-QWEN = (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], ["<tool_call>", "</tool_call>", "<think>", "</think>"])
+QWEN = (
+    ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"],
+)
 LLAMA: tuple[list[str], list[str]] = (
     ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"],
     [],

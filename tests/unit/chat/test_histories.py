@@ -44,10 +44,10 @@ class Sent:
 class Agent:
     """Says random things to a session that draws random tokens, and goes back, changes and repeats what was said."""
 
-    def __init__(self, family: str, seed: int) -> None:
+    def __init__(self, family: str, seed: int, name: str = "") -> None:
         self.chance = random.Random(seed)  # noqa: S311 (histories, no secrets)
         self.family = family
-        self.tokenizer = tokenizer_of(family)
+        self.tokenizer = tokenizer_of(family, name)
         self.session = Session(renderer_for(self.tokenizer))
         self.tools = TOOLS if self.chance.random() < 0.5 else None
         self.sent: list[Sent] = []
@@ -123,12 +123,14 @@ class Agent:
         return more
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("block", range(4))
-def test_what_is_trained_is_what_was_drawn(family: str, block: int) -> None:
-    # 3 families x 4 blocks x 84: a thousand and eight.
+@pytest.mark.parametrize(
+    ("family", "name"), [*((family, "") for family in FAMILIES), ("qwen3", "Qwen/Qwen3-0.6B")], ids=" ".join
+)
+def test_what_is_trained_is_what_was_drawn(family: str, name: str, block: int) -> None:
+    # 3 families x 4 blocks x 84: a thousand and eight. And as many as of one with the package's renderer.
     for seed in range(block * 84, (block + 1) * 84):
-        agent = Agent(family, seed)
+        agent = Agent(family, seed, name)
         for _ in range(agent.chance.randint(2, 9)):
             agent.step()
         samples = agent.session.samples

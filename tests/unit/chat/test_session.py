@@ -169,6 +169,7 @@ def test_what_is_said_ends_before_what_has_stopped_it() -> None:
         ([{"content": "a"}], "without a role"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "only parts of text.*image_url"),
         ([{"role": "user", "content": 3}], "content is text"),
+        ([{"role": "user", "content": "\ud800"}], "half a character"),
         ([USER, {"role": "assistant", "tool_calls": [{"id": "x"}]}], "without a function's name"),
     ],
 )
@@ -184,3 +185,11 @@ def test_what_a_template_raises_is_said() -> None:
     calls = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}] * 2
     with pytest.raises(ChatError, match="only supports single tool-calls"):
         talk.session.prompt([USER, {"role": "assistant", "content": "", "tool_calls": calls}, USER])
+
+
+def test_arguments_that_cannot_be_read_are_as_they_stand() -> None:
+    talk = Talk("qwen3")
+    for arguments in ("{so", "[" * 100_000):
+        call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        prompt = talk.session.prompt([USER, {"role": "assistant", "content": "", "tool_calls": [call]}, MORE])
+        assert arguments in talk.text(prompt.token_ids)

@@ -62,7 +62,7 @@ def test_what_a_tag_builds_waits_for_all_that_must_hold() -> None:
 
 
 def test_every_command_of_the_first_hour_exists() -> None:
-    named = set(re.findall(r"trinity-bus ([a-z-]+)", PAGE))
+    named = set(re.findall(r"trinity-bus ([a-z][a-z-]*)", PAGE))
     assert named
     assert named <= set(COMMANDS)
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", PAGE, re.MULTILINE)) <= TARGETS

@@ -18,8 +18,8 @@ SERVICES = {
 """What runs in each image."""
 NOT_THERE = {
     "explorer": {"transformer_engine"},
-    # Rewards are computed by explorers; the trainer shares their modules.
-    "trainer": {"transformer_engine", "math_verify"},
+    # Rewards are computed and prompts are written by explorers; the trainer shares their modules.
+    "trainer": {"transformer_engine", "math_verify", "renderers"},
 }
 """Used where it is installed, or imported by a function that is never called there."""
 

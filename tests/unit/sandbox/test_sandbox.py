@@ -24,7 +24,7 @@ async def test_a_command_runs_in_its_folder_and_says_how_it_ended() -> None:
         assert done.stdout.startswith("helloyou\n")
         assert done.stderr == "no\n"
         given = {line.partition("=")[0] for line in done.stdout.splitlines()[1:]}
-        assert given <= {"PATH", "HOME", "LANG", "PWD", "_", "SHLVL", "OLDPWD"}
+        assert given <= {"PATH", "HOME", "TMPDIR", "LANG", "PWD", "_", "SHLVL", "OLDPWD"}
         assert await box.read_file("b") == b"b\n"
         assert (await box.exec(["no-such-program"])).returncode == 127
         folder = box.folder

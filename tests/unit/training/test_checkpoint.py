@@ -102,7 +102,14 @@ def test_damage_is_told_with_the_way_out(tmp_path: Path, damage: object) -> None
 
 
 @pytest.mark.parametrize(
-    "other", [{"world_size": 2}, {"tensor_parallel": 2}, {"dtype": "torch.bfloat16"}, {"engine": "torch"}]
+    "other",
+    [
+        {"world_size": 2},
+        {"tensor_parallel": 2},
+        {"dtype": "torch.bfloat16"},
+        {"engine": "torch"},
+        {"distributed_optimizer": True},
+    ],
 )
 def test_another_layout_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
     folder = write(tmp_path, 1)

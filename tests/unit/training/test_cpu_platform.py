@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,20 +19,22 @@ pytestmark = pytest.mark.skipif(not cpu_platform.on_cpu(), reason="there is CUDA
 
 
 @pytest.fixture
-def train(model_folder: Path, group: Callable[..., ExperienceGroup], layout: Layout) -> Callable[[], None]:
-    def run() -> None:
-        engine = MegatronEngine(TrainerSettings(model_path=str(model_folder), learning_rate=1e-3), layout)
+def train(model_folder: Path, group: Callable[..., ExperienceGroup], layout: Layout) -> Callable[..., None]:
+    def run(*also: str) -> None:
+        values = {"model_path": str(model_folder), "learning_rate": 1e-3, **dict.fromkeys(also, True)}
+        engine = MegatronEngine(TrainerSettings(**values), layout)
         assert engine.train_step([group()])["updates"] == 1
 
     return run
 
 
-def test_none_is_missing(train: Callable[[], None]) -> None:
+def test_none_is_missing(train: Callable[..., None]) -> None:
     train()
+    train("distributed_optimizer", "recompute")
 
 
 @pytest.mark.parametrize("name", cpu_platform.CUDA_CALLS)
-def test_each_cuda_call_is_needed(name: str, train: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_cuda_call_is_needed(name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     view = cpu_platform.prepare()
     assert view is not None
     monkeypatch.setattr(view.cuda, name, getattr(torch.cuda, name))
@@ -40,7 +43,7 @@ def test_each_cuda_call_is_needed(name: str, train: Callable[[], None], monkeypa
 
 
 @pytest.mark.parametrize("name", cpu_platform.FACTORIES)
-def test_each_factory_is_needed(name: str, train: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_factory_is_needed(name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_platform.prepare(), name, getattr(torch, name))
     with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
         train()
@@ -48,17 +51,38 @@ def test_each_factory_is_needed(name: str, train: Callable[[], None], monkeypatc
 
 @pytest.mark.parametrize(("module", "function"), [(m, f) for m, (f, _) in cpu_platform.TYPE_ASSERTIONS.items()])
 def test_each_type_assertion_is_needed(
-    module: str, function: str, train: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    module: str, function: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib
+    replaced: list[Any] = []
 
-    shimmed = importlib.import_module(module)
-    monkeypatch.setattr(shimmed, function, getattr(shimmed, function).__wrapped__)
-    with pytest.raises(AssertionError):
-        train()
+    def genuine(shimmed: Any) -> Any:
+        replaced.append(shimmed)
+        return shimmed.__wrapped__
+
+    cpu_platform.replace_function(module, function, genuine)
+    try:
+        with pytest.raises((AssertionError, TypeError), match=r"cuda|^$"):
+            train("distributed_optimizer")
+    finally:
+        cpu_platform.replace_function(module, function, lambda _: replaced[0])
 
 
-def test_torch_itself_stays_as_it_is(train: Callable[[], None]) -> None:
+@pytest.mark.parametrize("name", cpu_platform.RANDOM_CALLS)
+def test_each_call_for_a_generator_is_needed(
+    name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[cpu_platform.RANDOM]
+    monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
+    monkeypatch.setattr(torch.cuda, "_queued_calls", [])
+    if name == "_get_cuda_rng_state":
+        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+            train("recompute")
+    else:
+        train("recompute")
+        assert torch.cuda._queued_calls
+
+
+def test_torch_itself_stays_as_it_is(train: Callable[..., None]) -> None:
     train()
     assert torch.Tensor.type is torch._C.TensorBase.type
     assert torch.zeros(1).type() == "torch.FloatTensor"

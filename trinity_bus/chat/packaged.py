@@ -1,0 +1,77 @@
+"""A renderer for the models that the package ``renderers`` knows: written by hand, and tested against their templates.
+
+It is told to keep reasoning in earlier turns, as it was drawn; what it would take back all the same begins a sample of
+its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from renderers import create_renderer
+from renderers.base import MODEL_RENDERER_MAP, ToolCallParseStatus
+from renderers.configs import AutoRendererConfig
+
+from trinity_bus.chat.formats import ToolCall
+from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
+from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.renderer import Drawn, Tools, Turn
+
+
+def knows(model: str) -> bool:
+    """Whether the package has a renderer for a model of this name."""
+    return model in MODEL_RENDERER_MAP
+
+
+class PackagedRenderer:
+    """Writes messages with the package's renderer for a model.
+
+    Args:
+        tokenizer: Its ``name_or_path`` is one that the package knows.
+        options: Of the chat template.
+
+    Raises:
+        ChatError: The model has no such option.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
+        keeping = AutoRendererConfig(thinking_retention="all")
+        try:
+            self._renderer = create_renderer(tokenizer, keeping, chat_template_kwargs=options or None)
+        except (AssertionError, ValueError) as error:
+            raise ChatError(str(error)) from error
+
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
+        """See ``Renderer.prompt``."""
+        try:
+            return list(
+                self._renderer.render_ids(
+                    [for_template(one) for one in messages], tools=_given(tools), add_generation_prompt=True
+                )
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
+
+    def extension(self, drawn: Drawn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
+        """See ``Renderer.extension``."""
+        before = [*drawn.prompt, *drawn.token_ids]
+        whole = self._renderer.bridge_to_next_turn(
+            list(drawn.prompt), list(drawn.token_ids), [for_template(one) for one in messages], tools=_given(tools)
+        )
+        if whole is None or whole.token_ids[: len(before)] != before:
+            return None
+        return list(whole.token_ids[len(before) :])
+
+    def read(self, drawn: Drawn, tools: Tools) -> Turn:
+        """See ``Renderer.read``."""
+        read = self._renderer.parse_response(list(drawn.token_ids), tools=_given(tools), prompt_ids=list(drawn.prompt))
+        calls, flaws = [], []
+        for call in read.tool_calls:
+            if call.status is ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict):
+                calls.append(ToolCall(call.name, call.arguments))
+            else:
+                flaws.append(f"this tool call could not be read, {call.status.value}: {call.raw.strip()[:200]!r}")
+        return Turn(read.content, read.reasoning_content, calls, flaws)
+
+
+def _given(tools: Tools) -> list[Any] | None:
+    return [dict(tool) for tool in tools] if tools else None
