@@ -1,7 +1,7 @@
 """Commands: what clients ask of the coordinator, as msgpack or JSON, keyed by batch id; and what it answers.
 
-``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name; ``FinalizeUpgrade`` by
-``coordinator-state``.
+``PublishVersion`` and ``RollBack`` are about no batch, and keyed by the model's name; ``Contribute`` by its task;
+``FinalizeUpgrade`` by ``coordinator-state``.
 
 Each command names its sender and carries an id of the sender's choice; its one ``CommandReply`` on ``replies`` is keyed
 by the sender and repeats the id. A command that is sent twice under one id asks for the same thing once. A reply comes
@@ -24,8 +24,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from schemas.batch import BatchState
+from schemas.event import ExperiencePiece
+from schemas.experience import MAX_PIECES
 from schemas.free_form import MAX_ITEMS
-from schemas.numbers import MAX_VERSION, Count, Positive, Version
+from schemas.numbers import MAX_VERSION, Count, Positive, Version, VersionOrNone
 from schemas.record import BatchType, Identifier, Metrics, Record
 from schemas.skipped import MAX_REASON_CHARS
 
@@ -132,6 +134,29 @@ class RollBack(Record):
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
 
 
+class Contribute(Record):
+    """Count these experiences as one task's, as if an explorer had answered it: they join the batch being filled.
+
+    They lie on ``experiences`` by now, with ``explorer`` naming who contributes them: ``producer``, or else ``client``.
+    """
+
+    SCHEMA: ClassVar[str] = "command.contribute"
+    SENT_ON: ClassVar[bool] = True
+    JSON: ClassVar[bool] = True
+
+    client: Identifier
+    command_id: Identifier
+    task_id: Identifier
+    """Unlike that of every other task; the experiences have it too."""
+    pieces: Annotated[list[ExperiencePiece], Field(min_length=1, max_length=MAX_PIECES)]
+    """Their records, in the order of the samples; one, unless they are too large for one."""
+    version_min: VersionOrNone
+    version_max: VersionOrNone
+    """Lowest and highest model version that drew any of the tokens."""
+    producer: Identifier | None = None
+    """Who contributes, by the name that tasks have too; that of ``client`` where absent."""
+
+
 class FinalizeUpgrade(Record):
     """Write the coordinator's state as the present version does: no program of the version before reads it any more."""
 
@@ -172,6 +197,11 @@ type CommandError = Literal[
     "unknown_model",
     "unknown_version",
     "not_yours",
+    "known_task",
+    "too_stale",
+    "beyond_the_log",
+    "wrong_record",
+    "over_limit",
     "invalid",
 ]
 
@@ -184,8 +214,8 @@ class CommandReply(Record):
     client: Identifier
     command_id: Identifier
     batch_id: Identifier
-    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model; to
-    ``FinalizeUpgrade``, ``coordinator-state``."""
+    """The batch that was named; in the answer to ``PublishVersion`` and ``RollBack``, the model; to ``Contribute``, the
+    task; to ``FinalizeUpgrade``, ``coordinator-state``."""
     error: CommandError | None = None
     """Absent: it was carried out."""
     detail: str = ""

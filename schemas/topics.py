@@ -26,6 +26,7 @@ from schemas.command import (
     AbortBatch,
     CancelTasks,
     CommandReply,
+    Contribute,
     FinalizeBatch,
     FinalizeUpgrade,
     PublishVersion,
@@ -135,14 +136,15 @@ TASKS = Topic(
 )
 COMMANDS = Topic(
     name="commands",
-    key="batch id",
+    key="batch id, or task id",
     partitions=1,
     cleanup="delete",
     keep_ms=_DAY_MS,
     retention_bytes=1 << 30,
-    description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs; msgpack or "
-    "JSON. One partition, so that commands are carried out in the order of their sending.",
-    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks),
+    description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs, count "
+    "experiences that they have made; msgpack or JSON. One partition, so that commands are carried out in the order of "
+    "their sending.",
+    records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, Contribute),
     writers=("producer", "operator"),
     readers=("coordinator",),
 )
@@ -194,7 +196,7 @@ EXPERIENCES = Topic(
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
     writers=("explorer", "producer", "operator"),
-    readers=("trainer", "producer", "operator"),
+    readers=("coordinator", "trainer", "producer", "operator"),
 )
 TURNS = Topic(
     name="turns",

@@ -39,7 +39,11 @@ BEFORE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "re
 NEW_WORDS: dict[str, set[str]] = {
     # The first two answer SkipBatch, which the version before does not send. The third a client of that version gets
     # that ends another's batch: it cannot read it, says so in its log, and takes it for no answer.
-    "command_reply.error": {"not_finalized", "already_trained", "not_yours"},
+    # The others answer Contribute, which it does not send.
+    "command_reply.error": {
+        *("not_finalized", "already_trained", "not_yours"),
+        *("known_task", "too_stale", "beyond_the_log", "wrong_record", "over_limit"),
+    },
 }
 """By ``schema.field``: words that the version before does not know, each with the reason why it never reads one."""
 WIDER = {"task.messages.content"}
@@ -81,6 +85,9 @@ def bodies(entries: Mapping[str, bytes]) -> dict[str, Any]:
         if key.startswith(("explorer/", "batch/")):
             body.pop("name", None)
             body.pop("batch_id", None)
+        if key.startswith("explorer/"):
+            body.setdefault("pool", "")
+            body.setdefault("fixed", False)
         if key.startswith("batch/"):
             body.setdefault("owner", EVERYBODY if body["unnamed"] else NOBODY)
         if key.startswith("progress/"):
@@ -217,7 +224,7 @@ def test_in_random_histories_too_both_versions_read_the_state(seed: int) -> None
     rng = random.Random(seed)  # noqa: S311 - histories, not secrets
     world = World(rng, draw_settings(rng))
     former = msgpack.unpackb(load(FILES[0])["entries"]["explorer/explorer-0"])[1]
-    gone = {"name": "gone", **former, "gone": True}
+    gone = {"name": "gone", **former, "gone": True, "pool": "", "fixed": False}
     world.log.changelog["explorer/gone"] = msgpack.packb([OLDEST_LEVEL, gone])
     world.process = Process(world.settings, world.log)
     for events in (200, 400, 600):

@@ -39,6 +39,7 @@ from schemas import (
     AbortBatch,
     CancelTasks,
     CommandReply,
+    Contribute,
     FinalizeBatch,
     FinalizeUpgrade,
     PublishVersion,
@@ -48,14 +49,24 @@ from schemas import (
 )
 from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
+from trinity_bus.client.experiences import Published
 from trinity_bus.client.ids import producer_name
 from trinity_bus.client.retry_policy import AGAIN_S, SILENCE_S, RetryPolicy, RetryStep
+from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, NoCoordinatorError
 
 log = logging.getLogger(__name__)
 
 type AnyCommand = (
-    SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch | PublishVersion | RollBack | FinalizeUpgrade
+    SubmitBatch
+    | FinalizeBatch
+    | AbortBatch
+    | CancelTasks
+    | SkipBatch
+    | Contribute
+    | PublishVersion
+    | RollBack
+    | FinalizeUpgrade
 )
 
 _NAME_CHARS: Final = 64
@@ -108,6 +119,11 @@ class CommandChannel:
         await self._follower.stop()
         self._ended(BusError("the client was shut down while it waited for a reply"))
 
+    @property
+    def settings(self) -> KafkaSettings:
+        """Of the connection."""
+        return self._bus.settings
+
     def command_id(self) -> str:
         """Another one for each command."""
         return f"{self.client}/{next(self._numbers)}"
@@ -132,6 +148,19 @@ class CommandChannel:
     async def skip(self, batch_id: str, **fields: Any) -> CommandReply:
         """Ask, as an operator, that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
         return await self._ask(SkipBatch(**self._names(batch_id), **fields), OPERATOR_COMMANDS)
+
+    async def contribute(self, published: Published) -> CommandReply:
+        """Ask that experiences count as a task's."""
+        command = Contribute(
+            client=self.client,
+            command_id=self.command_id(),
+            task_id=published.task_id,
+            pieces=published.pieces,
+            version_min=published.version_min,
+            version_max=published.version_max,
+            producer=self.producer,
+        )
+        return await self._ask(command)
 
     async def publish_version(self, model: str, version: int | None) -> CommandReply:
         """Ask that a version be served; None: the newest, and each that comes."""
@@ -263,6 +292,8 @@ def _subject(command: AnyCommand) -> str:
     match command:
         case PublishVersion() | RollBack():
             return command.model
+        case Contribute():
+            return command.task_id
         case FinalizeUpgrade():
             return COORDINATOR_STATE.name
         case _:

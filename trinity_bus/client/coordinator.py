@@ -32,7 +32,7 @@ from typing import Any, Self
 
 from schemas import CommandReply, Task
 from schemas.record import BatchType, Metrics
-from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
+from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS, ROOM
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal
@@ -218,22 +218,38 @@ class RolloutCoordinator:
             raise RefusedError(reply.detail)
 
     async def process_experiences(self, payloads: list[bytes]) -> Metrics:
-        """Check experiences and publish them.
+        """Check experiences, publish them, and contribute them: they join the train batch that is being filled.
 
         Args:
-            payloads: Each one ``schemas.ExperienceGroup``, encoded.
+            payloads: Each one ``schemas.ExperienceGroup``, encoded; each of a task that nobody has answered. They are
+                published in the name of this client.
 
         Returns:
-            ``experience_pipeline/experience_count`` and its times; empty for no payloads.
+            ``experience_pipeline/experience_count`` and its times; empty for no payloads. All of them count when this
+            returns, unless their batch gets its place in training too late for their versions.
 
         Raises:
             NotStartedError: ``prepare`` has not been called.
             SchemaError: A payload is no experience group; nothing was published.
             SendError: Not all are known to be durable.
+            RefusedError: The coordinator has refused some; the others count. The message names each with the reason.
+            NoCoordinatorError: None answers.
         """
         if self._connection is None:
             raise NotStartedError("Experience pipeline is not initialized.")
-        return await publish(self._connection.producer, payloads)
+        channel = self._connection.channel
+        metrics, published = await publish(
+            self._connection.producer,
+            payloads,
+            author=channel.producer,
+            incarnation=channel.client,
+            max_bytes=channel.settings.max_message_bytes(EXPERIENCES) - ROOM,
+        )
+        replies = await asyncio.gather(*map(channel.contribute, published))
+        refused = [f"{reply.batch_id}: {reply.error}: {reply.detail}" for reply in replies if reply.error is not None]
+        if refused:
+            raise RefusedError(f"{len(refused)} of {len(replies)} contributions are refused: " + "; ".join(refused))
+        return metrics
 
     async def _finalize(self, batch_id: BatchId, batch_type: BatchType, timeout_s: float | None) -> dict[str, Any]:
         reply: CommandReply = await self._connected().channel.finalize(

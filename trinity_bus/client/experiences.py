@@ -2,18 +2,23 @@
 
 ::
 
-    payloads --decode--> groups --all good--> topic ``experiences`` --all durable--> metrics
+    payloads --decode--> groups --all good--> topic ``experiences`` --all durable--> Contribute, one for each
                            '--one is bad--> SchemaError; nothing is published
 
-What is published can be read by anyone; it is trained on where the manifest of a FINALIZED batch names it.
+What is published can be read by anyone; it is trained on where the manifest of a FINALIZED batch names it: that of the
+batch that is being filled when the coordinator accepts the contribution.
 """
 
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from schemas import ExperienceGroup, Sample
+import msgspec
+
+from schemas import ExperienceGroup, ExperiencePiece, Position, Sample
 from schemas.codec import DecodeError, SchemaError, decode
+from schemas.pieces import split_group
 from schemas.record import Metrics
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Producer
@@ -31,40 +36,71 @@ def deserialize_many(payload: bytes) -> list[Sample]:
     return list(decode(payload, ExperienceGroup).samples()) if payload else []
 
 
-async def publish(producer: Producer, payloads: Sequence[bytes]) -> Metrics:
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One task's experiences, as they lie on the log: what ``Contribute`` tells of them."""
+
+    task_id: str
+    pieces: list[ExperiencePiece]
+    version_min: int
+    version_max: int
+
+
+async def publish(
+    producer: Producer, payloads: Sequence[bytes], *, author: str, incarnation: str, max_bytes: int
+) -> tuple[Metrics, list[Published]]:
     """Check and publish experiences.
 
     Args:
         producer: Started.
-        payloads: Each one ``ExperienceGroup`` as it stands on the log.
+        payloads: Each one ``ExperienceGroup``, encoded; each of another task.
+        author: In whose name they are published, whatever they say.
+        incarnation: Likewise.
+        max_bytes: Of one record; a larger group is published in several.
 
     Returns:
         ``experience_pipeline/experience_count``, the samples in all groups; ``time/experience_pipeline/write`` and
-        ``/total``, seconds. Empty for no payloads.
+        ``/total``, seconds; and where each group lies. Nothing for no payloads.
 
     Raises:
-        SchemaError: A payload is no experience group; nothing was published.
+        SchemaError: A payload is no experience group, or a sample is larger than a record; nothing was published.
         SendError: Not all are known to be durable. To publish all of them again is safe: what counts is named by
             position.
     """
     if not payloads:
-        return {}
+        return {}, []
     started = time.perf_counter()
-    groups: list[ExperienceGroup] = []
+    split: list[list[ExperienceGroup]] = []
     for number, payload in enumerate(payloads):
         try:
-            groups.append(decode(payload, ExperienceGroup))
+            group = decode(payload, ExperienceGroup)
         except DecodeError as error:
             raise SchemaError(f"payload {number} of {len(payloads)} is no experience group: {error}") from error
+        ours = msgspec.structs.replace(group, explorer=author, incarnation=incarnation, batch_type="train")
+        split.append(split_group(ours, max_bytes))
     checked = time.perf_counter()
-    sent = [
-        await producer.send_raw(EXPERIENCES, group.task_id, payload)
-        for group, payload in zip(groups, payloads, strict=True)
+    sent = [[await producer.send(EXPERIENCES, piece.task_id, piece) for piece in pieces] for pieces in split]
+    published = [
+        _published(pieces, list(await asyncio.gather(*positions)))
+        for pieces, positions in zip(split, sent, strict=True)
     ]
-    await asyncio.gather(*sent)
     done = time.perf_counter()
-    return {
-        "experience_pipeline/experience_count": float(sum(len(group) for group in groups)),
+    metrics = {
+        "experience_pipeline/experience_count": float(sum(len(piece) for pieces in split for piece in pieces)),
         "time/experience_pipeline/write": done - checked,
         "time/experience_pipeline/total": done - started,
     }
+    return metrics, published
+
+
+def _published(pieces: Sequence[ExperienceGroup], positions: Sequence[Position]) -> Published:
+    drawn = [(sample.version_min, sample.version_max) for piece in pieces for sample in piece.samples()]
+    return Published(
+        task_id=pieces[0].task_id,
+        pieces=[
+            ExperiencePiece(samples=len(piece), position=position)
+            for piece, position in zip(pieces, positions, strict=True)
+        ],
+        version_min=min(low for low, _ in drawn),
+        version_max=max(high for _, high in drawn),
+    )

@@ -24,13 +24,17 @@ from trinity_bus.coordination.effects import (
 )
 from trinity_bus.coordination.inputs import (
     CommandArrived,
+    ContributionArrived,
     Event,
     EventArrived,
+    Examined,
+    Finding,
     Input,
     Origin,
     Request,
     TaskArrived,
     Tick,
+    Unfit,
 )
 from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
 from trinity_bus.coordination.machine import CoordinatorMachine, Figures
@@ -44,13 +48,16 @@ __all__ = [
     "CommandArrived",
     "CommitPlan",
     "CommitSchedule",
+    "ContributionArrived",
     "CoordinatorMachine",
     "Dismiss",
     "Effect",
     "Event",
     "EventArrived",
+    "Examined",
     "Fact",
     "Figures",
+    "Finding",
     "IllegalTransitionError",
     "Input",
     "Leader",
@@ -75,6 +82,7 @@ __all__ = [
     "TaskArrived",
     "Tick",
     "Transition",
+    "Unfit",
     "required_version",
     "staleness",
 ]

@@ -129,6 +129,7 @@ class Fact(StrEnum):
     LATE_SYNC = "late_sync"
     LOST_VERSION = "lost_version"
     OTHER_MODEL = "other_model"
+    CONTRIBUTION_REFUSED = "contribution_refused"
 
     EXPLORER_LOST = "explorer_lost"
     ATTEMPT_TIMED_OUT = "attempt_timed_out"

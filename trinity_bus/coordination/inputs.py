@@ -5,6 +5,7 @@ from msgspec import Struct
 from schemas import (
     AbortBatch,
     CancelTasks,
+    Contribute,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
@@ -20,6 +21,8 @@ from schemas import (
     VersionRefused,
     WeightsSynced,
 )
+from schemas.command import CommandError
+from schemas.record import Metrics
 
 type Event = (
     ExplorerHeartbeat | ExplorerLeft | RolloutFinished | TrainerHeartbeat | StepTrained | VersionRefused | WeightsSynced
@@ -53,18 +56,47 @@ class Tick(Struct, frozen=True):
     """Nothing came for a while; time-outs are due."""
 
 
+class Examined(Struct, frozen=True):
+    """What the records of a contribution are."""
+
+    attempt: int
+    """That they say they are of."""
+    workflow: str
+    runs: list[Metrics]
+    """Of each run."""
+
+
+class Unfit(Struct, frozen=True):
+    """Why they cannot count."""
+
+    error: CommandError
+    detail: str
+
+
+type Finding = Examined | Unfit
+
+
+class ContributionArrived(Struct, frozen=True):
+    """A client contributes experiences, and whoever runs the machine has looked at them."""
+
+    command: Contribute
+    found: Finding
+    traceparent: str | None = None
+
+
 type BatchRequest = SubmitBatch | FinalizeBatch | AbortBatch | CancelTasks | SkipBatch
-type Request = BatchRequest | PublishVersion | RollBack | FinalizeUpgrade
+type Asked = BatchRequest | PublishVersion | RollBack | FinalizeUpgrade
+type Request = Asked | Contribute
 
 
 class CommandArrived(Struct, frozen=True):
     """A client asks for something."""
 
-    command: Request
+    command: Asked
     traceparent: str | None = None
     """W3C context of the client; the answer carries it."""
     operator: bool = False
     """Whether it was read where only operators write: then it may be about anybody's batch."""
 
 
-type Input = TaskArrived | EventArrived | CommandArrived | Tick
+type Input = TaskArrived | EventArrived | CommandArrived | ContributionArrived | Tick

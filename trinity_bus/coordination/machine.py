@@ -21,6 +21,7 @@ told that                    it
 ===========================  ===========================================================================================
 a task came                  refuses it (id known, batch ended or full, workflow unknown) or puts it in a batch
 a client asks for something  does it and replies, or refuses with a reason; who asks for the end of a batch may wait
+a client contributes         accepts experiences as a task's answer, in the batch being filled, or refuses
 an explorer lives            takes note of room and version; a new incarnation of it ends the attempts of the old one
 an explorer left             hands its tasks out again
 a rollout finished           takes the answer if that attempt is one that counts, else ignores it
@@ -68,10 +69,19 @@ from trinity_bus.coordination.effects import (
     RejectionReason,
     RejectTask,
 )
-from trinity_bus.coordination.inputs import CommandArrived, Event, EventArrived, Input, TaskArrived, Tick
+from trinity_bus.coordination.inputs import (
+    CommandArrived,
+    ContributionArrived,
+    Event,
+    EventArrived,
+    Input,
+    TaskArrived,
+    Tick,
+)
 from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.pools import Kind, kind_of
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
+from trinity_bus.coordination.requests.contributions import Contributions
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.state.store import StateStore
@@ -127,6 +137,7 @@ class CoordinatorMachine:
         self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
         self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
         self._requests = BatchCommands(context, self.state, self._endings)
+        self._contributions = Contributions(context, self.state, self._policy, self._endings)
         self._choice = VersionChoice(context, self.state)
         self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.hand_out_again)
         self._store = StateStore(self._dirty)
@@ -159,6 +170,8 @@ class CoordinatorMachine:
                     self._event(given.event, given.traceparent)
                 case CommandArrived():
                     self._command(given)
+                case ContributionArrived():
+                    self._contributions.handle(given)
                 case Tick():
                     self._time_passed()
                     ticked = True
@@ -371,6 +384,7 @@ class CoordinatorMachine:
             admitted = self.ledger.admit(announced=self.sync.version, newest=self.sync.for_evaluation)
             for record in admitted:
                 self._out.add(PublishBatch(record))
+                self._contributions.count(record)
             if not (ended or admitted or self._give_up_unknown()):
                 return
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from schemas import (
     AbortBatch,
     CancelTasks,
@@ -17,7 +19,7 @@ from schemas import (
 )
 from schemas.topics import OPERATOR_COMMANDS
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.coordination import CommandArrived, EventArrived, Input, Origin, TaskArrived
+from trinity_bus.coordination import CommandArrived, ContributionArrived, EventArrived, Input, Origin, TaskArrived
 from trinity_bus.telemetry import traceparent
 from workers.coordinator.spans import Spans, sound
 
@@ -35,6 +37,8 @@ def inputs_of(received: Iterable[Received[Any]], spans: Spans) -> list[Input]:
             inputs.append(TaskArrived(record, Origin(item.partition, item.offset), context))
         elif isinstance(record, REQUESTS):
             inputs.append(CommandArrived(record, sound(item.traceparent), item.topic is OPERATOR_COMMANDS))
+        elif isinstance(record, ContributionArrived):
+            inputs.append(msgspec.structs.replace(record, traceparent=sound(record.traceparent)))
         elif not isinstance(record, RunnersReport | Undecodable):
             inputs.append(EventArrived(record, sound(item.traceparent)))
     return inputs

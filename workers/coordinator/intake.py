@@ -12,7 +12,7 @@ are not wanted stay in the log, but for one small fetch.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -67,7 +67,7 @@ class Intake:
         await self._stack.aclose()
 
     async def next(
-        self, timeout_s: float, *, tasks: bool, signals: bool = True, until: asyncio.Future[None] | None = None
+        self, timeout_s: float, *, tasks: bool, signals: bool = True, until: Sequence[asyncio.Future[Any]] = ()
     ) -> list[Received[Any]]:
         """Return the next records; empty if none came within the limit.
 
@@ -75,7 +75,7 @@ class Intake:
             timeout_s: How long to wait for the first, in seconds.
             tasks: Whether tasks are wanted.
             signals: Whether commands and events are.
-            until: Is not waited beyond.
+            until: Is not waited beyond any of them.
 
         Raises:
             BusError: The broker refuses, or a position no longer exists.
@@ -91,11 +91,11 @@ class Intake:
         return signals and (tasks or not self._wants_tasks)
 
 
-async def _any(readers: list[Reader], until: asyncio.Future[None] | None, timeout_s: float) -> None:
+async def _any(readers: list[Reader], until: Sequence[asyncio.Future[Any]], timeout_s: float) -> None:
     """Wait until one of them has something, or until something else has happened, or until the limit."""
     arrivals = [reader.arrival() for reader in readers]
-    waits = [*(arrival for arrival in arrivals if arrival is not None), *([] if until is None else [until])]
-    if len(waits) < len(readers) + (until is not None):
+    waits = [*(arrival for arrival in arrivals if arrival is not None), *until]
+    if len(waits) < len(readers) + len(until):
         return
     if waits:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

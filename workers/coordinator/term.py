@@ -30,6 +30,7 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
+from workers.coordinator.contributions import Contributions
 from workers.coordinator.inputs import inputs_of
 from workers.coordinator.intake import Intake, still_read
 from workers.coordinator.outputs import Outputs, without_lost
@@ -82,6 +83,7 @@ class Term:
         """When the newest record was written that was read, by the brokers' clocks."""
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
+        self._contributions = Contributions(bus)
         self._keeper = Keeper(
             bus,
             lambda: self.machine,
@@ -114,7 +116,7 @@ class Term:
             now = self._clock()
             self._leadership.lead(now)
             self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=now)
-            async with Intake(self._bus, self._positions) as intake, self._keeper.working():
+            async with Intake(self._bus, self._positions) as intake, self._keeper.working(), self._contributions:
                 log.info("ready: restored from %d records in %.3f s", self._changelog.records, self._clock() - began)
                 await self._go_on(intake)
         except asyncio.CancelledError:
@@ -213,7 +215,13 @@ class Term:
             await asyncio.wait([committing])
             return
         plan = self._schedule.plan(now, wants_tasks=self.machine.wants_tasks())
-        received = await intake.next(plan.until - now, signals=plan.signals, tasks=plan.tasks, until=committing)
+        received = await intake.next(
+            plan.until - now,
+            signals=plan.signals and not self._contributions.full,
+            tasks=plan.tasks,
+            until=[*([] if committing is None else [committing]), *self._contributions.under_way],
+        )
+        received = self._contributions.sift(received)
         now = self._clock()
         ticks = self._schedule.tick(now)
         # Nothing follows from nothing: whatever follows from the state was decided with the last input.

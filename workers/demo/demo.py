@@ -40,6 +40,7 @@ from workers.runs import MODEL, SUMMARY
 AHEAD: Final = 2
 """Train batches in the log beyond those that are trained."""
 _UPDATE_S: Final = 0.1
+_TASKS_KEY: Final = "demo"
 _MODEL_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -246,7 +247,8 @@ class _Lesson:
 
     async def _send(self, tasks: Sequence[Task]) -> None:
         """Produce tasks, as any client would, and wait until they are durable."""
-        sent = [await self._producer.send(TASKS, task.task_id, task) for task in tasks]
+        # To one partition: what a batch has, and in which order it is trained on, is then the same in every run.
+        sent = [await self._producer.send(TASKS, _TASKS_KEY, task) for task in tasks]
         await asyncio.gather(*sent)
 
     async def _finalized(self, batch_id: str) -> BatchView:

@@ -17,6 +17,7 @@ from schemas import (
     CancelTasks,
     CommandError,
     CommandReply,
+    Contribute,
     CoordinatorHeartbeat,
     FinalizeBatch,
     ResultPart,
@@ -69,6 +70,7 @@ class FakeCoordinator:
         self.tasks: dict[str, Task] = {}
         self.deaf = False
         """Commands are read and not answered."""
+        self.contributed: dict[str, Contribute] = {}
         self.replies: dict[str, CommandReply] = {}
         self.changed = asyncio.Condition()
 
@@ -186,6 +188,11 @@ class FakeCoordinator:
                     self.changed.notify_all()
 
     async def _carry_out(self, command: Any) -> None:
+        if isinstance(command, Contribute):
+            known = command.task_id in self.contributed
+            self.contributed.setdefault(command.task_id, command)
+            await self._reply(command, "known_task" if known else None)
+            return
         batch = self.batches.get(command.batch_id)
         match command:
             case SubmitBatch():
@@ -237,7 +244,7 @@ class FakeCoordinator:
         reply = CommandReply(
             client=command.client,
             command_id=command.command_id,
-            batch_id=command.batch_id,
+            batch_id=command.task_id if isinstance(command, Contribute) else command.batch_id,
             error=error,
             detail="" if error is None else "says the fake",
             result=result,

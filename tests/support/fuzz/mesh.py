@@ -19,7 +19,9 @@ from schemas import (
     BatchLifecycleState,
     Cancel,
     CancelTasks,
+    Contribute,
     Dispatch,
+    ExperiencePiece,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
@@ -42,9 +44,11 @@ from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
     AnnounceVersion,
     CommandArrived,
+    ContributionArrived,
     CoordinatorMachine,
     Effect,
     EventArrived,
+    Examined,
     Input,
     Origin,
     PublishBatch,
@@ -108,6 +112,8 @@ def given(step: Step, offset: int) -> Input | None:
         return None
     if isinstance(record, Task):
         return TaskArrived(record, Origin(0, offset))
+    if isinstance(record, Contribute):
+        return ContributionArrived(record, Examined(attempt=1, workflow="math", runs=[{"reward": 1.0}]))
     if isinstance(record, REQUESTS):
         by_operator = not isinstance(record, COMMANDS.records)
         return CommandArrived(record, operator=by_operator)
@@ -326,6 +332,13 @@ class Mesh:
                 FinalizeBatch(**who, batch_id=batch, timeout_s=rng.choice([None, 0.0, 5.0])),
                 AbortBatch(**who, batch_id=batch, reason="no", keep_partial_results=rng.random() < 0.5),
                 CancelTasks(**who, batch_id=batch, reason="no", return_partial_tasks=rng.random() < 0.5),
+                Contribute(
+                    **who,
+                    task_id=rng.choice([f"made-{self.tasks}", f"t{self.tasks}"]),
+                    pieces=[ExperiencePiece(samples=1, position=Position(partition=1, offset=self.tasks))],
+                    version_min=max(self.trained, 0),
+                    version_max=max(self.trained, 0),
+                ),
                 PublishVersion(**who, model="policy", version=rng.choice([None, 0, max(0, self.trained)])),
             ]
         )

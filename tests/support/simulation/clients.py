@@ -4,7 +4,18 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from schemas import AbortBatch, BatchLifecycleState, BatchRecord, CancelTasks, FinalizeBatch, SubmitBatch, Task
+from schemas import (
+    AbortBatch,
+    BatchLifecycleState,
+    BatchRecord,
+    CancelTasks,
+    Contribute,
+    ExperiencePiece,
+    FinalizeBatch,
+    Position,
+    SubmitBatch,
+    Task,
+)
 from schemas.record import BatchType
 from trinity_bus.coordination import Request
 
@@ -25,6 +36,7 @@ class Clients:
         self._tasks = 0
         self._batches = 0
         self._commands = 0
+        self._made = 0
         self._ids: deque[str] = deque(maxlen=RECENT)
         """Of batches that somebody has named lately."""
         self._at_work: dict[str, BatchType] = {}
@@ -116,6 +128,17 @@ class Clients:
                 return_partial_tasks=self._rng.random() < 0.5,
                 restart_runners=self._rng.random() < 0.5,
             )
+        )
+
+    def contribute(self, offset: int, version: int) -> Contribute:
+        """Experiences that it has made, of a task of its own; sometimes of one that it has contributed before."""
+        self._made += self._rng.random() > 0.1
+        names = self._names("")
+        del names["batch_id"]
+        piece = ExperiencePiece(samples=self._rng.choice([1, 2]), position=Position(partition=1, offset=offset))
+        task_id = f"made-{self._made}"
+        return self._send(
+            Contribute(**names, task_id=task_id, pieces=[piece], version_min=version, version_max=version)
         )
 
     def resend(self) -> Request | None:

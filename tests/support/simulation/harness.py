@@ -8,7 +8,9 @@ from schemas import (
     Cancel,
     CancelTasks,
     CommandReply,
+    Contribute,
     Dispatch,
+    ExperiencePiece,
     ExplorerHeartbeat,
     FinalizeBatch,
     ModelVersion,
@@ -25,10 +27,13 @@ from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
     AnnounceVersion,
     CommandArrived,
+    ContributionArrived,
     CoordinatorMachine,
     Effect,
     EventArrived,
+    Examined,
     Fact,
+    Finding,
     Observe,
     Origin,
     PublishBatch,
@@ -120,7 +125,17 @@ class Harness:
         )
 
     def command(self, command: Request, *, operator: bool = True) -> list[Effect]:
+        assert not isinstance(command, Contribute)
         return self._handle(CommandArrived(command, TRACE, operator))
+
+    def contribute(self, task_id: str, found: Finding | None = None, **fields: Any) -> list[Effect]:
+        """Somebody contributes experiences; that they are what they seem unless ``found`` says otherwise."""
+        self.sent += 1
+        piece = ExperiencePiece(samples=2, position=Position(partition=1, offset=self.sent))
+        values = {"client": "c", "command_id": f"c-{self.sent}", "version_min": 0, "version_max": 0, **fields}
+        command = Contribute(task_id=task_id, pieces=values.pop("pieces", [piece]), **values)
+        examined = Examined(attempt=1, workflow="math", runs=[{"reward": 1.0}, {"reward": 0.5}])
+        return self._handle(ContributionArrived(command, found or examined, TRACE))
 
     def submit(self, batch_id: str, expected: int | None = 2, **fields: Any) -> list[Effect]:
         return self.command(

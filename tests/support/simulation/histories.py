@@ -45,6 +45,7 @@ def happen(world: World, rng: random.Random, events: int) -> None:
         (0.3, lambda: world.command("abort")),
         (0.2, lambda: world.command("cancel")),
         (1, lambda: world.command("resend")),
+        (2, world.contribute),
         (50, world.transaction),
         (8, lambda: world.transaction(most=8)),
         (3, world.send_again),

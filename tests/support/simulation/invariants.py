@@ -19,6 +19,7 @@ from schemas import (
     Cancel,
     CancelTasks,
     CommandReply,
+    Contribute,
     Dispatch,
     ExplorerHeartbeat,
     ExplorerLeft,
@@ -27,6 +28,7 @@ from schemas import (
     ModelVersion,
     ResultPart,
     RolloutFinished,
+    StepTrained,
     SubmitBatch,
     Task,
     TaskResult,
@@ -37,6 +39,7 @@ from trinity_bus.coordination import (
     TRANSITIONS,
     AnnounceVersion,
     CommandArrived,
+    ContributionArrived,
     Effect,
     EventArrived,
     Fact,
@@ -170,6 +173,12 @@ class Invariants:
         self._groups: dict[int, list[tuple[str, str]]] = {}
         self._owners: dict[str, str] = {}
         """Of submitted batches."""
+        self.contributions: dict[CommandName, Produced] = {}
+        """Told by the clients of the simulation: what they have made."""
+        self._published = False
+        """Whether anybody has trained."""
+        self._before_training: set[str] = set()
+        """Batches that got their place before."""
         self._told_results: dict[str, BatchResult | None] = {}
 
     # -- one transaction ---------------------------------------------------------------------------------------------
@@ -195,6 +204,11 @@ class Invariants:
                 if origin not in refused or (task.task_id in answered and task.task_id not in self.accepted):
                     hold(task.task_id not in self.accepted, Invariant.ONE_RESULT, f"{task.task_id} is accepted twice")
                     self.accepted[task.task_id] = task
+            case ContributionArrived(command=contribution):
+                self.sends[contribution.client, contribution.command_id] += 1
+                self.effects[contribution.client, contribution.command_id] = contribution
+            case EventArrived(event=StepTrained()):
+                self._published = True
             case CommandArrived(command=request):
                 self.sends[request.client, request.command_id] += 1
                 self.effects[request.client, request.command_id] = request
@@ -411,6 +425,8 @@ class Invariants:
             legal = batch.state in TRANSITIONS[before.state]
             hold(legal, Invariant.TRANSITIONS, f"{batch.batch_id} goes from {before.state} to {batch.state}")
         self.batches[batch.batch_id] = batch
+        if batch.state is State.RUNNING and not self._published:
+            self._before_training.add(batch.batch_id)
         if is_ordered(batch):
             change = self._in_training.add if batch.state in WORKING else self._in_training.discard
             change(batch.batch_id)
@@ -448,7 +464,7 @@ class Invariants:
                 old = staleness(batch.sequence, truth.version_min)
                 limit = self.settings.max_staleness
                 hold(
-                    truth.fixed or old <= limit,
+                    truth.fixed or old <= limit or batch.batch_id in self._before_training,
                     Invariant.STALENESS,
                     f"{entry.task_id} of batch {batch.sequence} is {old} versions old",
                 )
@@ -508,10 +524,20 @@ class Invariants:
         if reply != replies[0]:
             raise InvariantViolatedError(Invariant.REPLIES, f"{name} is told {reply}, after {replies[0]}")
         if len(replies) == 1:
-            self._check_reply(self.effects[name], reply)
+            command = self.effects[name]
+            self._check_reply(command, reply)
+            if isinstance(command, Contribute) and reply.error is None:
+                self._contributed(command.task_id, self.contributions[name])
+
+    def _contributed(self, task_id: str, truth: Produced) -> None:
+        hold(task_id not in self.accepted, Invariant.ONE_RESULT, f"{task_id} is contributed, and was accepted before")
+        runs = len(truth.run_ids)
+        self.accepted[task_id] = Task(task_id=task_id, workflow="math", prompt="", repeat_times=runs)
+        self.produced[task_id, 1] = truth
+        self._countable.add((task_id, 1))
 
     def _check_reply(self, command: Request, reply: CommandReply) -> None:
-        batch_id = getattr(command, "batch_id", None)
+        batch_id = getattr(command, "batch_id", getattr(command, "task_id", None))
         batch = None if batch_id is None else self.batches.get(batch_id)
         state = None if batch is None else batch.state
         match command:
@@ -522,6 +548,8 @@ class Invariants:
                 right = state is not None if reply.error is None else known
             case AbortBatch():
                 right = reply.error is None and (state is None or state in ENDED)
+            case Contribute():
+                right = reply.error != "known_task" or command.task_id in self.accepted
             case FinalizeBatch():
                 right = self._finalize_is_true(command, reply, batch)
             case _:

@@ -14,18 +14,21 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Literal
 
-from schemas import BatchLifecycleState, Cancel, Dispatch, ExplorerLeft, ModelVersion
+from schemas import BatchLifecycleState, Cancel, Contribute, Dispatch, ExplorerLeft, ModelVersion
 from tests.support.simulation.clients import Clients
 from tests.support.simulation.coordinator import Changes, FencedError, Log, Process, compared
-from tests.support.simulation.invariants import AUTOMATIC, Invariant, Invariants, hold
+from tests.support.simulation.invariants import AUTOMATIC, Invariant, Invariants, Produced, hold
 from tests.support.simulation.size import size_of
 from tests.support.simulation.workers import Explorer, Status, Trainer
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
     AnnounceVersion,
     CommandArrived,
+    ContributionArrived,
     Effect,
     EventArrived,
+    Examined,
+    Finding,
     Input,
     Origin,
     PublishBatch,
@@ -33,6 +36,7 @@ from trinity_bus.coordination import (
     SendOrder,
     TaskArrived,
     Tick,
+    Unfit,
 )
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.inputs import Event
@@ -49,7 +53,7 @@ ROUNDS_PER_BATCH = 6
 EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
 """Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
 
-ITEMS_PER_BATCH = 14
+ITEMS_PER_BATCH = 15
 ITEMS_PER_TASK = 24
 
 
@@ -102,6 +106,8 @@ class World:
         self._heard: deque[tuple[str, Event]] = deque(maxlen=30)
         self._shadow: tuple[Process, int] | None = None
         self._offsets = 0
+        self._found: dict[str, Finding] = {}
+        """What is found of each contribution, by the id of its command."""
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
 
@@ -216,8 +222,25 @@ class World:
         if request is not None:
             self.send_command(request)
 
+    def contribute(self) -> None:
+        """A client contributes what it has drawn with some version, new or old; now and then it is not what it says."""
+        self._offsets += 1
+        version = max(-1, self.trainer.step + self.rng.choice([0, 0, 0, -1, -2, 3]))
+        command = self.clients.contribute(self._offsets, version)
+        runs = command.pieces[0].samples
+        found: Finding = Examined(attempt=1, workflow="math", runs=[{"reward": self.rng.random()}] * runs)
+        if self.rng.random() < 0.1:
+            found = Unfit("wrong_record", "made up")
+        truth = Produced((1, self._offsets), tuple(range(runs)), version)
+        self.invariants.contributions[command.client, command.command_id] = truth
+        self._found[command.command_id] = found
+        self.send_command(command)
+
     def send_command(self, request: Request) -> None:
-        self.log.send("commands", CommandArrived(request, operator=True))
+        if isinstance(request, Contribute):
+            self.log.send("commands", ContributionArrived(request, self._found[request.command_id]))
+        else:
+            self.log.send("commands", CommandArrived(request, operator=True))
 
     # -- workers -----------------------------------------------------------------------------------------------------
 

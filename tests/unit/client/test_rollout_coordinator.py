@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from schemas import ExperienceGroup, SubmitBatch, Task
-from schemas.codec import SchemaError, decode, encode
+from schemas import SubmitBatch, Task
+from schemas.codec import SchemaError, encode
 from schemas.topics import EXPERIENCES, TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.mesh.records import record_of
 from trinity_bus.client import RolloutCoordinator
-from trinity_bus.errors import SendError
+from trinity_bus.errors import RefusedError, SendError
 
 
 def tasks(count: int, **fields: Any) -> list[Task]:
@@ -188,15 +188,15 @@ async def test_prepare_and_shutdown_may_be_called_twice_and_again() -> None:
         assert [type(command) for command in coordinator.commands] == [SubmitBatch, SubmitBatch]
 
 
-async def test_experiences_are_checked_and_published() -> None:
+async def test_experiences_are_checked_published_and_contributed() -> None:
     log = FakeLog()
     bus: Any = FakeBus(log)
-    client = RolloutCoordinator(bus=bus)
+    client = RolloutCoordinator(bus=bus, name="me")
     with pytest.raises(RuntimeError, match=r"^Experience pipeline is not initialized\.$"):
         await client.process_experiences([])
-    async with client:
+    async with FakeCoordinator(bus).running() as coordinator, client:
         assert await client.process_experiences([]) == {}
-        payloads = [encode(make_group(task_id=f"t{n}", seed=n)) for n in range(3)]
+        payloads = [encode(make_group(task_id=f"t{n}", seed=n, version=n)) for n in range(3)]
         with pytest.raises(SchemaError, match="payload 3 of 4 is no experience group"):
             await client.process_experiences([*payloads, b"nothing of the kind"])
         assert log.all(EXPERIENCES) == []
@@ -207,5 +207,14 @@ async def test_experiences_are_checked_and_published() -> None:
             "time/experience_pipeline/write",
             "time/experience_pipeline/total",
         }
-        found = {received.key: received.raw for received in log.all(EXPERIENCES)}
-        assert found == {decode(payload, ExperienceGroup).task_id: payload for payload in payloads}
+        found = {(received.partition, received.offset): record_of(received) for received in log.all(EXPERIENCES)}
+        assert {group.explorer for group in found.values()} == {"me"}
+        assert sorted(coordinator.contributed) == ["t0", "t1", "t2"]
+        for task_id, command in coordinator.contributed.items():
+            (piece,) = command.pieces
+            assert found[piece.position.partition, piece.position.offset].task_id == task_id
+            assert (command.producer, piece.samples) == ("me", 4)
+            assert (command.version_min, command.version_max) == (int(task_id[1:]),) * 2
+        with pytest.raises(RefusedError, match=r"^1 of 2 contributions are refused: t0: known_task: says the fake$"):
+            await client.process_experiences([payloads[0], encode(make_group(task_id="t9"))])
+        assert "t9" in coordinator.contributed

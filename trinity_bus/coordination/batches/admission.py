@@ -145,6 +145,11 @@ class Admission:
             other.min_version = self._policy.moved_down(other.sequence, other.min_version)
         return later
 
+    @property
+    def next_sequence(self) -> int:
+        """The earliest place in training of a batch that is not full yet."""
+        return self._counters.sequence + len(self._waiting["train"]) + 1
+
     def restore(self, batches: Iterable[Batch]) -> None:
         """Find again who waits for what; the batches of a changelog, by number."""
         pending = [batch for batch in batches if batch.state is State.PENDING]

@@ -90,6 +90,8 @@ class Batch(Row):
         """Tasks without a result."""
         self.size = 0
         """Bytes of them."""
+        self.contributed: dict[str, OpenTask] = {}
+        """Those among them that were answered when they came, until the batch has its place in training."""
         self.results: dict[str, Result] = {}
         """Of the others; none are kept of an open batch."""
         self.queued: dict[Kind, list[Queued]] = {}
@@ -131,10 +133,13 @@ class Batch(Row):
         """Note that a task is one of the batch from now on."""
         self.open_tasks[task.task.task_id] = task
         self.size += task.size
+        if not task.parts_left:
+            self.contributed[task.task.task_id] = task
 
     def release_task(self, task: OpenTask) -> None:
         """Note that an open task is about to have its result."""
         del self.open_tasks[task.task.task_id]
+        self.contributed.pop(task.task.task_id, None)
         self.size -= task.size
 
     def count(self, result: Result) -> None:

@@ -190,12 +190,18 @@ class Endings:
         self._stop_all(task, f"another part of the task has failed: {first}")
         self._settle(task, results.failure(task, first))
 
+    def settle_answered(self, task: OpenTask) -> None:
+        """Note that a task whose parts are all answered waits for nothing any more."""
+        self._settle(task, results.joined(task, task.task.batch_type))
+
     def cut_off(self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False) -> None:
         """End all unfinished tasks of a batch."""
         self._ledger.queue.clear(batch)
         for task in list(batch.open_tasks.values()):
             self._stop_all(task, reason, restart_runners=restart_runners)
-            self._settle(task, results.cut_off(task, batch.batch_type, reason, keep_partial=keep_partial))
+            # What was contributed to a batch without a place in training was not found fresh enough for one.
+            keep = keep_partial and task.parts_left > 0
+            self._settle(task, results.cut_off(task, batch.batch_type, reason, keep_partial=keep))
 
     # -- batches -----------------------------------------------------------------------------------------------------
 

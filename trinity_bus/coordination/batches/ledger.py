@@ -21,7 +21,7 @@ Entries of the changelog. A task that is accepted, handed out once and answered 
 ``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.pages``
 ``assigned/<explorer>``               its running attempts
 ``progress/<task id>``                what attempts that have ended left behind, from the first one on
-``answer/<part>/<task id>``           the answer of a part, of a task with several
+``answer/<part>/<task id>``           the answer of a part, of a task with several or of one that was contributed
 ``results/<n>/<batch id>``            results, until the batch ends
 ``finalizers/<batch id>``             who waits for its end
 ``done/<n>``, ``closed/<n>``          ids of ended tasks and batches that are remembered
@@ -120,8 +120,13 @@ class Ledger:
             return RejectionReason.BATCH_CLOSED, f"batch {task.batch_id!r} has ended; name another one"
         return self._rules.refusal(task, batch, self.usage.of(sender(task, batch)))
 
-    def accept(self, arrived: TaskArrived) -> Batch | None:
-        """Take a task for which there is no ``refusal``. Return its batch if that is new."""
+    def accept(self, arrived: TaskArrived, answer: PartAnswer | None = None) -> Batch | None:
+        """Take a task for which there is no ``refusal``. Return its batch if that is new.
+
+        Args:
+            arrived: The task.
+            answer: Of all its runs, where nobody is to be asked for one.
+        """
         task = arrived.task
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
@@ -133,15 +138,19 @@ class Ledger:
             offset=arrived.origin.offset,
             traceparent=arrived.traceparent,
             runs=self._rules.runs_of(task),
-            per_part=self._settings.max_repeat_times_per_runner,
+            per_part=self._settings.max_repeat_times_per_runner if answer is None else None,
             task=task,
         )
         packed = self._codec.encode(accepted)
         opened = accepted.opened(self.pages.add(order, task.task_id, packed), arrived.origin, len(packed))
         self.tasks[task.task_id] = opened
+        if answer is not None:
+            opened.answer(opened.parts[0], answer)
+            self.answered(opened, 0, answer)
         self._join(opened, batch)
-        for part in opened.parts:
-            self.queue.enqueue(batch, opened, part)
+        if answer is None:
+            for part in opened.parts:
+                self.queue.enqueue(batch, opened, part)
         if batch.is_open:
             self.backlog.tasks.add(1, opened.size)
         else:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from schemas import BatchLifecycleState, CommandReply, FinalizeUpgrade, PublishVersion, RollBack
+from schemas import BatchLifecycleState, CommandReply, Contribute, FinalizeUpgrade, PublishVersion, RollBack
 from schemas.command import BatchResult, CommandError
 from schemas.record import BatchType, Metrics
 from schemas.topics import COORDINATOR_STATE
@@ -100,6 +100,8 @@ def _subject(command: Request) -> str:
     match command:
         case PublishVersion() | RollBack():
             return command.model
+        case Contribute():
+            return command.task_id
         case FinalizeUpgrade():
             return COORDINATOR_STATE.name
         case _:

@@ -36,8 +36,8 @@ FRAMING = 2
 """Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing."""
 LEVEL_KEY = "level"
 OLDEST_LEVEL = 2
-NEWEST_LEVEL = 3
-"""3: ``level`` is an entry; rows in lists may grow."""
+NEWEST_LEVEL = 4
+"""3: ``level`` is an entry; rows in lists may grow. 4: a task may be answered before its batch is full."""
 
 _UNKNOWN = "unknown"
 

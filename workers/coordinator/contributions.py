@@ -1,0 +1,127 @@
+"""Looks at what clients contribute, before the machine is told: the records that a ``Contribute`` names are read.
+
+::
+
+    received --sift--> all but contributions, and what follows one on its partition --> decided upon at once
+                 |
+                 held, in order --read, one record at a time--> Finding --taken by the next sift--> decided upon
+
+Reading goes on beside decisions. The position of a partition is committed as far as it was decided upon, so what is
+held when this process dies is read again by its successor.
+
+===========================================  =========================================================================
+what fails                                   what happens
+===========================================  =========================================================================
+a position beyond the log, or deleted        refused as ``beyond_the_log``
+a record that cannot be read, or is another  refused as ``wrong_record``, by ``examined``
+the broker does not answer in time           refused as ``timeout``; the client may ask again, by another id
+===========================================  =========================================================================
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from schemas import Contribute, ExperienceGroup
+from schemas.topics import EXPERIENCES
+from trinity_bus.bus import Bus, Received
+from trinity_bus.coordination import ContributionArrived, Finding, Unfit
+from trinity_bus.coordination.requests.examination import examined
+from trinity_bus.errors import BusError, RecordGoneError
+from workers.coordinator.upset import told
+
+log = logging.getLogger("workers.coordinator")
+
+LIMIT_S = 10.0
+"""For one contribution."""
+MOST_HELD = 1000
+"""Above it no commands and events are read until some are decided upon."""
+
+
+class Contributions:
+    """Those that are looked at. An async context manager: what is under way ends with it.
+
+    Args:
+        bus: Connected.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._held: deque[Received[Any]] = deque()
+        self._looking: asyncio.Task[Finding] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    @property
+    def full(self) -> bool:
+        """Whether too much is held to read on."""
+        return len(self._held) > MOST_HELD
+
+    @property
+    def under_way(self) -> list[asyncio.Future[Finding]]:
+        """What to wait for besides records: when it is done, ``sift`` has something."""
+        return [] if self._looking is None else [self._looking]
+
+    def sift(self, received: Sequence[Received[Any]]) -> list[Received[Any]]:
+        """Return what can be decided upon now, in the order of each topic; contributions as ``ContributionArrived``."""
+        ready: list[Received[Any]] = []
+        if self._looking is not None and self._looking.done():
+            first = self._held.popleft()
+            arrived = ContributionArrived(_command(first), self._looking.result(), first.traceparent)
+            self._looking = None
+            ready.append(msgspec.structs.replace(first, record=arrived))
+            while self._held and not isinstance(self._held[0].record, Contribute):
+                ready.append(self._held.popleft())
+        for item in received:
+            if isinstance(item.record, Contribute) or (self._held and _place(item) == _place(self._held[0])):
+                self._held.append(item)
+            else:
+                ready.append(item)
+        if self._held and self._looking is None:
+            self._looking = asyncio.create_task(self._look_at(_command(self._held[0])), name="contribution")
+        return ready
+
+    async def _look_at(self, command: Contribute) -> Finding:
+        records: list[object] = []
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                begins = await self._bus.beginning_offsets(EXPERIENCES)
+                ends = await self._bus.end_offsets(EXPERIENCES)
+                for piece in command.pieces:
+                    place = piece.position
+                    if not begins.get(place.partition, 0) <= place.offset < ends.get(place.partition, 0):
+                        where = f"{EXPERIENCES.name}/{place.partition}@{place.offset}"
+                        return Unfit("beyond_the_log", f"there is no record at {where}")
+                for piece in command.pieces:
+                    (received,) = await self._bus.fetch(EXPERIENCES, [piece.position], expect=[ExperienceGroup])
+                    records.append(received.record)
+        except RecordGoneError as error:
+            return Unfit("beyond_the_log", str(error))
+        except (TimeoutError, BusError) as error:
+            return Unfit("timeout", f"its experiences could not be read in time: {error}")
+        try:
+            return examined(command, records)
+        except Exception as error:
+            # As with whatever upsets the machine: a fault of this program, and the log has the command for good.
+            log.exception("the contribution of task %s cannot be looked at", command.task_id)
+            return Unfit("wrong_record", told(error))
+
+
+def _command(received: Received[Any]) -> Contribute:
+    if not isinstance(received.record, Contribute):
+        raise TypeError(f"{received.place} is no contribution")
+    return received.record
+
+
+def _place(received: Received[Any]) -> tuple[str, int]:
+    return received.topic.name, received.partition
