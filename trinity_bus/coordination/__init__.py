@@ -34,7 +34,7 @@ from trinity_bus.coordination.inputs import (
     Request,
     TaskArrived,
     Tick,
-    Unfit,
+    Uncountable,
 )
 from trinity_bus.coordination.leadership import Leader, Leadership, LeaderState, Role
 from trinity_bus.coordination.machine import CoordinatorMachine, Figures
@@ -82,7 +82,7 @@ __all__ = [
     "TaskArrived",
     "Tick",
     "Transition",
-    "Unfit",
+    "Uncountable",
     "required_version",
     "staleness",
 ]

@@ -66,14 +66,14 @@ class Examined(Struct, frozen=True):
     """Of each run."""
 
 
-class Unfit(Struct, frozen=True):
+class Uncountable(Struct, frozen=True):
     """Why they cannot count."""
 
     error: CommandError
     detail: str
 
 
-type Finding = Examined | Unfit
+type Finding = Examined | Uncountable
 
 
 class ContributionArrived(Struct, frozen=True):

@@ -38,7 +38,7 @@ from schemas.event import RunnerState
 from schemas.vectors import INT32
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
-from trinity_bus.runners import conversation, messages, pool
+from trinity_bus.runners import messages, pool, request_rules
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.control import RunnerExited, RunnerForked
 from trinity_bus.runners.engine import ExplorerEngine
@@ -398,7 +398,7 @@ class Runners:
             await pending.keep(asked.turn)
         return TurnKept(asked.job, asked.request)
 
-    def _drop(self, serial: int, requests: Iterable[conversation.RequestKey]) -> None:
+    def _drop(self, serial: int, requests: Iterable[request_rules.RequestKey]) -> None:
         for job, number in requests:
             task = self._requests.get((serial, job, number))
             if task is not None:

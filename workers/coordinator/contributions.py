@@ -29,7 +29,7 @@ import msgspec
 from schemas import Contribute, ExperienceGroup
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Bus, Received
-from trinity_bus.coordination import ContributionArrived, Finding, Unfit
+from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
 from trinity_bus.coordination.requests.examination import examined
 from trinity_bus.errors import BusError, RecordGoneError
 from workers.coordinator.upset import told
@@ -42,7 +42,7 @@ MOST_HELD = 1000
 """Above it no commands and events are read until some are decided upon."""
 
 
-class Contributions:
+class ContributionReader:
     """Those that are looked at. An async context manager: what is under way ends with it.
 
     Args:
@@ -101,20 +101,20 @@ class Contributions:
                     place = piece.position
                     if not begins.get(place.partition, 0) <= place.offset < ends.get(place.partition, 0):
                         where = f"{EXPERIENCES.name}/{place.partition}@{place.offset}"
-                        return Unfit("beyond_the_log", f"there is no record at {where}")
+                        return Uncountable("beyond_the_log", f"there is no record at {where}")
                 for piece in command.pieces:
                     (received,) = await self._bus.fetch(EXPERIENCES, [piece.position], expect=[ExperienceGroup])
                     records.append(received.record)
         except RecordGoneError as error:
-            return Unfit("beyond_the_log", str(error))
+            return Uncountable("beyond_the_log", str(error))
         except (TimeoutError, BusError) as error:
-            return Unfit("timeout", f"its experiences could not be read in time: {error}")
+            return Uncountable("timeout", f"its experiences could not be read in time: {error}")
         try:
             return examined(command, records)
         except Exception as error:
             # As with whatever upsets the machine: a fault of this program, and the log has the command for good.
             log.exception("the contribution of task %s cannot be looked at", command.task_id)
-            return Unfit("wrong_record", told(error))
+            return Uncountable("wrong_record", told(error))
 
 
 def _command(received: Received[Any]) -> Contribute:

@@ -30,7 +30,7 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
 from workers.coordinator.changelog import Changelog
-from workers.coordinator.contributions import Contributions
+from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.inputs import inputs_of
 from workers.coordinator.intake import Intake, still_read
 from workers.coordinator.outputs import Outputs, without_lost
@@ -83,7 +83,7 @@ class Term:
         """When the newest record was written that was read, by the brokers' clocks."""
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
-        self._contributions = Contributions(bus)
+        self._contributions = ContributionReader(bus)
         self._keeper = Keeper(
             bus,
             lambda: self.machine,

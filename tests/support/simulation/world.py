@@ -36,7 +36,7 @@ from trinity_bus.coordination import (
     SendOrder,
     TaskArrived,
     Tick,
-    Unfit,
+    Uncountable,
 )
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.inputs import Event
@@ -230,7 +230,7 @@ class World:
         runs = command.pieces[0].samples
         found: Finding = Examined(attempt=1, workflow="math", runs=[{"reward": self.rng.random()}] * runs)
         if self.rng.random() < 0.1:
-            found = Unfit("wrong_record", "made up")
+            found = Uncountable("wrong_record", "made up")
         truth = Produced((1, self._offsets), tuple(range(runs)), version)
         self.invariants.contributions[command.client, command.command_id] = truth
         self._found[command.command_id] = found

@@ -32,7 +32,7 @@ from schemas.command import CommandError
 from trinity_bus.coordination.batches.endings import Endings
 from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
 from trinity_bus.coordination.effects import Fact, PublishBatch, RejectionReason
-from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Unfit
+from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Uncountable
 from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.state.machine_state import MachineContext, MachineState
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
@@ -71,7 +71,7 @@ class Contributions:
             self._out.add(again)
             return
         refusal: Refusal | None = None
-        if isinstance(found, Unfit):
+        if isinstance(found, Uncountable):
             refusal = found.error, found.detail
         else:
             task = _task_of(command, found)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schemas import Contribute, ExperienceGroup
 from schemas.record import Metrics
 from schemas.task import MAX_REPEAT_TIMES
-from trinity_bus.coordination.inputs import Examined, Finding, Unfit
+from trinity_bus.coordination.inputs import Examined, Finding, Uncountable
 
 MAX_METRICS = 4096
 """Of all runs of one contribution: they are kept until its batch has its place."""
@@ -20,22 +20,24 @@ def examined(command: Contribute, records: Sequence[object]) -> Finding:
     """
     groups = [record for record in records if isinstance(record, ExperienceGroup)]
     if len(groups) != len(command.pieces):
-        return Unfit("wrong_record", "a position holds no experiences that can be read")
+        return Uncountable("wrong_record", "a position holds no experiences that can be read")
     first = groups[0]
     author = command.producer or command.client
     for group, piece in zip(groups, command.pieces, strict=True):
         said = (group.task_id, group.explorer, group.batch_type, group.attempt, len(group))
         named = (command.task_id, author, "train", first.attempt, piece.samples)
         if said != named:
-            return Unfit("wrong_record", f"(task, author, type, attempt, samples) are {said}, named were {named}")
+            return Uncountable("wrong_record", f"(task, author, type, attempt, samples) are {said}, named were {named}")
     versions = [_versions(group) for group in groups]
     drawn = min(low for low, _ in versions), max(high for _, high in versions)
     if drawn != (command.version_min, command.version_max):
         claimed = f"{command.version_min} to {command.version_max}"
-        return Unfit("wrong_record", f"drawn by versions {drawn[0]} to {drawn[1]}, named were {claimed}")
+        return Uncountable("wrong_record", f"drawn by versions {drawn[0]} to {drawn[1]}, named were {claimed}")
     runs = _runs(groups)
     if len(runs) > MAX_REPEAT_TIMES or sum(map(len, runs.values())) > MAX_METRICS:
-        return Unfit("over_limit", f"{len(runs)} runs; {MAX_REPEAT_TIMES} with {MAX_METRICS} metrics are the most")
+        return Uncountable(
+            "over_limit", f"{len(runs)} runs; {MAX_REPEAT_TIMES} with {MAX_METRICS} metrics are the most"
+        )
     return Examined(attempt=first.attempt, workflow=first.workflow, runs=list(runs.values()))
 
 

@@ -8,7 +8,7 @@ import pytest
 from schemas import Contribute, ExperiencePiece, Position
 from tests.support.simulation.harness import Harness, answers, batches, errors, facts, replies, statuses
 from tests.unit.schemas.record_strategies import small_group
-from trinity_bus.coordination import Examined, Fact, Unfit
+from trinity_bus.coordination import Examined, Fact, Uncountable
 from trinity_bus.coordination.requests.examination import examined
 
 
@@ -110,7 +110,7 @@ def test_of_a_batch_without_a_place_nothing_contributed_counts(keep: bool) -> No
 
 def test_who_runs_the_machine_may_have_found_something() -> None:
     harness = Harness()
-    assert errors(harness.contribute("a", Unfit("beyond_the_log", "there is no record at experiences/0@7"))) == [
+    assert errors(harness.contribute("a", Uncountable("beyond_the_log", "there is no record at experiences/0@7"))) == [
         "beyond_the_log"
     ]
     assert harness.machine.ledger.tasks == {}
@@ -170,5 +170,5 @@ def test_records_are_what_they_are_said_to_be() -> None:
 )
 def test_what_they_are_not_is_refused(command: Contribute, records: list[object]) -> None:
     found = examined(command, records)
-    assert isinstance(found, Unfit)
+    assert isinstance(found, Uncountable)
     assert found.error == "wrong_record"
