@@ -28,6 +28,7 @@ from schemas import (
     FinalizeBatch,
     ManifestEntry,
     ModelVersion,
+    Position,
     ResultPart,
     RolloutFinished,
     StepTrained,
@@ -410,7 +411,7 @@ class Invariants:
             assert truth is not None
             hold(name in self._countable, Invariant.REAL, f"{name} was not wanted any more when it ended")
             said = [(part.position, part.samples) for part in records]
-            lies = [(piece.position, piece.samples) for piece in truth.pieces]
+            lies: list[tuple[Position | None, int]] = [(piece.position, piece.samples) for piece in truth.pieces]
             hold(bool(lies) == (batch_type == "train"), Invariant.REAL, f"{name} of an {batch_type} batch: {lies}")
             hold(len(said) <= max(1, len(lies)), Invariant.WHOLE, f"{name} is said to lie at {said}, more than it has")
             hold(said == (lies or [(None, 0)]), Invariant.REAL, f"{name} is said to lie at {said}, it lies at {lies}")
