@@ -86,6 +86,9 @@ class TurnKeeper:
             return []
         async with self._looking:
             try:
+                # Where they lie was told by another explorer: of a place that there is not, no broker tells anything.
+                if order.turns.offset >= (await self._bus.end_offsets(TURNS)).get(order.turns.partition, 0):
+                    raise RecordGoneError(f"{TURNS.name}/{order.turns.partition} ends before {order.turns.offset}")
                 found = await self._find(order, order.turns)
             except RecordGoneError as error:
                 _log.warning("task %s begins anew: its turns are gone: %s", order.task.task_id, error)
