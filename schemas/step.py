@@ -28,7 +28,9 @@ missing, of a step in a           nothing: the checkpoint alone says how far tra
 checkpoint
 missing, of a step to be taken    the topic was deleted: the step is chosen anew, and by other settings perhaps
 again                             otherwise
-that cannot be read               the trainer ends and says so: it may be the one to obey
+that cannot be read               of a step to be taken, the trainer ends and says so: it may be the one to obey
+of another trainer, or under      nothing
+another key
 ================================  ====================================================================================
 """
 

@@ -105,13 +105,15 @@ def chain(turns: list[Turn]) -> list[Turn]:
         Turns 0, 1, 2 ... without a gap; none where the first is missing.
     """
     known = {(turn.number, turn.attempt): turn for turn in turns}
+    dead_ends: set[tuple[int, int]] = set()
     # Of attempts that came equally far, the first is the one that has most likely gone on.
     for last in sorted(known, key=lambda key: (-key[0], key[1])):
-        found: list[Turn] = []
-        at: Turn | None = known[last]
-        while at is not None:
-            found.append(at)
-            at = known.get((at.number - 1, at.after))
-        if found[-1].number == 0:
-            return found[::-1]
+        way = []
+        at = last
+        while at in known and at not in dead_ends:
+            way.append(at)
+            at = (at[0] - 1, known[at].after)
+        if way and way[-1][0] == 0:
+            return [known[key] for key in reversed(way)]
+        dead_ends.update(way)
     return []

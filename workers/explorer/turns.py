@@ -90,10 +90,11 @@ class TurnKeeper:
             except RecordGoneError as error:
                 _log.warning("task %s begins anew: its turns are gone: %s", order.task.task_id, error)
                 return []
+        runs: dict[int, list[Turn]] = {}
+        for turn, _ in found.values():
+            runs.setdefault(turn.run_id, []).append(turn)
         kept = [
-            found[turn.run_id, turn.number, turn.attempt][1]
-            for run_id in sorted({run_id for run_id, *_ in found})
-            for turn in chain([turn for turn, _ in found.values() if turn.run_id == run_id])
+            found[turn.run_id, turn.number, turn.attempt][1] for run_id in sorted(runs) for turn in chain(runs[run_id])
         ]
         _log.info("task %s goes on from %d turns of earlier attempts", order.task.task_id, len(kept))
         return kept

@@ -221,7 +221,7 @@ class _Trainer:
         self._run = checkpoint.run_name(directory)
         shape = read_shape(engine.source)
         self._bounds = Bounds(shape.vocabulary, shape.max_positions)
-        self._steps = StepRecords(self._run, engine.progress.step)
+        self._steps = StepRecords(self._settings.name, self._run, engine.progress.step)
         self._last = Trained()
         self._announcer = Announcer(
             TrainerIdentity(self._settings.name, self._incarnation, self._model, rollback),

@@ -2,8 +2,11 @@
 
 ::
 
-    records of `steps` --take--> those of this run, the last one of each step
+    records of `steps` --take--> those of this trainer and run, the last one of each step
     a step that is due --> as it would be chosen now --binding--> what was written of it before, or None: write it
+
+Failures: a record of a step to be taken that cannot be read ends the trainer. What has another key than the record of
+such a step is not looked at: the topic is everybody's who trains, and is kept for good.
 """
 
 from typing import Any
@@ -12,16 +15,20 @@ from schemas import StepBegun
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
 
+_MAX_DIGITS = 19
+
 
 class StepRecords:
     """What is known of steps that were begun.
 
     Args:
-        run: This trainer's run.
+        trainer: Its name.
+        run: Its run.
         trained: Steps that are in the newest checkpoint: nothing more is asked of them.
     """
 
-    def __init__(self, run: str, trained: int) -> None:
+    def __init__(self, trainer: str, run: str, trained: int) -> None:
+        self._trainer = trainer
         self._run = run
         self._trained = trained
         self._begun: dict[int, StepBegun] = {}
@@ -33,13 +40,23 @@ class StepRecords:
             TrainingError: It cannot be read.
         """
         record = received.record
+        step = self._step_of(received.key)
+        if step is None or step <= self._trained:
+            return
         if isinstance(record, Undecodable):
             raise TrainingError(
                 f"{received.place} cannot be read ({record.reason}: {record.detail}), and it may be of a step that is "
                 "to be taken again: start a trainer that knows this version of the records"
             )
-        if isinstance(record, StepBegun) and record.run == self._run and record.step > self._trained:
-            self._begun[record.step] = record
+        said = isinstance(record, StepBegun) and (record.trainer, record.run, record.step)
+        if said == (self._trainer, self._run, step):
+            self._begun[step] = record
+
+    def _step_of(self, key: str | None) -> int | None:
+        """Return the step that a key of this trainer names; None where it names none."""
+        name, _, number = (key or "").rpartition("/")
+        known = name == self._trainer and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+        return int(number) if known else None
 
     def binding(self, chosen: StepBegun) -> StepBegun | None:
         """Return what was written of the step before, where it is the same step of the same batch; it is forgotten.

@@ -42,7 +42,7 @@ def received(record: Any) -> Received[Any]:
 
 
 def records(*known: StepBegun, trained: int = 2) -> StepRecords:
-    found = StepRecords("run-1", trained)
+    found = StepRecords("trainer-0", "run-1", trained)
     for record in known:
         found.take(received(record))
     return found
@@ -76,4 +76,4 @@ def test_records_of_another_run_and_of_steps_that_are_trained_are_passed_over() 
 def test_a_record_that_cannot_be_read_ends_the_trainer() -> None:
     unreadable = Undecodable(raw=b"", reason="unsupported_version", detail="step_begun: schema_version = 2")
     with pytest.raises(TrainingError, match=r"steps.*cannot be read .*start a trainer that knows this version"):
-        StepRecords("run-1", 2).take(received(unreadable))
+        StepRecords("trainer-0", "run-1", 2).take(received(unreadable))
