@@ -15,7 +15,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell that runs the tests in the background has them ignore it, and so would every service that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Both are limits by the clock, and on a machine that others use too a record of many fields is drawn as slowly as they let.
+# Both are limits by the clock: on a machine that others use too, a record of many fields is drawn slowly.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
