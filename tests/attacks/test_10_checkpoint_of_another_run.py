@@ -16,19 +16,30 @@ from aiokafka.admin import AIOKafkaAdminClient
 from schemas.topics import BATCHES
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus, LogIdentity
-from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
+from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
+from workers.trainer import engines
 from workers.trainer.engines import load
 
 HERE = LogIdentity(cluster="cluster-1", topic="topic-1")
 
 
-def start(directory: Path, model: Path, log: LogIdentity = HERE, namespace: str = "trinity", *, train: int = 0) -> int:
+def start(
+    directory: Path,
+    model: Path,
+    log: LogIdentity = HERE,
+    namespace: str = "trinity",
+    *,
+    train: int = 0,
+    name: str = "policy",
+    **changes: Any,
+) -> int:
     """As the service does it; trains some steps of nothing, and makes a checkpoint. Gives the step it began at."""
     settings = Settings(
         kafka=KafkaSettings(namespace=namespace),
-        trainer=TrainerSettings(model_path=str(model), checkpoint_dir=directory, threads=1),
+        mesh=MeshSettings(model=name),
+        trainer=TrainerSettings(model_path=str(model), checkpoint_dir=directory, threads=1, **changes),
     )
     engine, publisher = load(settings, directory, None, log)
     try:
@@ -51,11 +62,13 @@ def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path) -> Non
         (tmp_path / "moved" / file.name).write_bytes(file.read_bytes())
     assert start(directory, tmp_path / "moved") == 2
     other_model = write_model(tmp_path / "other-model", seed=1)
+    other_family = write_model(tmp_path / "other-family", family="llama")
     attacks: list[tuple[dict[str, Any], str, str]] = [
         ({"log": LogIdentity("cluster-2", "topic-1")}, "cluster cluster-1, here cluster-2", "CHECKPOINT_DIR"),
         ({"log": LogIdentity("cluster-1", "topic-2")}, "batches topic-1, here topic-2", "CHECKPOINT_DIR"),
         ({"namespace": "other"}, "namespace trinity, here other", "CHECKPOINT_DIR"),
         ({"model": other_model}, "model [0-9a-f]{32}, here [0-9a-f]{32}", "MODEL_PATH"),
+        ({"model": other_family}, "model [0-9a-f]{32}, here [0-9a-f]{32}", "MODEL_PATH"),
     ]
     for changes, difference, fix in attacks:
         with pytest.raises(
@@ -74,13 +87,33 @@ def test_a_checkpoint_that_does_not_say_is_taken_with_a_warning(
     start(directory, model, train=1)
     path = directory / "step-00000001" / checkpoint.PROGRESS
     manifest = checkpoint._Manifest.model_validate_json(path.read_bytes())
-    old = manifest.model_copy(update={"progress": manifest.progress.model_copy(update={"run": None})})
+    progress = manifest.progress.model_copy(update={"run": None, "settings": None})
+    old = manifest.model_copy(update={"progress": progress})
     path.write_text(old.model_dump_json(exclude={"seal", "digests"}))
     with caplog.at_level(logging.WARNING):
         assert start(directory, model, train=1) == 1
     assert "does not say of which run it is" in caplog.text
+    assert "does not say with which settings it was trained" in caplog.text
     with pytest.raises(CheckpointError, match="step-00000002 is of another run"):
         start(directory, model, LogIdentity("cluster-1", "topic-2"))
+
+
+def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, directory = write_model(tmp_path / "model"), tmp_path / "checkpoints"
+    start(directory, model, train=1)
+    monkeypatch.setattr(engines, "_make", lambda *_: pytest.fail("it was loaded"))
+    for changes, difference in (
+        ({"engine": "torch"}, "engine=megatron, here torch"),
+        ({"data_parallel": 2}, "world_size=1, here 2"),
+        ({"distributed_optimizer": True}, "distributed_optimizer=False, here True"),
+        ({"namespace": "other"}, "namespace trinity, here other"),
+        ({"name": "other"}, "mesh.model: policy -> other"),
+    ):
+        with pytest.raises(CheckpointError, match=difference) as refused:
+            start(directory, model, **changes)
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.integration

@@ -31,7 +31,8 @@ it, with the same tensor parallelism; only the model in it is free of the layout
 
 What a disk or a memory has changed is found: every file has a digest, which is compared before it is used (by the rank
 that reads it). A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses
-it. Both are absent from checkpoints of the first programs, and then not compared.
+it. It says with which settings it was trained, and a trainer says what is different now (``resume``). All these are
+absent from checkpoints of the first programs, and then not compared.
 
 This module knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
 """
@@ -52,6 +53,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from schemas.skipped import MAX_SKIPPED, Rollback, SkippedBatch
 from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.resume import Shaping
 
 PROGRESS: Final = "progress.json"
 FORMAT: Final = 1
@@ -93,6 +95,8 @@ class TrainingProgress(BaseModel):
     trained_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that the loss was over, since the start."""
     run: RunIdentity | None = None
+    settings: Shaping | None = None
+    """With which it was trained last; None in checkpoints of the first programs."""
     skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
     """Batches that were passed over because an operator said so, the last ones; in the order of their steps."""
 

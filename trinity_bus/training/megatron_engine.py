@@ -38,7 +38,16 @@ class MegatronEngine(RankEngine):
         asked = (settings.tensor_parallel, settings.pipeline_parallel, settings.data_parallel)
         if asked != (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel):
             raise ParallelError(f"the settings ask for (tensor, pipeline, data) parallelism {asked}, this is {layout}")
-        super().__init__(settings, layout=layout, dtype=_dtype(settings))
+        super().__init__(settings, layout=layout)
+
+    @staticmethod
+    def dtype_of(settings: TrainerSettings) -> torch.dtype:
+        """See :class:`RankEngine`."""
+        if settings.dtype == "auto":
+            return torch.float32 if on_cpu() else torch.bfloat16
+        if settings.dtype == "bfloat16" and on_cpu():
+            raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
 
     def _build(self) -> None:
         settings = self.settings
@@ -100,11 +109,3 @@ class MegatronEngine(RankEngine):
 
     def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._optimizer.load_state(tensors)
-
-
-def _dtype(settings: TrainerSettings) -> torch.dtype:
-    if settings.dtype == "auto":
-        return torch.float32 if on_cpu() else torch.bfloat16
-    if settings.dtype == "bfloat16" and on_cpu():
-        raise TrainingError("TRINITY_BUS_MESH__DTYPE=bfloat16 needs a GPU; on a CPU use float32")
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]

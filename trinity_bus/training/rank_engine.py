@@ -53,18 +53,18 @@ class RankEngine(TrainingEngine):
     Args:
         settings: What to train and how. ``model_path`` must be set.
         layout: Where this process stands.
-        dtype: Of the weights.
 
     Raises:
         ConfigError: ``model_path`` is not set.
         ConversionError: The model cannot be read.
+        TrainingError: It cannot be trained in the type that the settings ask for.
     """
 
     NAME: ClassVar[str]
     """In ``trainer.engine`` and in checkpoints."""
 
-    def __init__(self, settings: TrainerSettings, *, layout: Layout, dtype: torch.dtype) -> None:
-        self.settings, self.layout, self.dtype = settings, layout, dtype
+    def __init__(self, settings: TrainerSettings, *, layout: Layout) -> None:
+        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
         self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -78,6 +78,15 @@ class RankEngine(TrainingEngine):
         self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
 
     # ------------------------------------------------------------------------------------------ what an engine brings
+
+    @staticmethod
+    @abstractmethod
+    def dtype_of(settings: TrainerSettings) -> torch.dtype:
+        """Return the type of the weights.
+
+        Raises:
+            TrainingError: The engine does not train in the type that the settings ask for.
+        """
 
     @abstractmethod
     def _build(self) -> None:
@@ -299,7 +308,7 @@ class RankEngine(TrainingEngine):
         deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
         self._barrier()
         if rank == 0:
-            checkpoint.commit(directory, progress, self._written_by(), keep=self.settings.keep_checkpoints)
+            checkpoint.commit(directory, progress, self.written_by(self.settings), keep=self.settings.keep_checkpoints)
         self._barrier()
         return directory / folder.name.removeprefix(checkpoint.PARTIAL)
 
@@ -308,7 +317,7 @@ class RankEngine(TrainingEngine):
         folder = checkpoint.latest(directory)
         if folder is None:
             return None
-        progress = checkpoint.read_progress(folder, self._written_by())
+        progress = checkpoint.read_progress(folder, self.written_by(self.settings))
         # Each file by the rank that reads it; what all read, by the first.
         checkpoint.verify(
             folder,
@@ -326,15 +335,20 @@ class RankEngine(TrainingEngine):
         self.progress = progress
         return progress
 
-    def _written_by(self) -> WrittenBy:
-        layout = self.layout
+    @classmethod
+    def written_by(cls, settings: TrainerSettings) -> WrittenBy:
+        """Return what checkpoints say of the engine that writes them with these settings.
+
+        Raises:
+            TrainingError: See :meth:`dtype_of`.
+        """
         return WrittenBy(
-            engine=self.NAME,
-            world_size=layout.world_size,
-            tensor_parallel=layout.tensor_parallel,
-            pipeline_parallel=layout.pipeline_parallel,
-            distributed_optimizer=self.settings.distributed_optimizer,
-            dtype=str(self.dtype),
+            engine=cls.NAME,
+            world_size=settings.ranks,
+            tensor_parallel=settings.tensor_parallel,
+            pipeline_parallel=settings.pipeline_parallel,
+            distributed_optimizer=settings.distributed_optimizer,
+            dtype=str(cls.dtype_of(settings)),
         )
 
     def _state_file(self) -> str:

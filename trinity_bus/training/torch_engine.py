@@ -39,10 +39,15 @@ class TorchEngine(RankEngine):
     def __init__(self, settings: TrainerSettings) -> None:
         if settings.ranks > 1:
             raise ParallelError(f"trainer.engine=torch trains on one rank, not on {settings.ranks}")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(settings, layout=Layout.alone(device))
+
+    @staticmethod
+    def dtype_of(settings: TrainerSettings) -> torch.dtype:
+        """See :class:`RankEngine`."""
         if settings.dtype == "bfloat16":
             raise TrainingError("trainer.engine=torch trains in float32, not in bfloat16")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        super().__init__(settings, layout=Layout.alone(device), dtype=torch.float32)
+        return torch.float32
 
     def _build(self) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -2,16 +2,23 @@
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trinity_bus.bus import LogIdentity
-from trinity_bus.config import Settings
-from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import RunIdentity
+from trinity_bus.config import Settings, required
+from trinity_bus.training import checkpoint, resume
+from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress
 from trinity_bus.training.digests import model_digest
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ConversionError
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.ranks import Followers
+from trinity_bus.training.resume import Shaping
 from workers.trainer.publication import Publisher, make_publisher
+
+if TYPE_CHECKING:
+    from trinity_bus.training.megatron_engine import MegatronEngine
+    from trinity_bus.training.torch_engine import TorchEngine
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +27,8 @@ def load(
     settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
 ) -> tuple[TrainingEngine, Publisher]:
     """Return the engine and the publisher. Takes seconds: imports torch, and Megatron or transformers.
+
+    What cannot be gone on from is refused, and what has changed is said, before the model is loaded.
 
     Args:
         settings: Of the service.
@@ -30,15 +39,17 @@ def load(
     Raises:
         TrinityError: Training cannot begin.
     """
-    engine = _make(settings, followers)
-    run = run_identity(settings, engine.source, batches)
+    source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
+    read_shape(source)
+    run, shaping = run_identity(settings, source, batches), resume.shaping(settings.mesh, settings.trainer)
     folder = checkpoint.latest(directory)
+    if folder is not None:
+        _compare(
+            folder, checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer)), run, shaping
+        )
+    engine = _make(settings, followers)
     progress = engine.load_latest(directory)
-    if progress is not None and folder is not None:
-        checkpoint.check_run(folder, progress.run, run)
-        if progress.run is None:
-            log.warning("%s does not say of which run it is; it is taken as one of this run", folder)
-    engine.progress = engine.progress.model_copy(update={"run": run})
+    engine.progress = engine.progress.model_copy(update={"run": run, "settings": shaping})
     if progress is None:
         log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
         if settings.synchronizer.sync_method == "checkpoint":
@@ -67,15 +78,35 @@ def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunI
     return RunIdentity(cluster=batches.cluster, batches=batches.topic, namespace=settings.kafka.namespace, model=model)
 
 
-def _make(settings: Settings, followers: Followers | None) -> TrainingEngine:
+def _compare(folder: Path, written: TrainingProgress, run: RunIdentity, shaping: Shaping) -> None:
+    """Say what has changed since a checkpoint was written.
+
+    Raises:
+        CheckpointError: It is of another run, or cannot be gone on from with these settings.
+    """
+    checkpoint.check_run(folder, written.run, run)
+    if written.run is None:
+        log.warning("%s does not say of which run it is; it is taken as one of this run", folder)
+    if written.settings is None:
+        log.warning("%s does not say with which settings it was trained; nothing is compared", folder)
+        return
+    for line in resume.differences(written.settings, shaping):
+        log.warning("settings changed after step %d: %s", written.step, line)
+
+
+def _engine_type(settings: Settings) -> "type[MegatronEngine | TorchEngine]":
     if settings.trainer.engine == "torch":
         from trinity_bus.training.torch_engine import TorchEngine
 
-        return TorchEngine(settings.trainer)
-    if followers is None:
-        from trinity_bus.training.megatron_engine import MegatronEngine
+        return TorchEngine
+    from trinity_bus.training.megatron_engine import MegatronEngine
 
-        return MegatronEngine(settings.trainer)
+    return MegatronEngine
+
+
+def _make(settings: Settings, followers: Followers | None) -> TrainingEngine:
+    if followers is None or settings.trainer.engine == "torch":
+        return _engine_type(settings)(settings.trainer)
     from trinity_bus.training.multi_rank_engine import MultiRankEngine
 
     return MultiRankEngine(settings.trainer, followers)
