@@ -4,12 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from schemas.codec import RECORDS, decode
+from tests.support.fuzz.decoders import BY_HAND, targets
 from tests.support.fuzz.mesh import Machine
 from tests.support.fuzz.run import fuzz, lines, replay
 from trinity_bus.runners import messages
 
 INPUTS = 50_000
 SEEDS = (1, 2)
+
+
+def test_every_type_of_record_is_damaged(tmp_path: Path) -> None:
+    seeds = {target.name: target.samples for target in targets(tmp_path)}
+    assert {type(decode(value, *RECORDS)) for value in seeds["records"]} == set(RECORDS)
+    assert {type(decode(value, *RECORDS)) for value in seeds["JSON records"]} == set(BY_HAND)
+    assert sum(b"tool_calls" in value for value in seeds["records"]) > 0
 
 
 @pytest.mark.timeout(600)

@@ -13,7 +13,7 @@ held when this process dies is read again by its successor.
 what fails                                   what happens
 ===========================================  =========================================================================
 a position beyond the log, or deleted        refused as ``beyond_the_log``
-a record that cannot be read, or is another  refused as ``wrong_record``, by ``examined``
+a record that cannot be read, or is another  refused as ``wrong_record``, by ``Examination``
 the broker does not answer in time           refused as ``timeout``; the client may ask again, by another id
 ===========================================  =========================================================================
 """
@@ -30,7 +30,7 @@ from schemas import Contribute, ExperienceGroup
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
-from trinity_bus.coordination.requests.examination import examined
+from trinity_bus.coordination.requests.examination import Examination
 from trinity_bus.errors import BusError, RecordGoneError
 from workers.coordinator.upset import told
 
@@ -92,29 +92,35 @@ class ContributionReader:
         return ready
 
     async def _look_at(self, command: Contribute) -> Finding:
-        records: list[object] = []
         try:
             async with asyncio.timeout(LIMIT_S):
-                begins = await self._bus.beginning_offsets(EXPERIENCES)
-                ends = await self._bus.end_offsets(EXPERIENCES)
-                for piece in command.pieces:
-                    place = piece.position
-                    if not begins.get(place.partition, 0) <= place.offset < ends.get(place.partition, 0):
-                        where = f"{EXPERIENCES.name}/{place.partition}@{place.offset}"
-                        return Uncountable("beyond_the_log", f"there is no record at {where}")
-                for piece in command.pieces:
-                    (received,) = await self._bus.fetch(EXPERIENCES, [piece.position], expect=[ExperienceGroup])
-                    records.append(received.record)
+                return await self._examined(command)
         except RecordGoneError as error:
             return Uncountable("beyond_the_log", str(error))
         except (TimeoutError, BusError) as error:
             return Uncountable("timeout", f"its experiences could not be read in time: {error}")
-        try:
-            return examined(command, records)
         except Exception as error:
             # As with whatever upsets the machine: a fault of this program, and the log has the command for good.
             log.exception("the contribution of task %s cannot be looked at", command.task_id)
             return Uncountable("wrong_record", told(error))
+
+    async def _examined(self, command: Contribute) -> Finding:
+        examination = Examination(command)
+        if (misnamed := examination.misnamed()) is not None:
+            return misnamed
+        begins = await self._bus.beginning_offsets(EXPERIENCES)
+        ends = await self._bus.end_offsets(EXPERIENCES)
+        for piece in command.pieces:
+            place = piece.position
+            if not begins.get(place.partition, 0) <= place.offset < ends.get(place.partition, 0):
+                where = f"{EXPERIENCES.name}/{place.partition}@{place.offset}"
+                return Uncountable("beyond_the_log", f"there is no record at {where}")
+        for piece in command.pieces:
+            # One at a time: together they may be larger than the memory is.
+            (received,) = await self._bus.fetch(EXPERIENCES, [piece.position], expect=[ExperienceGroup])
+            if (wrong := examination.add(piece, received.record)) is not None:
+                return wrong
+        return examination.finding()
 
 
 def _command(received: Received[Any]) -> Contribute:

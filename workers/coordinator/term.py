@@ -24,8 +24,9 @@ from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.config import Settings
 from trinity_bus.coordination import CommitPlan, CommitSchedule, CoordinatorMachine, Leadership, Tick
+from trinity_bus.coordination.batches.record_need import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
-from trinity_bus.errors import BusError
+from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import changelog, gauges, observations
 from workers.coordinator.beyond import resolved
@@ -97,9 +98,12 @@ class Term:
 
         Raises:
             BusError: Which of these it is.
+            ConfigError: A batch is open that is too large for the settings; nothing was written.
         """
         began = self._clock()
         self._restore()
+        if large := too_large(self.machine.ledger.batches.values(), self._settings):
+            raise ConfigError(large)
         if self.machine.level < NEWEST_LEVEL:
             log.info(
                 "the state has level %d, and may have %d: run `trinity-bus upgrade finalize` once nothing of the "

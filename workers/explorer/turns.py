@@ -101,6 +101,9 @@ class TurnKeeper:
 
     async def _find(self, order: Dispatch, since: Position) -> dict[tuple[int, int, int], tuple[Turn, bytes]]:
         """Return the turns of an order's runs, by run, number and attempt, as many as an attempt may have."""
+        # Where they lie was told by another explorer: of a place that there is not, no broker tells anything.
+        if since.offset >= (await self._bus.end_offsets(TURNS)).get(since.partition, 0):
+            raise RecordGoneError(f"{TURNS.name}/{since.partition} ends before {since.offset}")
         found: dict[tuple[int, int, int], tuple[Turn, bytes]] = {}
         start = {(TURNS.name, since.partition): since.offset}
         size = 0

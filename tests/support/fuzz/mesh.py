@@ -30,6 +30,7 @@ from schemas import (
     Record,
     RolloutFinished,
     RunnersReport,
+    RunningAttempt,
     StepTrained,
     SubmitBatch,
     Task,
@@ -252,6 +253,15 @@ class Mesh:
             workflows=["math"],
             pool="judge" if name == "judge" else None,
             follows="none" if name == "judge" else "trainer",
+            running=[
+                RunningAttempt(
+                    task_id=order.task.task_id,
+                    attempt=order.attempt,
+                    turns=self.rng.choice([None, Position(partition=2, offset=self.tasks)]),
+                )
+                for order in self.orders
+                if order.explorer == name and self.rng.random() < 0.2
+            ],
         )
 
     def _finished(self) -> Record:
@@ -260,6 +270,7 @@ class Mesh:
             return self._beat()
         order = self.orders.popleft() if rng.random() < 0.8 else rng.choice(self.orders)
         done = order.repeat_times
+        pieces = _pieces(rng, done, self.tasks)
         return RolloutFinished(
             explorer=order.explorer,
             incarnation=order.incarnation,
@@ -272,7 +283,8 @@ class Mesh:
             total_runs=done,
             metrics=[{"reward": rng.choice([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308])}]
             * min(done, 8),
-            experience=Position(partition=0, offset=self.tasks),
+            experience=None if pieces else Position(partition=0, offset=self.tasks),
+            pieces=pieces,
             samples=done,
             version_min=order.min_version,
             version_max=order.min_version,
@@ -335,7 +347,8 @@ class Mesh:
                 Contribute(
                     **who,
                     task_id=rng.choice([f"made-{self.tasks}", f"t{self.tasks}"]),
-                    pieces=[ExperiencePiece(samples=1, position=Position(partition=1, offset=self.tasks))],
+                    pieces=_pieces(rng, rng.choice([1, 2, 1024]), self.tasks)
+                    or [ExperiencePiece(samples=1, position=Position(partition=1, offset=self.tasks))],
                     version_min=max(self.trained, 0),
                     version_max=max(self.trained, 0),
                 ),
@@ -356,3 +369,15 @@ class Mesh:
                 VersionRefused(**trainer, version=max(self.trained, 0), reason="gone", available=[0]),
             ]
         )
+
+
+def _pieces(rng: random.Random, samples: int, offset: int) -> list[ExperiencePiece]:
+    """The records of a group that is too large for one; none where it is not."""
+    if samples < 2 or rng.random() < 0.7:
+        return []
+    first = rng.randrange(1, samples) if rng.random() < 0.8 else 1
+    sizes = [first, samples - first] if samples > 100 or rng.random() < 0.5 else [1] * samples
+    return [
+        ExperiencePiece(samples=size, position=Position(partition=number % 8, offset=offset))
+        for number, size in enumerate(sizes)
+    ]

@@ -10,13 +10,12 @@ from schemas import (
     BatchRecord,
     CancelTasks,
     Contribute,
-    ExperiencePiece,
     FinalizeBatch,
-    Position,
     SubmitBatch,
     Task,
 )
 from schemas.record import BatchType
+from tests.support.simulation.workers import stored
 from trinity_bus.coordination import Request
 
 WORKFLOWS = ("math", "rare", "nobody-has-it")
@@ -135,11 +134,9 @@ class Clients:
         self._made += self._rng.random() > 0.1
         names = self._names("")
         del names["batch_id"]
-        piece = ExperiencePiece(samples=self._rng.choice([1, 2]), position=Position(partition=1, offset=offset))
+        pieces = stored(self._rng, self._rng.choice([1, 2]), offset)
         task_id = f"made-{self._made}"
-        return self._send(
-            Contribute(**names, task_id=task_id, pieces=[piece], version_min=version, version_max=version)
-        )
+        return self._send(Contribute(**names, task_id=task_id, pieces=pieces, version_min=version, version_max=version))
 
     def resend(self) -> Request | None:
         """A command that was sent before, because its reply was not seen."""

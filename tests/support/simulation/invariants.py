@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 
 from schemas import (
     AbortBatch,
@@ -21,11 +22,13 @@ from schemas import (
     CommandReply,
     Contribute,
     Dispatch,
+    ExperiencePiece,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
     ManifestEntry,
     ModelVersion,
+    Position,
     ResultPart,
     RolloutFinished,
     StepTrained,
@@ -112,7 +115,8 @@ def hold(condition: object, invariant: Invariant, detail: str) -> None:
 class Produced:
     """The truth about an attempt that gave experiences, or would have for an eval batch."""
 
-    position: tuple[int, int] | None
+    pieces: tuple[ExperiencePiece, ...]
+    """Its records, in the order of its samples; none for an eval batch."""
     run_ids: tuple[int, ...]
     version_min: int
     fixed: bool = False
@@ -173,6 +177,8 @@ class Invariants:
         self._groups: dict[int, list[tuple[str, str]]] = {}
         self._owners: dict[str, str] = {}
         """Of submitted batches."""
+        self.in_pieces = 0
+        """Answers that count and are in several records."""
         self.contributions: dict[CommandName, Produced] = {}
         """Told by the clients of the simulation: what they have made."""
         self._published = False
@@ -398,21 +404,18 @@ class Invariants:
 
     def _check_parts(self, task_id: str, batch_type: str, parts: Iterable[ResultPart]) -> list[int]:
         runs: list[int] = []
-        for part in parts:
-            name = (task_id, part.attempt)
+        for attempt, records in groupby(parts, lambda part: part.attempt):
+            name = (task_id, attempt)
             truth = self.produced.get(name)
             hold(truth is not None, Invariant.REAL, f"{name} produced nothing")
             assert truth is not None
             hold(name in self._countable, Invariant.REAL, f"{name} was not wanted any more when it ended")
-            said = None if part.position is None else (part.position.partition, part.position.offset)
-            hold(
-                said == truth.position, Invariant.REAL, f"{name} is said to lie at {said}, it lies at {truth.position}"
-            )
-            hold(
-                (said is None) == (batch_type == "eval"),
-                Invariant.REAL,
-                f"{name} of an {batch_type} batch lies at {said}",
-            )
+            said = [(part.position, part.samples) for part in records]
+            lies: list[tuple[Position | None, int]] = [(piece.position, piece.samples) for piece in truth.pieces]
+            hold(bool(lies) == (batch_type == "train"), Invariant.REAL, f"{name} of an {batch_type} batch: {lies}")
+            hold(len(said) <= max(1, len(lies)), Invariant.WHOLE, f"{name} is said to lie at {said}, more than it has")
+            hold(said == (lies or [(None, 0)]), Invariant.REAL, f"{name} is said to lie at {said}, it lies at {lies}")
+            self.in_pieces += len(said) > 1
             runs += truth.run_ids
         hold(len(set(runs)) == len(runs), Invariant.WHOLE, f"{task_id} has runs {sorted(runs)}")
         return runs

@@ -3,11 +3,13 @@
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from schemas import (
     Cancel,
     Dispatch,
+    ExperiencePiece,
     ExplorerHeartbeat,
     ModelVersion,
     Position,
@@ -21,8 +23,26 @@ from schemas.event import ExplorerState
 from tests.support.simulation.invariants import AttemptName, Produced, runs_of
 
 HANGING = 0.02
+IN_PIECES = 4
+"""One in so many groups of several samples is too large for a record."""
 
 type Status = Literal["completed", "partial", "failed"]
+
+
+def stored(rng: random.Random, samples: int, offset: int) -> list[ExperiencePiece]:
+    """Where a group lies: in one record, or in several, each with at least one sample.
+
+    Args:
+        rng: Decides.
+        samples: Of the group.
+        offset: That no other group has.
+    """
+    cuts = rng.randrange(1, samples) if samples > 1 and not rng.randrange(IN_PIECES) else 0
+    ends = [*sorted(rng.sample(range(1, samples), cuts)), samples] if samples else []
+    return [
+        ExperiencePiece(samples=end - begin, position=Position(partition=number, offset=offset))
+        for number, (begin, end) in enumerate(pairwise([0, *ends]))
+    ]
 
 
 @dataclass(slots=True)
@@ -118,8 +138,10 @@ class Explorer:
         if done is None:
             done = rng.randrange(1, order.repeat_times)
         # Which ones is drawn beside the history, which is then the same whether they are kept or not.
-        runs = sorted(random.Random(offset).sample(runs_of(order), done))  # noqa: S311 - histories, not secrets
-        position = Position(partition=0, offset=offset) if done and order.batch_type == "train" else None
+        beside = random.Random(offset)  # noqa: S311 - histories, not secrets
+        runs = sorted(beside.sample(runs_of(order), done))
+        kept = done if order.batch_type == "train" else 0
+        pieces = stored(beside, kept, offset)
         event = RolloutFinished(
             explorer=self.name,
             incarnation=self.incarnation,
@@ -131,8 +153,9 @@ class Explorer:
             completed_runs=done,
             total_runs=order.repeat_times,
             metrics=[{"reward": rng.random()} for _ in range(done)],
-            experience=position,
-            samples=done if position else 0,
+            experience=pieces[0].position if len(pieces) == 1 else None,
+            pieces=pieces if len(pieces) > 1 else [],
+            samples=kept,
             version_min=attempt.version_min if done else -1,
             version_max=self.version if done else -1,
             seconds=rng.lognormvariate(0, 1),
@@ -142,8 +165,7 @@ class Explorer:
         )
         if not done:
             return event, None
-        where = None if position is None else (position.partition, position.offset)
-        return event, Produced(where, tuple(runs), attempt.version_min, fixed=self.fixed)
+        return event, Produced(tuple(pieces), tuple(runs), attempt.version_min, fixed=self.fixed)
 
     def synced(self, version: ModelVersion, *, ok: bool) -> WeightsSynced:
         return WeightsSynced(

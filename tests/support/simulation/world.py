@@ -227,11 +227,11 @@ class World:
         self._offsets += 1
         version = max(-1, self.trainer.step + self.rng.choice([0, 0, 0, -1, -2, 3]))
         command = self.clients.contribute(self._offsets, version)
-        runs = command.pieces[0].samples
+        runs = sum(piece.samples for piece in command.pieces)
         found: Finding = Examined(attempt=1, workflow="math", runs=[{"reward": self.rng.random()}] * runs)
         if self.rng.random() < 0.1:
             found = Uncountable("wrong_record", "made up")
-        truth = Produced((1, self._offsets), tuple(range(runs)), version)
+        truth = Produced(tuple(command.pieces), tuple(range(runs)), version)
         self.invariants.contributions[command.client, command.command_id] = truth
         self._found[command.command_id] = found
         self.send_command(command)

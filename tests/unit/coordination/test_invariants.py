@@ -64,6 +64,7 @@ class Coverage:
     def __init__(self) -> None:
         self.histories = 0
         self.events = 0
+        self.in_pieces = 0
         self.facts: Counter[Fact] = Counter()
         self.refused: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
@@ -72,6 +73,7 @@ class Coverage:
     def add(self, world: World) -> None:
         """One more history."""
         self.histories += 1
+        self.in_pieces += world.invariants.in_pieces
         self.facts += world.invariants.facts
         self.refused += world.invariants.refused
         self.statuses += Counter(result.status for result in world.invariants.results.values())
@@ -109,6 +111,7 @@ def test_the_histories_came_to_enough_and_have_seen_everything(coverage: Coverag
         Fact.ZOMBIE_TRAINER,
     ):
         assert coverage.facts[fact], f"no history has seen {fact}"
+    assert coverage.in_pieces > HISTORIES, "hardly any answer was in several records"
     assert coverage.statuses.keys() == {"completed", "partial", "failed", "aborted"}
     assert coverage.refused.keys() >= {"batch_closed", "batch_full", "batch_mismatch", "duplicate_task"}
     seen = {None, "already_active", "batch_closed", "open_batch", "timeout", "unknown_batch", "wrong_type"}

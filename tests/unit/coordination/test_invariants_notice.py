@@ -73,6 +73,10 @@ def has_position(result: TaskResult) -> bool:
     return any(part.position is not None for part in result.parts)
 
 
+def is_in_pieces(result: TaskResult) -> bool:
+    return len(result.parts) > 1 and len({part.attempt for part in result.parts}) == 1
+
+
 def moved_parts(result: TaskResult) -> list[Any]:
     """The same parts, somewhere else in the log."""
     return [
@@ -144,6 +148,8 @@ SPOILS: list[tuple[Invariant, Callable[[], Honest]]] = [
     (Invariant.ONE_RESULT, lambda: doubled(PublishResult)),
     (Invariant.LIVENESS, lambda: dropped(SendReply, lambda r: r.error == "timeout")),
     (Invariant.REAL, lambda: changed(PublishResult, has_position, parts=moved_parts)),
+    (Invariant.REAL, lambda: changed(PublishResult, is_in_pieces, parts=lambda r: r.parts[:-1])),
+    (Invariant.REAL, lambda: changed(PublishResult, is_in_pieces, parts=lambda r: r.parts[::-1])),
     (Invariant.WHOLE, lambda: changed(PublishResult, lambda r: r.completed_runs > 1, completed_runs=lambda _: 1)),
     (Invariant.WHOLE, lambda: changed(PublishResult, lambda r: bool(r.parts), parts=lambda r: [*r.parts, r.parts[0]])),
     (Invariant.ONCE, NamedAgain),

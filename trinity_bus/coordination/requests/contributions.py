@@ -3,7 +3,7 @@
 ::
 
     client --records--> experiences         (durable, in the name of who contributes them)
-      |----Contribute, positions----> who runs the machine reads the records: ``examined``
+      |----Contribute, positions----> who runs the machine reads the records: ``Examination``
                                                |
                  refused, by name <------------+--> ANSWERED task in the batch that is being filled
                                                           |
@@ -21,7 +21,7 @@ refused as          because
 ``too_stale``       a version that drew it is older than the next batch in training may be drawn with
 ``unknown_version`` it says of no version, or of one that was never published
 ``beyond_the_log``  a position holds no record: never written, or deleted
-``wrong_record``    it holds something else: no experiences, or those of another task, author or number of samples
+``wrong_record``    no experiences, those of another task, author, attempt or number of samples, or one record twice
 ``over_limit``      it is larger than tasks may be here, or too much is open now: try again
 ``invalid``         the state cannot hold it before an upgrade is finished
 ==================  ==================================================================================================

@@ -1,8 +1,8 @@
 """What the records of a contribution are: fit to count, or why they are not. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from schemas import Contribute, ExperienceGroup
+from schemas import Contribute, ExperienceGroup, ExperiencePiece
 from schemas.record import Metrics
 from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus.coordination.inputs import Examined, Finding, Uncountable
@@ -11,34 +11,55 @@ MAX_METRICS = 4096
 """Of all runs of one contribution: they are kept until its batch has its place."""
 
 
-def examined(command: Contribute, records: Sequence[object]) -> Finding:
-    """Return what a client contributes.
+class Examination:
+    """One contribution, whose records are looked at one after the other: of none is more kept than what it comes to.
 
     Args:
-        command: By which it does.
-        records: What lies at the positions of its pieces, in their order.
+        command: By which a client contributes.
     """
-    groups = [record for record in records if isinstance(record, ExperienceGroup)]
-    if len(groups) != len(command.pieces):
-        return Uncountable("wrong_record", "a position holds no experiences that can be read")
-    first = groups[0]
-    author = command.producer or command.client
-    for group, piece in zip(groups, command.pieces, strict=True):
-        said = (group.task_id, group.explorer, group.batch_type, group.attempt, len(group))
-        named = (command.task_id, author, "train", first.attempt, piece.samples)
+
+    def __init__(self, command: Contribute) -> None:
+        self._command = command
+        self._attempt = 0
+        self._workflow = ""
+        self._versions: list[int] = []
+        self._runs: dict[int, Metrics] = {}
+        self._metrics = 0
+
+    def misnamed(self) -> Uncountable | None:
+        """Return why there is nothing to look at."""
+        places = {(piece.position.partition, piece.position.offset) for piece in self._command.pieces}
+        if len(places) < len(self._command.pieces):
+            return Uncountable("wrong_record", "two of its pieces are the same record")
+        return None
+
+    def add(self, piece: ExperiencePiece, record: object) -> Uncountable | None:
+        """Look at what lies at the position of the next piece; return why it cannot count."""
+        if not isinstance(record, ExperienceGroup):
+            return Uncountable("wrong_record", "a position holds no experiences that can be read")
+        if not self._versions:
+            self._attempt, self._workflow = record.attempt, record.workflow
+        author = self._command.producer or self._command.client
+        said = (record.task_id, record.explorer, record.batch_type, record.attempt, len(record))
+        named = (self._command.task_id, author, "train", self._attempt, piece.samples)
         if said != named:
             return Uncountable("wrong_record", f"(task, author, type, attempt, samples) are {said}, named were {named}")
-    versions = [_versions(group) for group in groups]
-    drawn = min(low for low, _ in versions), max(high for _, high in versions)
-    if drawn != (command.version_min, command.version_max):
-        claimed = f"{command.version_min} to {command.version_max}"
-        return Uncountable("wrong_record", f"drawn by versions {drawn[0]} to {drawn[1]}, named were {claimed}")
-    runs = _runs(groups)
-    if len(runs) > MAX_REPEAT_TIMES or sum(map(len, runs.values())) > MAX_METRICS:
-        return Uncountable(
-            "over_limit", f"{len(runs)} runs; {MAX_REPEAT_TIMES} with {MAX_METRICS} metrics are the most"
-        )
-    return Examined(attempt=first.attempt, workflow=first.workflow, runs=list(runs.values()))
+        self._versions += _versions(record)
+        for run_id, metrics in _runs(record):
+            self._metrics += len(metrics) - len(self._runs.get(run_id, {}))
+            self._runs[run_id] = metrics
+        if len(self._runs) > MAX_REPEAT_TIMES or self._metrics > MAX_METRICS:
+            limits = f"{MAX_REPEAT_TIMES} with {MAX_METRICS} metrics are the most"
+            return Uncountable("over_limit", f"{len(self._runs)} runs with {self._metrics} metrics; {limits}")
+        return None
+
+    def finding(self) -> Finding:
+        """Return what it is, all of it looked at."""
+        drawn = min(self._versions), max(self._versions)
+        if drawn != (self._command.version_min, self._command.version_max):
+            claimed = f"{self._command.version_min} to {self._command.version_max}"
+            return Uncountable("wrong_record", f"drawn by versions {drawn[0]} to {drawn[1]}, named were {claimed}")
+        return Examined(attempt=self._attempt, workflow=self._workflow, runs=list(self._runs.values()))
 
 
 def _versions(group: ExperienceGroup) -> tuple[int, int]:
@@ -49,10 +70,7 @@ def _versions(group: ExperienceGroup) -> tuple[int, int]:
     return min(drawn), max(drawn)
 
 
-def _runs(groups: Sequence[ExperienceGroup]) -> dict[int, Metrics]:
-    """Return the metrics of each run: those of its last sample, its reward where it has none."""
-    runs: dict[int, Metrics] = {}
-    for group in groups:
-        metrics = group.metrics or [{"reward": reward} for reward in group.rewards.tolist()]
-        runs |= zip(group.run_ids.tolist(), metrics, strict=True)
-    return runs
+def _runs(group: ExperienceGroup) -> Iterable[tuple[int, Metrics]]:
+    """Return the metrics of each sample's run, its reward where it has none; the last sample of a run counts."""
+    metrics = group.metrics or [{"reward": reward} for reward in group.rewards.tolist()]
+    return zip(group.run_ids.tolist(), metrics, strict=True)

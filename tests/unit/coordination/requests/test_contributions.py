@@ -8,8 +8,8 @@ import pytest
 from schemas import Contribute, ExperiencePiece, Position
 from tests.support.simulation.harness import Harness, answers, batches, errors, facts, replies, statuses
 from tests.unit.schemas.record_strategies import small_group
-from trinity_bus.coordination import Examined, Fact, Uncountable
-from trinity_bus.coordination.requests.examination import examined
+from trinity_bus.coordination import Examined, Fact, Finding, Uncountable
+from trinity_bus.coordination.requests.examination import Examination
 
 
 def test_contributions_fill_the_batch_and_are_named_by_its_manifest() -> None:
@@ -130,6 +130,11 @@ def test_a_state_that_older_programs_read_takes_none() -> None:
     assert errors(harness.contribute("a")) == ["invalid"]
 
 
+PIECE, OTHER = (
+    ExperiencePiece(samples=len(small_group()), position=Position(partition=0, offset=offset)) for offset in (0, 1)
+)
+
+
 def asked(**changes: Any) -> Contribute:
     group = small_group()
     values: dict[str, Any] = {
@@ -137,11 +142,19 @@ def asked(**changes: Any) -> Contribute:
         "command_id": "1",
         "producer": "me",
         "task_id": group.task_id,
-        "pieces": [ExperiencePiece(samples=len(group), position=Position(partition=0, offset=0))],
+        "pieces": [PIECE],
         "version_min": min(group.versions[:, 2].tolist()),
         "version_max": max(group.versions[:, 2].tolist()),
     }
     return Contribute(**values | changes)
+
+
+def examined(command: Contribute, records: list[Any]) -> Finding:
+    examination = Examination(command)
+    wrong = examination.misnamed()
+    for piece, record in zip(command.pieces, records, strict=True):
+        wrong = wrong or examination.add(piece, record)
+    return wrong or examination.finding()
 
 
 def mine(**changes: Any) -> Any:
@@ -165,7 +178,9 @@ def test_records_are_what_they_are_said_to_be() -> None:
         pytest.param(asked(), [mine(batch_type="eval")], id="an evaluation"),
         pytest.param(asked(version_max=10_000), [mine()], id="other versions"),
         pytest.param(asked(version_min=-1), [mine()], id="of no version"),
-        pytest.param(asked(), [mine(batch_id="b"), mine()], id="other pieces"),
+        pytest.param(asked(pieces=[PIECE, PIECE]), [mine(), mine()], id="one record twice"),
+        pytest.param(asked(pieces=[PIECE, OTHER]), [mine(), mine(attempt=2)], id="of two attempts"),
+        pytest.param(asked(pieces=[PIECE, OTHER]), [mine(), mine(task_id="another")], id="the second of another task"),
     ],
 )
 def test_what_they_are_not_is_refused(command: Contribute, records: list[object]) -> None:
