@@ -71,7 +71,7 @@ class StepRecords:
 
 
 def otherwise(known: StepBegun, chosen: StepBegun) -> str:
-    """Return in words what the record of a step has otherwise than it would be chosen now; nothing where it is equal."""
+    """Return what the record of a step has otherwise than it would be chosen now; nothing where it is equal."""
     told = []
     if known.seed != chosen.seed:
         told.append(f"seed {known.seed}, now {chosen.seed}")
