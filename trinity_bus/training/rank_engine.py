@@ -164,7 +164,7 @@ class RankEngine(TrainingEngine):
         metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
-    def plan(self, groups: Sequence[ExperienceGroup], seed: int | None) -> StepPlan:
+    def plan(self, groups: Sequence[ExperienceGroup], seed: int | None = None) -> StepPlan:
         """Return what all ranks together are to train on in the next step; see :meth:`train_step`."""
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
