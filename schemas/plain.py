@@ -115,17 +115,22 @@ def encode_plain(record: Record) -> bytes:
     Raises:
         EncodeError: A value that msgpack cannot hold, or a record over a limit of its readers.
     """
+    value = _written(record)
+    if len(value) > SMALL:
+        try:
+            _large(value, _MSGPACK, type(record))
+        except DecodeError as error:
+            raise EncodeError(f"{record.SCHEMA}: {error.detail}") from error
+    return value
+
+
+def _written(record: Record) -> bytes:
     try:
         value = _encode(record.fields_to_wire())
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f"{record.SCHEMA}: {error}") from error
     if len(value) > record.MAX_BYTES:
         raise EncodeError(f"{record.SCHEMA}: {len(value)} bytes, the limit is {record.MAX_BYTES}")
-    if len(value) > SMALL:
-        try:
-            _large(value, _MSGPACK, type(record))
-        except DecodeError as error:
-            raise EncodeError(f"{record.SCHEMA}: {error.detail}") from error
     return value
 
 
@@ -291,8 +296,9 @@ def _refuse_if_grown(record: Record, size: int) -> None:
     # What is written again, inside a dispatch for one, can then be longer than it came: an integer where a float may
     # stand grows by eight bytes, and what was left out may have a default.
     if size > SMALL and record.SENT_ON and size + _ROOM + 8 * len(getattr(record, "metrics", ())) > record.MAX_BYTES:
+        # Its shape was looked at when it was read: to build it once more would take its memory a second time.
         try:
-            encode_plain(record)
+            _written(record)
         except EncodeError as error:
             raise DecodeError("too_large", f"written as msgpack again: {error}") from error
 

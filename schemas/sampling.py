@@ -63,7 +63,7 @@ class Sampling(Record):
     """Only so many of the likeliest tokens; -1 and 0: all."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Only tokens that are at least so likely, as a share of the likeliest one's probability."""
     presence_penalty: _Penalty | None = None

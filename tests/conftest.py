@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 
@@ -14,6 +15,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell that runs the tests in the background has them ignore it, and so would every service that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Both are limits by the clock: on a machine that others use too, a record of many fields is drawn slowly.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,8 @@ def test_who_writes_a_topic_may_say_all_that_it_says() -> None:
         "tasks": {*programs, "taskset"},
         "commands": programs,
         "experiences": {*programs, "explorer"},
+        "demonstrations": programs,
+        "preferences": programs,
     }
     authors: dict[type, set[Role]] = {}
     for topic in TOPICS:

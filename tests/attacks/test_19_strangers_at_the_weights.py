@@ -414,7 +414,7 @@ def test_tls_is_for_pulls_and_needs_its_key(tmp_path: Path, monkeypatch: pytest.
         Settings()
     monkeypatch.setenv("TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD", "memory")
     key.write_text("none")
-    with pytest.raises(ConfigError, match="it or its key cannot be used"):
+    with pytest.raises(ConfigError, match=r"synchronizer\.tls_certfile or its key cannot be used"):
         make_publisher(TrainerSettings(), Settings().synchronizer, tmp_path, "cpu")
 
 

@@ -95,6 +95,14 @@ def test_with_a_cap_reading_goes_on_for_others_and_what_is_too_much_is_refused()
     assert refusals(harness.task("again", producer="greedy")) == []
 
 
+def test_without_a_cap_one_may_take_all_and_the_others_wait_without_loss() -> None:
+    harness = busy_story(max_open_tasks=1000)
+    assert refusals(evaluate(harness, 1000)) == []
+    assert not harness.machine.wants_tasks()
+    harness.abort("0/exam")
+    assert harness.machine.wants_tasks()
+
+
 def test_bytes_of_a_producer_are_capped_too() -> None:
     harness = Harness(batch_size=1000, producer_max_open_bytes=10_000)
     sent = [refusals(harness.task(f"t{n}", prompt="x" * 1000, producer="greedy")) for n in range(20)]

@@ -47,5 +47,7 @@ def test_vllm_takes_the_edges_of_the_ranges(edge: dict[str, Any]) -> None:
 
 
 def test_vllm_refuses_what_contradicts_itself() -> None:
-    with pytest.raises(ValueError, match="min_tokens"):
+    from vllm.exceptions import VLLMClientError
+
+    with pytest.raises(VLLMClientError, match="min_tokens"):
         parameters(min_tokens=10)

@@ -38,10 +38,11 @@ from trinity_bus.coordination import (
     TaskArrived,
     Tick,
 )
+from trinity_bus.coordination.dispatch.fleet import Explorer
 
 GOLDEN = Path(__file__).with_suffix("")
-HISTORIES = {"choosing": 17, "holding": 31}
-"""Seeds of the histories, chosen so that together they hold entries of every kind."""
+HISTORIES = {"choosing": 44, "holding": 48}
+"""Seeds of the histories, anew for each level: together they hold entries of every kind, and batches that end."""
 EVENTS = 1500
 ROUNDS = 400
 STEP_S = 0.5
@@ -69,7 +70,7 @@ class Rest:
         """Until nothing happens any more, or for long enough."""
         fleet = [e for e in self._machine.fleet.explorers.values() if not e.gone]
         running = list(self._machine.ledger.running.values())
-        inbox: list[Any] = [_beat(e.name, e.incarnation, e.version) for e in fleet]
+        inbox: list[Any] = [_beat(explorer) for explorer in fleet]
         inbox += [self._finished(a.explorer, a.incarnation, a.task_id, a.number, a.part) for a in running]
         for _ in range(ROUNDS):
             self._now += STEP_S
@@ -135,14 +136,16 @@ def with_records(body: Any) -> Any:
     return decode(body, StepTrained) if isinstance(body, bytes) else body
 
 
-def _beat(name: str, incarnation: str, version: int) -> ExplorerHeartbeat:
+def _beat(explorer: Explorer) -> ExplorerHeartbeat:
     return ExplorerHeartbeat(
-        explorer=name,
-        incarnation=incarnation,
+        explorer=explorer.name,
+        incarnation=explorer.incarnation,
         state="ready",
         slots=4,
-        model_version=version,
+        model_version=explorer.version,
         workflows=["math", "rare"],
+        pool=explorer.pool or None,
+        follows="none" if explorer.fixed else "trainer",
     )
 
 
@@ -179,11 +182,11 @@ def main() -> None:
     """Write the files that are missing."""
     for name, seed in HISTORIES.items():
         settings, entries = state(seed, EVENTS, choosing=name == "choosing")
-        (level,) = {value[1] for value in entries.values()}
-        path = GOLDEN / f"level-{level}-{name}.msgpack"
+        machine = machine_of(settings, entries)
+        path = GOLDEN / f"level-{machine.level}-{name}.msgpack"
         if path.exists():
             continue
-        rest = Rest(machine_of(settings, entries))
+        rest = Rest(machine)
         rest.run()
         kept = {"settings": settings, "entries": entries, "told": rest.told, "finalized": rest.finalized}
         path.write_bytes(msgpack.packb(kept))

@@ -63,7 +63,7 @@ def vllm_parameters(arguments: Mapping[str, Any]) -> "SamplingParams":
     """Return vLLM's own, from what :func:`sampling_arguments` gave.
 
     Raises:
-        ValueError: vLLM does not take one of them.
+        vllm.exceptions.VLLMClientError: vLLM does not take one of them, or not together.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams

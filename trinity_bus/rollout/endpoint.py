@@ -121,7 +121,7 @@ class Endpoint:
 
     def _knows(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self.api_key}".encode())
+        return hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {self.api_key}".encode())
 
 
 async def _stream(request: web.Request, answer: ChatAnswer, *, include_usage: bool) -> web.StreamResponse:

@@ -39,7 +39,7 @@ log = logging.getLogger("workers.coordinator")
 LIMIT_S = 10.0
 """For one contribution."""
 MOST_HELD = 1000
-"""Above it no commands and events are read until some are decided upon."""
+"""Above it no commands of clients are read until some are decided upon; events and operators' commands are."""
 
 
 class ContributionReader:

@@ -1,14 +1,15 @@
-"""What the coordinator reads: commands and events first, tasks as far as they are wanted.
+"""What the coordinator reads: commands and events first, tasks and what clients ask as far as they are wanted.
 
 ::
 
-    commands, events --(all that are there, MAX_SIGNALS at most)--+
-                                                                  +--> one decision
-    tasks ------------(MAX_TASKS at most, none if not wanted)-----+
+    events, operators' commands --(all that are there, MAX_SIGNALS at most)--+
+    clients' commands ------------(likewise, none if not wanted)-------------+--> one decision
+    tasks ------------------------(MAX_TASKS at most, none if not wanted)----+
 
-Two clients, because one would return records in the order in which they were fetched: a result behind ten thousand
-tasks that somebody has just produced would wait for all of them, and so would the batch that it completes. Tasks that
-are not wanted stay in the log, but for one small fetch.
+Three clients, because one would return records in the order in which they were fetched: a result behind ten thousand
+tasks that somebody has just produced would wait for all of them, and so would the batch that it completes. And who
+asks for more than can be looked at is to wait alone: a heartbeat behind it would be a dead explorer. What is not wanted
+stays in the log, but for one small fetch.
 """
 
 import asyncio
@@ -17,15 +18,15 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from schemas.topics import COORDINATOR_INPUTS, TASKS
+from schemas.topics import COMMANDS, COORDINATOR_INPUTS, TASKS
 from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from trinity_bus.health.process import watching
 
-SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic is not TASKS)
-"""Commands and events."""
-TASK_FETCH_BYTES = 1 << 20
-"""Of tasks that are taken off the log at once: those that are not wanted yet are not to fill the memory."""
+SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic not in (TASKS, COMMANDS))
+"""Events, and what operators ask."""
+ASKED_FETCH_BYTES = 1 << 20
+"""Of tasks, and of commands, that are taken off the log at once: what is not wanted yet is not to fill the memory."""
 
 
 def still_read(positions: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], list[str]]:
@@ -49,13 +50,17 @@ class Intake:
     def __init__(self, bus: Bus, positions: Mapping[tuple[str, int], int]) -> None:
         # Ahead: a result that comes while a transaction is under way belongs into the next one.
         self._signals = bus.reader(*SIGNALS, start=positions, max_records=MAX_SIGNALS, ahead=True)
-        self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_bytes=TASK_FETCH_BYTES)
+        self._commands = bus.reader(
+            COMMANDS, start=positions, max_records=MAX_SIGNALS, fetch_bytes=ASKED_FETCH_BYTES, ahead=True
+        )
+        self._tasks = bus.reader(TASKS, start=positions, max_records=MAX_TASKS, fetch_bytes=ASKED_FETCH_BYTES)
         self._stack = AsyncExitStack()
-        self._wants_tasks = False
+        self._wants_tasks = self._wants_commands = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._signals)
+            await stack.enter_async_context(self._commands)
             await stack.enter_async_context(self._tasks)
             stack.enter_context(watching("the inputs", self._keeps_up))
             self._stack = stack.pop_all()
@@ -67,28 +72,36 @@ class Intake:
         await self._stack.aclose()
 
     async def next(
-        self, timeout_s: float, *, tasks: bool, signals: bool = True, until: Sequence[asyncio.Future[Any]] = ()
+        self,
+        timeout_s: float,
+        *,
+        tasks: bool,
+        signals: bool = True,
+        commands: bool = True,
+        until: Sequence[asyncio.Future[Any]] = (),
     ) -> list[Received[Any]]:
         """Return the next records; empty if none came within the limit.
 
         Args:
             timeout_s: How long to wait for the first, in seconds.
             tasks: Whether tasks are wanted.
-            signals: Whether commands and events are.
+            signals: Whether events and operators' commands are.
+            commands: Whether clients' commands are.
             until: Is not waited beyond any of them.
 
         Raises:
             BusError: The broker refuses, or a position no longer exists.
         """
-        self._wants_tasks = tasks
-        readers = [reader for reader, wanted in ((self._signals, signals), (self._tasks, tasks)) if wanted]
+        self._wants_tasks, self._wants_commands = tasks, commands
+        all_of_them = ((self._signals, signals), (self._commands, commands), (self._tasks, tasks))
+        readers = [reader for reader, wanted in all_of_them if wanted]
         await _any(readers, until, timeout_s)
         return [received for reader in readers for received in await reader.batch(0)]
 
     async def _keeps_up(self) -> bool:
-        """Whether what is wanted is read. Both are asked: each counts from when it was asked last."""
-        signals, tasks = await self._signals.keeps_up(), await self._tasks.keeps_up()
-        return signals and (tasks or not self._wants_tasks)
+        """Whether what is wanted is read. All are asked: each counts from when it was asked last."""
+        signals, commands, tasks = [await reader.keeps_up() for reader in (self._signals, self._commands, self._tasks)]
+        return signals and (commands or not self._wants_commands) and (tasks or not self._wants_tasks)
 
 
 async def _any(readers: list[Reader], until: Sequence[asyncio.Future[Any]], timeout_s: float) -> None:

@@ -221,7 +221,8 @@ class Term:
         plan = self._schedule.plan(now, wants_tasks=self.machine.wants_tasks())
         received = await intake.next(
             plan.until - now,
-            signals=plan.signals and not self._contributions.full,
+            signals=plan.signals,
+            commands=plan.signals and not self._contributions.full,
             tasks=plan.tasks,
             until=[*([] if committing is None else [committing]), *self._contributions.under_way],
         )

@@ -186,6 +186,8 @@ class Invariants:
         self._before_training: set[str] = set()
         """Batches that got their place before."""
         self._told_results: dict[str, BatchResult | None] = {}
+        self.keeps_sequences = True
+        """Whether the state has level 3: before, a restart forgets which step an ended batch was."""
 
     # -- one transaction ---------------------------------------------------------------------------------------------
 
@@ -518,6 +520,8 @@ class Invariants:
             )
 
     def _reply(self, reply: CommandReply) -> None:
+        if reply.result is not None and not self.keeps_sequences:
+            reply = reply.model_copy(update={"result": reply.result.model_copy(update={"sequence": 0})})
         name = (reply.client, reply.command_id)
         replies = self.replies[name]
         replies.append(reply)

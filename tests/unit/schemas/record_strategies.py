@@ -98,7 +98,7 @@ samplings = st.builds(
     min_p=st.none() | st.floats(0, 1),
     max_tokens=st.none() | st.integers(1, 4096),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
-    stop=st.none() | st.lists(text, max_size=2),
+    stop=st.none() | st.lists(text.filter(bool), max_size=2),
     presence_penalty=st.none() | st.floats(-2, 2),
     frequency_penalty=st.none() | st.floats(-2, 2),
     repetition_penalty=st.none() | st.floats(0.01, 100),

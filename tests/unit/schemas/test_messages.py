@@ -168,6 +168,7 @@ def _msgpack(**changes: Any) -> bytes:
 
 
 def _seconds(value: bytes) -> float:
-    began = time.perf_counter()
+    """CPU time of this thread: what others do on the machine says nothing."""
+    began = time.thread_time()
     decode(value, Task)
-    return time.perf_counter() - began
+    return time.thread_time() - began
