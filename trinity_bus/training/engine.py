@@ -87,13 +87,14 @@ class TrainingEngine(ABC):
     def progress(self, progress: TrainingProgress) -> None: ...
 
     @abstractmethod
-    def train_step(self, groups: Sequence[ExperienceGroup]) -> Metrics:
+    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
         """Trains on one batch, and counts it in :attr:`progress`.
 
         A batch in which no group teaches anything is a step too: it changes no weights.
 
         Args:
             groups: The batch, in the order of its manifest.
+            seed: Of the shuffling, where it is not that of the settings: a step that is taken again has its own.
 
         Returns:
             See the module's docstring.

@@ -84,11 +84,11 @@ class MultiRankEngine(TrainingEngine):
     def progress(self, progress: TrainingProgress) -> None:
         self._engine.progress = progress
 
-    def train_step(self, groups: Sequence[ExperienceGroup]) -> Metrics:
+    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
         """See :class:`TrainingEngine`."""
         began = time.perf_counter()
         engine, layout = self._engine, self._engine.layout
-        step = engine.plan(groups)
+        step = engine.plan(groups, seed)
         shards = [step.shard(rank, layout.data_parallel) for rank in range(layout.data_parallel)]
         orders = [train_order(shard) for shard in shards]
         self._followers.begin(lambda rank: orders[layout.data_rank_of(rank)])

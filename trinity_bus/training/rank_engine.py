@@ -157,17 +157,18 @@ class RankEngine(TrainingEngine):
     def progress(self, progress: TrainingProgress) -> None:
         self._progress = progress
 
-    def train_step(self, groups: Sequence[ExperienceGroup]) -> Metrics:
+    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
         """See :class:`TrainingEngine`. All ranks are given the same groups."""
         began = time.perf_counter()
-        step = self.plan(groups)
+        step = self.plan(groups, seed)
         metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
-    def plan(self, groups: Sequence[ExperienceGroup]) -> StepPlan:
-        """Return what all ranks together are to train on in the next step."""
+    def plan(self, groups: Sequence[ExperienceGroup], seed: int | None = None) -> StepPlan:
+        """Return what all ranks together are to train on in the next step; see :meth:`train_step`."""
+        settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
-        return plan_step(batch, self.settings, step=self.progress.step)
+        return plan_step(batch, settings, step=self.progress.step)
 
     def train(self, step: StepPlan) -> Metrics:
         """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""

@@ -104,7 +104,7 @@ from workers.trainer.errors import BatchError, LineageEndedError, way_out
 from workers.trainer.manifest import entries_to_train, first_replayable, groups_of, positions_of
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
-from workers.trainer.step_records import StepRecords
+from workers.trainer.step_records import StepRecords, otherwise
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -360,7 +360,7 @@ class _Trainer:
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
             begun = await self._begin(due, groups)
             now.move("training")
-            metrics = await self._update(choice.without(groups, begun.left_out))
+            metrics = await self._update(choice.without(groups, begun.left_out), begun.seed)
             metrics |= choice.counts(begun.left_out)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
@@ -427,6 +427,10 @@ class _Trainer:
                 await self._producer.send_raw(STEPS, step_key(self._settings.name, step - KEPT_STEPS), None)
         else:
             log.info("step %d was begun before, by %s: it is taken as then", step, begun.incarnation)
+            if differs := otherwise(begun, chosen):
+                log.warning(
+                    "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
+                )
         if begun.left_out:
             total = sum(len(one.samples) for one in begun.left_out)
             shown = "; ".join(
@@ -435,11 +439,11 @@ class _Trainer:
             log.warning("step %d leaves out %d samples: %s", step, total, shown)
         return begun
 
-    async def _update(self, groups: list[ExperienceGroup]) -> Metrics:
+    async def _update(self, groups: list[ExperienceGroup], seed: int) -> Metrics:
         """Return a step of the engine; without groups it changes no weights."""
         self._training = True
         try:
-            return await self._thread.call(lambda: self._engine.train_step(groups))
+            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed))
         finally:
             self._training = False
 

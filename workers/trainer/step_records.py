@@ -70,6 +70,19 @@ class StepRecords:
         return known
 
 
+def otherwise(known: StepBegun, chosen: StepBegun) -> str:
+    """Return what the record of a step has otherwise than it would be chosen now; nothing where it is equal."""
+    told = []
+    if known.seed != chosen.seed:
+        told.append(f"seed {known.seed}, now {chosen.seed}")
+    then, now = (
+        {(one.task_id, sample) for one in record.left_out for sample in one.samples} for record in (known, chosen)
+    )
+    if then != now:
+        told.append(f"leaves out {len(then)}, now {len(now)}" + (" others" if len(then) == len(now) else ""))
+    return "; ".join(told)
+
+
 def _what(record: StepBegun) -> tuple[Any, ...]:
     """Return what must be equal for one record to bind the step of another: all but who chose, and what."""
     passed_over = record.skipped is not None

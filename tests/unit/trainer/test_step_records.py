@@ -8,7 +8,7 @@ from schemas import LeftOut, Position, ResultPart, StepBegun, StepGroup
 from schemas.topics import STEPS
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
-from workers.trainer.step_records import StepRecords
+from workers.trainer.step_records import StepRecords, otherwise
 
 
 def begun(**changes: Any) -> StepBegun:
@@ -77,3 +77,12 @@ def test_a_record_that_cannot_be_read_ends_the_trainer() -> None:
     unreadable = Undecodable(raw=b"", reason="unsupported_version", detail="step_begun: schema_version = 2")
     with pytest.raises(TrainingError, match=r"steps.*cannot be read .*start a trainer that knows this version"):
         StepRecords("trainer-0", "run-1", 2).take(received(unreadable))
+
+
+def test_what_a_repeated_step_does_otherwise_than_the_settings_say_is_told() -> None:
+    left = [LeftOut(task_id="task-1", reason="limited_sampling", samples=[0, 2])]
+    assert otherwise(begun(), begun(incarnation="life-3")) == ""
+    assert otherwise(begun(seed=1), begun(seed=2)) == "seed 1, now 2"
+    assert otherwise(begun(left_out=left), begun(seed=2)) == "seed 0, now 2; leaves out 2, now 0"
+    others = [LeftOut(task_id="task-1", reason="limited_sampling", samples=[1, 2])]
+    assert otherwise(begun(left_out=left), begun(left_out=others)) == "leaves out 2, now 2 others"

@@ -226,3 +226,12 @@ def test_a_checkpoint_of_another_engine_is_refused(engine: MakeEngine, model_fol
     )
     with pytest.raises(CheckpointError, match=f"engine={mine.NAME}, here {theirs.NAME}"):
         theirs.load_latest(tmp_path)
+
+
+def test_a_step_can_be_given_the_seed_that_it_had(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
+    was, other, obeys = engine(mini_batches=3), engine(mini_batches=3, seed=5), engine(mini_batches=3, seed=5)
+    was.train_step(batches[0])
+    other.train_step(batches[0])
+    obeys.train_step(batches[0], seed=0)
+    assert not same(weights(was), weights(other))
+    assert same(weights(was), weights(obeys))
