@@ -27,6 +27,9 @@ from trinity_bus.config import KafkaSettings
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
+SAID = "step 1 is taken as its record says, not as the settings would have it now: seed 0, now 5; leaves out 1, now 0"
+
+
 @pytest.fixture
 def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
     return lambda: kafka.model_copy(update={"namespace": f"steps-{uuid.uuid4().hex[:8]}"})
@@ -63,8 +66,10 @@ async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
             if killed:
                 # Whoever starts it again has changed his mind about top-p, and what was begun stays as it was begun.
                 await asyncio.to_thread(trainer.dies, "begun", 1)
-                trainer = Trainer(kafka, folder, model, total_steps=4, limited_sampling="train")
+                trainer = Trainer(kafka, folder, model, total_steps=4, limited_sampling="train", seed=5)
                 await asyncio.to_thread(trainer.dies, "trained", 1)
+                await asyncio.to_thread(trainer.dies, "durable", 1)
+                assert trainer.log.read_text().count(SAID) == 2
                 trainer = Trainer(kafka, folder, model, total_steps=4)
                 await asyncio.to_thread(trainer.dies, "durable", 2)
                 await asyncio.to_thread(trainer.dies, "begun", 4)
