@@ -13,6 +13,7 @@ taken apart: the time that a processor spends on one span, made, packed and sent
 that processors spend on a task.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,8 +23,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvloop
@@ -49,12 +51,15 @@ from benchmarks.rollout import (
 )
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings
+from trinity_bus.config import ExplorerSettings, KafkaSettings
+from trinity_bus.config.mesh import is_of_mesh
 from trinity_bus.runtime.process import Child
 
 ROUNDS = 12
 GOAL = 0.99
 GRACE_S = 60.0
+CHECK_EVERY_S = 1.0
+"""How soon it is noticed that an explorer has ended."""
 SPANS = 5000
 ATTRIBUTES = 12
 """As many as that of a request has."""
@@ -69,7 +74,8 @@ def environment(kafka: KafkaSettings, model: Path, name: str, endpoint: str | No
     own = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
     settings = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True) | {"name": name}
     for key, value in settings.items():
-        own[f"TRINITY_BUS_EXPLORER__{key.upper()}"] = str(value)
+        section = "MESH" if is_of_mesh(ExplorerSettings.model_fields[key]) else "EXPLORER"
+        own[f"TRINITY_BUS_{section}__{key.upper()}"] = str(value)
     own["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers or ""
     own["TRINITY_BUS_MESH__NAMESPACE"] = kafka.namespace
     own["TRINITY_BUS_TELEMETRY__METRICS_INTERVAL_S"] = str(METRICS_EVERY_S)
@@ -117,10 +123,11 @@ def otlp_sink(received: dict[str, int]) -> Iterator[str]:
 
 
 async def measure(
-    kafka: KafkaSettings, model: Path, explorers: dict[str, psutil.Process], rounds: int, tasks: int
+    kafka: KafkaSettings, model: Path, explorers: dict[str, Child], rounds: int, tasks: int
 ) -> dict[str, list[tuple[float, float, float]]]:
     """Seconds and seconds of processors per token, and tokens of a task, in each round; both ways taking turns."""
     costs: dict[str, list[tuple[float, float, float]]] = {way: [] for way in explorers}
+    processes = {way: psutil.Process(child.pid) for way, child in explorers.items()}
     async with (
         Bus(kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
@@ -133,15 +140,30 @@ async def measure(
         for number in range(rounds + 1):
             for way in sorted(explorers, reverse=number % 2 == 1):
                 context = f"00-{uuid.uuid4().hex}-{uuid.uuid4().hex[:16]}-01"
-                before = cpu_seconds(explorers[way])
+                before = cpu_seconds(processes[way])
                 tokens, seconds = await through_explorer(
                     producer, events, incarnations[way], number, tasks=tasks, name=way, traceparent=context
                 )
-                spent = cpu_seconds(explorers[way]) - before
+                spent = cpu_seconds(processes[way]) - before
                 # The first round of each warms up.
                 if number:
                     costs[way].append((seconds / tokens, spent / tokens, tokens / tasks))
     return costs
+
+
+async def while_they_run[T](explorers: dict[str, Child], measuring: Coroutine[Any, Any, T]) -> T:
+    """Return what is measured.
+
+    Raises:
+        RuntimeError: An explorer has ended meanwhile; nothing would ever be measured.
+    """
+    task = asyncio.ensure_future(measuring)
+    while not (await asyncio.wait([task], timeout=CHECK_EVERY_S))[0]:
+        for way, child in explorers.items():
+            if (status := child.poll()) is not None:
+                task.cancel()
+                raise RuntimeError(f"the explorer {way!r} ended with status {status}; see its log")
+    return task.result()
 
 
 def main() -> None:
@@ -157,16 +179,16 @@ def main() -> None:
         uvloop.run(make_topics(kafka))
         a_span = span_cost(endpoint)
         with contextlib.ExitStack() as running:
-            explorers = {}
+            explorers: dict[str, Child] = {}
             for way, target in ((WITH, endpoint), (WITHOUT, None)):
                 command = [sys.executable, "-m", "workers.cli.app", "run", "explorer"]
                 log = cluster.folder / f"{way}.log"
                 child = running.enter_context(Child(command, env=environment(kafka, model, way, target), output=log))
                 # At its end it sends what it held back.
                 running.callback(child.stop, GRACE_S)
-                explorers[way] = psutil.Process(child.pid)
+                explorers[way] = child
             began = time.perf_counter()
-            costs = uvloop.run(measure(kafka, model, explorers, rounds, tasks))
+            costs = uvloop.run(while_they_run(explorers, measure(kafka, model, explorers, rounds, tasks)))
             minutes = (time.perf_counter() - began) / 60
     spans = received["spans"] / ((rounds + 1) * tasks)
     a_task = statistics.median(spent * tokens for _, spent, tokens in costs[WITHOUT])
