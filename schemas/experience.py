@@ -182,7 +182,8 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
 
     def _full_samples(self) -> Iterator[Sample]:
         for sample, views in zip(self._plain_samples(), optional_columns.views(self), strict=True):
-            row = views.pop("sampling", np.full((1, 4), np.nan))[0].tolist()
+            rows = views.pop("sampling", None)
+            row = () if rows is None else rows[0].tolist()
             told = None if all(map(math.isnan, row)) else SampledWith(*row)
             yield msgspec.structs.replace(sample, sampling=told, **views)
 

@@ -107,7 +107,7 @@ class ToolWorkflow(SingleRunWorkflow):
         }
         told = any(not math.isnan(value) for of in values for value in of)
         return [
-            _with_turn_rewards(sample.rollout(reward=reward, metrics=metrics), of if told else None)
+            dataclasses.replace(sample.rollout(reward=reward, metrics=metrics), turn_rewards=of if told else None)
             for sample, of in zip(session.samples, values, strict=True)
         ]
 
@@ -153,10 +153,3 @@ def _opening(task: Task) -> list[dict[str, Any]]:
 
 def _result(call: ParsedCall, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-
-
-def _with_turn_rewards(rollout: Rollout, values: list[float] | None) -> Rollout:
-    """Return a rollout with what each of its turns was worth, where any of the run's says it."""
-    if values is None:
-        return rollout
-    return dataclasses.replace(rollout, turn_rewards=values)

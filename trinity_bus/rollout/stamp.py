@@ -26,7 +26,8 @@ class UnknownSamplingError(TrinityError, ValueError):
 
 def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
     """Add a way of drawing to those that are known, unless it draws as one of them does."""
-    if all(_distribution(sampling) != _distribution(known) for known in asked):
+    new = _distribution(sampling)
+    if all(_distribution(known) != new for known in asked):
         asked.append(sampling)
 
 

@@ -72,8 +72,10 @@ class RunTurns:
     def note_drawn(self, prompt: Sequence[int], sampling: Sampling, n: int, given: Sequence[Completion]) -> None:
         """Note what the engine has drawn. Nothing is made of it before the turn is over: most runs have none."""
         # The prompt may be a list that goes on growing.
-        question = question_of_prompt(prompt, sampling, n)
-        self._noted.append(lambda: Answer(question=question, responses=[_response(one) for one in given]))
+        asked = list(prompt)
+        self._noted.append(
+            lambda: Answer(question=question_of_prompt(asked, sampling, n), responses=[_response(one) for one in given])
+        )
 
     def result(self, name: str, arguments: Any) -> tuple[Any] | None:
         """Return what a call has returned before; None where it is to be made."""

@@ -2,27 +2,14 @@
 
 import pytest
 
-from schemas import Answer, Sampling, Turn
+from schemas import Sampling, Turn
 from schemas.codec import decode, encode
 from schemas.turn import chain
+from tests.support.fakes.turns import turn
 from trinity_bus.rollout.turns import KeptCompletion, RunTurns
 
 HOT = Sampling(temperature=1.0, seed=7)
 SAID = KeptCompletion([5, 6], [-0.5, -0.25], "stop", [(0, 3)])
-
-
-def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None = None) -> Turn:
-    return Turn(
-        task_id="t",
-        attempt=attempt,
-        run_id=0,
-        number=number,
-        after=after,
-        workflow="agent",
-        explorer="e",
-        incarnation="i",
-        answers=answers or [],
-    )
 
 
 class Attempt:
