@@ -57,7 +57,7 @@ from schemas.task import Task
 from schemas.taskset import TasksetPosition
 from schemas.turn import Turn
 
-type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer", "operator"]
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", "producer", "operator"]
 """Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
 
 _HOUR_MS = 3_600_000
@@ -223,7 +223,7 @@ EXPLORER_EVENTS = Topic(
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
-    readers=("coordinator", "trainer", "producer", "operator"),
+    readers=("coordinator", "trainer", "gateway", "producer", "operator"),
 )
 TRAINER_EVENTS = Topic(
     name="trainer-events",
