@@ -283,7 +283,7 @@ def new_secure_stack(folder: Path) -> ComposeStack:
     subprocess.run([FOLDER / "secure.sh"], env=made, check=True, capture_output=True)
     # The tests' authority, where the files have the user's.
     authority = [f"{secrets / 'ca.pem'}:/etc/trinity-bus/ca.pem:ro"]
-    services = ("access", "topics", "coordinator", "explorer", "trainer", "taskset")
+    services = ("access", "topics", "coordinator", "explorer", "trainer", "taskset", "gateway")
     here: dict[str, Any] = {service: {"volumes": authority} for service in services}
     here["taskset"]["profiles"] = ["absent"]
     files = [*(FOLDER / name for name in SECURE_FILES), _override(folder, here)]
