@@ -71,7 +71,7 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped)
             return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
         if self.context_group is not None:
-            return _of_parts(query, key, value, packed_seq_params, self.scale, self.context_group)
+            return _of_parts(query, key, value, packed_seq_params, scale=self.scale, group=self.context_group)
         if query.is_cuda:
             from torch.nn.attention.varlen import varlen_attn
 
@@ -109,6 +109,7 @@ def _of_parts(
     key: torch.Tensor,
     value: torch.Tensor,
     packed: PackedSeqParams,
+    *,
     scale: float | None,
     group: dist.ProcessGroup,
 ) -> torch.Tensor:

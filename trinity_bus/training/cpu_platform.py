@@ -13,7 +13,8 @@ tensors and is answered for the length of the one call that asks (:data:`TYPE_AS
 
 :data:`JIT_REASON` tells of the one measure that is taken for speed.
 
-Where CUDA is there, :func:`prepare` only imports, and defines a name that Megatron forgets (:data:`UNDEFINED`). Each entry of the tables is needed: a test takes one away at a time
+Where CUDA is there, :func:`prepare` only imports, and defines
+a name that Megatron forgets (:data:`UNDEFINED`). Each entry of the tables is needed: a test takes one away at a time
 and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
 stages needs (:data:`PIPELINE_CUDA_CALLS`, :data:`TIED_REASON`) is exercised by training on two ranks.
 """
@@ -46,7 +47,10 @@ EXPERT_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
 }
 """The same, for what only models with experts call."""
 
-COUNTS: Final = ("megatron.core.transformer.moe.token_dispatcher", "MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize")
+COUNTS: Final = (
+    "megatron.core.transformer.moe.token_dispatcher",
+    "MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize",
+)
 """Copies counts of tokens to the host, on streams and as numpy's numbers; here they are there, and tensors still."""
 
 UNDEFINED: Final = ("megatron.core.transformer.moe.moe_utils", "te_general_gemm")

@@ -1,15 +1,17 @@
 """Which part of the work is whose: the arithmetic of ranks, and the groups of those that belong together.
 
 Tensor parallelism splits layers over neighbouring ranks, context parallelism splits samples, data parallelism repeats
-both, each with a shard of the batch, and pipeline parallelism gives stretches of layers (*stages*) to ranks that are far
-apart::
+both, each with a shard of the batch, and pipeline parallelism gives stretches of layers (*stages*) to ranks that are
+far apart::
 
-    rank = tensor_rank + tensor_parallel * (context_rank + context_parallel * (data_rank + data_parallel * pipeline_rank))
+    copy = context_rank + context_parallel * (data_rank + data_parallel * pipeline_rank)
+    rank = tensor_rank + tensor_parallel * copy
 
 Where each rank of a pipeline holds several stages (*interleaved*), stage ``s`` is with pipeline rank
-``s % pipeline_parallel``. Experts are distributed over neighbours among the ranks that hold the same shard of the layers::
+``s % pipeline_parallel``. Experts are distributed over neighbours among the ranks that hold the same shard of the
+layers::
 
-    expert_rank = rank / tensor_parallel % expert_parallel
+    expert_rank = copy % expert_parallel
 """
 
 from dataclasses import dataclass

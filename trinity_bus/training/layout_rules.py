@@ -41,7 +41,7 @@ def check(settings: TrainerSettings, shape: ModelShape) -> None:
     if virtual > 1 and pipeline == 1:
         raise ParallelError(f"virtual_pipeline={virtual} needs pipeline_parallel above 1")
     if shape.layers % (pipeline * virtual):
-        stages = f"pipeline_parallel={pipeline}" if virtual == 1 else f"pipeline_parallel={pipeline} times virtual_pipeline={virtual}"
+        stages = f"pipeline_parallel={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
         raise _does_not_divide(stages, f"the model's {shape.layers} layers", shape.layers)
     _check_experts(settings, shape)
 

@@ -1,6 +1,7 @@
 """Training with Megatron-core: one rank of any layout; see ``parallel``, and ``multi_rank_engine`` for several."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,8 +37,13 @@ class MegatronEngine(RankEngine):
     def __init__(self, settings: TrainerSettings, layout: Layout | None = None) -> None:
         layout = layout or parallel.initialize(settings)
         asked = Layout.of(settings, rank=layout.rank, device=layout.device)
-        if asked != layout:
-            raise ParallelError(f"the settings ask for {asked}, this is {layout}")
+        names = (field.name for field in fields(Layout))
+        if differ := [
+            f"{n}={getattr(asked, n)}, here {getattr(layout, n)}"
+            for n in names
+            if getattr(asked, n) != getattr(layout, n)
+        ]:
+            raise ParallelError(f"the settings ask for another layout: {'; '.join(differ)}")
         super().__init__(settings, layout=layout)
 
     @staticmethod

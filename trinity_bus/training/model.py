@@ -213,7 +213,7 @@ def _shards(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return this rank's shard of what belongs to every parameter of the whole model, in the model's order.
 
-    Where layers or experts are distributed this is a collective: the rank that holds a parameter sends it to the others.
+    Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
     """
     own = {name: of(parameter) for name, parameter in _named_parameters(chunks, shape, layout)}
     stages, experts = layout.pipeline_group, layout.expert_group

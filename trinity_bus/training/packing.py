@@ -1,8 +1,8 @@
 """Samples to micro-batches: which go together, and how they become flat arrays. Pure numpy.
 
-Micro-batches are packed: sequences lie one after another in one row, no token is padding, but for a few where ranks share
-a row and each must have as many. A budget of tokens bounds the memory of a micro-batch; first-fit-decreasing (Johnson,
-1973) fills them, which needs at most 11/9 of the fewest possible plus one.
+Micro-batches are packed: sequences lie one after another in one row, no token is padding, but for a few where ranks
+share a row and each must have as many. A budget of tokens bounds the memory of a micro-batch; first-fit-decreasing
+(Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
 from collections.abc import Sequence

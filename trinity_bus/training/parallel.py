@@ -117,7 +117,9 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=settings.tensor_parallel,
                 pipeline_model_parallel_size=settings.pipeline_parallel,
-                virtual_pipeline_model_parallel_size=settings.virtual_pipeline if settings.virtual_pipeline > 1 else None,
+                virtual_pipeline_model_parallel_size=settings.virtual_pipeline
+                if settings.virtual_pipeline > 1
+                else None,
                 context_parallel_size=settings.context_parallel,
                 expert_model_parallel_size=settings.expert_parallel,
                 create_gloo_process_groups=not on_cpu(),

@@ -3,9 +3,9 @@
 The model is wrapped for data parallelism: gradients are kept in float32 and summed over the ranks that hold the same
 shard. On one rank the wrapper is there too; a step is the same everywhere.
 
-Some layouts want a certain number of micro-batches: as many on all ranks that share experts, since tokens meet there, and
-a multiple of the stages where these are interleaved. Larger ones are divided then, and where there is nothing left to
-divide, one is run again that weighs nothing.
+Some layouts want a certain number of micro-batches: as many on all ranks that share experts, since tokens meet there,
+and a multiple of the pipeline's ranks where stages are interleaved. Larger ones are divided then, and where there is
+nothing left to divide, one is run again that weighs nothing.
 
 Where samples are split over ranks, each computes its part of the log-probabilities. They are gathered before the loss,
 which all of these ranks compute alike, and each takes the gradient of its own part.
@@ -225,9 +225,7 @@ class ModelRunner:
         return [(indices, 1.0) for indices in micro_batches] + again
 
 
-def _wrapped(
-    stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool
-) -> list[DistributedDataParallel]:
+def _wrapped(stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool) -> list[DistributedDataParallel]:
     """Return the model with buffers for its gradients, float32, summed over data-parallel ranks."""
     config = stages[0].config
     chunks = [

@@ -23,14 +23,17 @@ LAYOUTS = {
     "dp2, ep2": ({"data_parallel": 2, "expert_parallel": 2}, "qwen3_moe"),
     "cp2, ep2": ({"context_parallel": 2, "expert_parallel": 2, "distributed_optimizer": True}, "qwen3_moe"),
 }
-"""How two ranks share the work; and the family that all checks are made with, the others only those of NUMBERS."""
+"""How two ranks share the work; and the family that more than numbers is checked with."""
+THOROUGH = ("tp2", "pp2", "dp2")
+"""What is made with all checks and objectives."""
 NUMBERS = ("logits", "gradients_of_one_update")
+MORE = (*NUMBERS, "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
 ALONE = ("an_interruption",)
 """What is for one rank only: where one stops, the others wait for it in vain."""
 
 
 def run(folder: Path, name: str, port: str) -> None:
-    layout, family_of_all = LAYOUTS[name]
+    layout, family_of_more = LAYOUTS[name]
     # A port of its own: one rank may still hold the store of the layout before.
     os.environ["MASTER_PORT"] = port
     with parallel.initialized(TrainerSettings(**layout)) as joined:
@@ -40,8 +43,12 @@ def run(folder: Path, name: str, port: str) -> None:
             except ParallelError as refusal:
                 print(f"{name}, {family}: {refusal}")
                 continue
-            objectives = tuple(OBJECTIVES)[: None if family == family_of_all else 1]
-            for check in [c for c in CHECKS if c not in ALONE] if family == family_of_all else NUMBERS:
+            thorough = family == family_of_more and name in THOROUGH
+            checks = (
+                [c for c in CHECKS if c not in ALONE] if thorough else MORE if family == family_of_more else NUMBERS
+            )
+            objectives = tuple(OBJECTIVES)[: None if thorough else 1]
+            for check in checks:
                 print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
                 scratch = folder / "scratch" / name / family / check
                 subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, scratch, layout, objectives)

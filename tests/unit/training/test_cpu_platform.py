@@ -56,7 +56,9 @@ def test_each_cuda_call_of_experts_is_needed(
     name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher = sys.modules[cpu_platform.COUNTS[0]].MoEAlltoAllTokenDispatcher
-    monkeypatch.setattr(cpu_platform.prepare().cuda, name, getattr(torch.cuda, name))
+    view = cpu_platform.prepare()
+    assert view is not None
+    monkeypatch.setattr(view.cuda, name, getattr(torch.cuda, name))
     monkeypatch.setattr(dispatcher, "cuda_dtoh_stream", None)
     with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
         train(experts=True)

@@ -78,7 +78,9 @@ def test_logits_and_gradients(loaded: tuple[list[GPTModel], ModelShape], genuine
             torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
 
 
-def test_packed_sequences_do_not_see_each_other(loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module) -> None:
+def test_packed_sequences_do_not_see_each_other(
+    loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module
+) -> None:
     (built,), shape = loaded
     generator = torch.Generator().manual_seed(1)
     lengths = [5, 17, 1, 9]
@@ -90,7 +92,9 @@ def test_packed_sequences_do_not_see_each_other(loaded: tuple[list[GPTModel], Mo
     assert (ours - theirs).abs().max() < 1e-5
 
 
-def test_weights_come_out_as_they_went_in(loaded: tuple[list[GPTModel], ModelShape], folder: Path, layout: Layout) -> None:
+def test_weights_come_out_as_they_went_in(
+    loaded: tuple[list[GPTModel], ModelShape], folder: Path, layout: Layout
+) -> None:
     exported = dict(model.hf_tensors(*loaded, layout))
     original = load_file(folder / "model.safetensors")
     assert exported.keys() == original.keys()
