@@ -36,6 +36,8 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    scale: float = 1.0
+    """What each of its trained tokens weighs beside those of others."""
 
     @property
     def trained_tokens(self) -> int:
@@ -103,7 +105,7 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: fl
 
     Args:
         samples: In the order wanted.
-        token_weight: Weight of each trained token.
+        token_weight: Weight of each trained token of a sample whose scale is 1.
         temperature: Of samples that do not say theirs.
     """
     lengths = [len(sample.tokens) for sample in samples]
@@ -118,7 +120,7 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: fl
     ref_logprobs = None if samples[0].ref_logprobs is None else np.zeros(total, np.float32)
     for sample, start, end in zip(samples, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         response = slice(start + sample.prompt_length - 1, end - 1)
-        arrays["weight"][response] = sample.mask * np.float32(token_weight)
+        arrays["weight"][response] = sample.mask * np.float32(token_weight * sample.scale)
         arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs

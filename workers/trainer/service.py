@@ -94,6 +94,8 @@ from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
+from trinity_bus.training.objectives import registry
+from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.ranks import followers_of
 from workers.preconditions import checkpoint_dir, ensure, sync_policy
 from workers.trainer.agenda import Agenda, Due
@@ -221,6 +223,7 @@ class _Trainer:
         self._run = checkpoint.run_name(directory)
         shape = read_shape(engine.source)
         self._bounds = Bounds(shape.vocabulary, shape.max_positions)
+        self._wants_greedy = registry.make("advantage", Advantage, self._settings).wants_greedy
         self._steps = StepRecords(self._settings.name, self._run, engine.progress.step)
         self._last = Trained()
         self._announcer = Announcer(
@@ -416,7 +419,7 @@ class _Trainer:
             next_offset=due.next_offset,
             seed=self._settings.seed,
             groups=[StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries],
-            left_out=choice.left_out(groups, self._bounds, train_limited=limited),
+            left_out=choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._wants_greedy),
             skipped=due.skip,
         )
         begun = self._steps.binding(chosen)
