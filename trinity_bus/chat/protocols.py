@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
     chat_template: Any
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a response to a prompt without a chat template."""
+        ...
+
+    @property
     def all_special_ids(self) -> Sequence[int]:
         """Tokens that are marks and no text, such as the end of a turn."""
         ...

@@ -86,7 +86,7 @@ def load(path: Path, *, taskset: str, seed: int) -> Dataset:
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
     tasks = []
-    for found in parse(raw.splitlines()):
+    for found in parse(raw.splitlines(), Task):
         if isinstance(found, BadLine):
             raise DatasetError(f"{path}:{found.number}: {found.reason}")
         number, task = found
