@@ -66,7 +66,8 @@ class TrainerSettings(Section):
     as ``trinity_bus.advantages``."""
     loss: str = "ppo"
     """What a token costs, given its advantage: ``ppo``, ``gspo``, or what an installed package registers as
-    ``trinity_bus.losses``."""
+    ``trinity_bus.losses``. ``sft`` learns from the topic ``demonstrations`` and ``dpo`` from ``preferences``, without
+    explorers; see docs/examples.md."""
     correction: str = "truncated"
     """What a token weighs for which rollout and old policy differ: ``none``, ``truncated``, ``masked``, or what an
     installed package registers as ``trinity_bus.corrections``."""
@@ -83,6 +84,18 @@ class TrainerSettings(Section):
     tis_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     """Cap of the importance weights between old and rollout policy, where they are ``truncated`` or ``masked``. With
     ``old_logprobs=rollout`` they are all 1."""
+    dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    """With ``loss=dpo``: how much of a gain on the rejected answer is enough; smaller moves further from the reference."""
+    strategy: Literal["default", "mix"] = "default"
+    """What each step learns from. ``default``: a batch. ``mix``: demonstrations beside it."""
+    examples: Count | None = None
+    """Learn from the first so many demonstrations or preferences of the log, once they are there. Unset: from those
+    that are there when the first step begins."""
+    examples_per_step: Count = 32
+    """Demonstrations or preferences of a step, where it learns from some: every one once in each epoch, in an order
+    that follows from ``seed``."""
+    mix_coef: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """With ``strategy=mix``: what the demonstrations' loss weighs; the batch's weighs the rest."""
     kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the KL divergence from the model in ``model_path``. Above 0, a copy of that model is kept in memory."""
     entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

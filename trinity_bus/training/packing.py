@@ -36,6 +36,12 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    scale: float = 1.0
+    """What each of its trained tokens weighs beside those of others."""
+    drawn: bool = True
+    """False where an example says it, and no policy drew it."""
+    pair: int | None = None
+    """Of a preference: what its two samples are known by in the step; they are always in one micro-batch."""
 
     @property
     def trained_tokens(self) -> int:
@@ -69,6 +75,10 @@ class PackedArrays:
     ref_logprobs: Float32 | None
     temperatures: Float32
     """What logits are divided by."""
+    drawn: Bool | None
+    """None where all are."""
+    pairs: Int32 | None
+    """[sequences] of which preference each is; None where there are none."""
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
@@ -98,12 +108,27 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
     return bins
 
 
+def units(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """Return the indices of samples that cannot be parted, in the order of the first of each."""
+    found: dict[tuple[bool, int], list[int]] = {}
+    for index, sample in enumerate(samples):
+        found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
+    return list(found.values())
+
+
+def micro_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int]]:
+    """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`."""
+    parts = units(samples)
+    lengths = [sum(len(samples[i].tokens) for i in part) for part in parts]
+    return [[i for part in chosen for i in parts[part]] for chosen in first_fit_decreasing(lengths, budget)]
+
+
 def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: float = 1.0) -> PackedArrays:
     """Lays samples one after another.
 
     Args:
         samples: In the order wanted.
-        token_weight: Weight of each trained token.
+        token_weight: Weight of each trained token of a sample whose scale is 1.
         temperature: Of samples that do not say theirs.
     """
     lengths = [len(sample.tokens) for sample in samples]
@@ -118,7 +143,7 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: fl
     ref_logprobs = None if samples[0].ref_logprobs is None else np.zeros(total, np.float32)
     for sample, start, end in zip(samples, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         response = slice(start + sample.prompt_length - 1, end - 1)
-        arrays["weight"][response] = sample.mask * np.float32(token_weight)
+        arrays["weight"][response] = sample.mask * np.float32(token_weight * sample.scale)
         arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs
@@ -131,6 +156,12 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: fl
         bounds=bounds,
         longest=max(lengths),
         ref_logprobs=ref_logprobs,
+        drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
+        pairs=(
+            None
+            if samples[0].pair is None
+            else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
+        ),
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
         ),

@@ -137,8 +137,8 @@ class ModelRunner:
         Returns:
             The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
         """
-        lengths = [len(sample.tokens) for sample in samples]
-        micro_batches = packing.first_fit_decreasing(lengths, self._budget)
+        micro_batches = packing.micro_batches(samples, self._budget)
+        longest = max(sum(len(samples[i].tokens) for i in indices) for indices in micro_batches)
 
         def step(iterator: Iterator[list[int]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             self._before_each()
@@ -163,7 +163,7 @@ class ModelRunner:
             data_iterator=iter(micro_batches),
             model=[self.wrapped],
             num_microbatches=len(micro_batches),
-            seq_length=max(self._budget, *lengths),
+            seq_length=max(self._budget, longest),
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,

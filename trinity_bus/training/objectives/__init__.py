@@ -4,7 +4,8 @@
 part                  what it says                                            setting; names
 ====================  ======================================================  =======================================
 ``advantages``        how much better each token's sample did (numpy)         ``trainer.advantage``: grpo, rloo
-``losses``            what a token costs, given its advantage (torch)         ``trainer.loss``: ppo, gspo
+``losses``            what a token costs, given its advantage (torch)         ``trainer.loss``: ppo, gspo, sft,
+                                                                              dpo
 ``corrections``       what a token weighs that another policy drew (torch)    ``trainer.correction``: none, truncated,
                                                                               masked
 ====================  ======================================================  =======================================

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HERE: Final = "trinity_bus.training.objectives"
 BUILT_IN: Final[dict[str, dict[str, str]]] = {
     "advantage": {"grpo": "advantages.grpo:GRPO", "rloo": "advantages.rloo:RLOO"},
-    "loss": {"ppo": "losses.ppo:PPO", "gspo": "losses.gspo:GSPO"},
+    "loss": {"ppo": "losses.ppo:PPO", "gspo": "losses.gspo:GSPO", "sft": "losses.sft:SFT", "dpo": "losses.dpo:DPO"},
     "correction": {
         "none": "corrections.uncorrected:Uncorrected",
         "truncated": "corrections.truncated:Truncated",
