@@ -4,7 +4,7 @@ Failures: a line that is no such record, or repeats the id of an earlier one, is
 lines after it are read all the same. Blank lines are passed over.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -27,10 +27,10 @@ class BadLine:
     reason: str
 
 
-def parse[R: (Task, Demonstration, Preference)](
+def parse[R: Task | Demonstration | Preference](
     lines: Iterable[bytes], kind: type[R], *, name: str | None = None
 ) -> Iterator[tuple[int, R] | BadLine]:
-    """Records and bad lines with their line numbers.
+    """Return records and bad lines with their line numbers.
 
     Args:
         lines: With or without their ends.
@@ -39,11 +39,10 @@ def parse[R: (Task, Demonstration, Preference)](
     """
     id_field = "task_id" if kind is Task else "example_id"
     seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for number, written in enumerate(lines, 1):
+        if not written.strip():
             continue
-        if name is not None:
-            line = _with_id(line, id_field, f"{name}:{number}")
+        line = written if name is None else _with_id(written, id_field, f"{name}:{number}")
         try:
             record = decode(line.strip(), kind)
             _refuse_unknown_fields(line, kind)
@@ -69,7 +68,7 @@ def _with_id(line: bytes, id_field: str, otherwise: str) -> bytes:
     return msgspec.json.encode({id_field: otherwise, **fields})
 
 
-def _refuse_unknown_fields(line: bytes, kind: type[Task | Demonstration | Preference]) -> None:
+def _refuse_unknown_fields(line: bytes, kind: Callable[..., object]) -> None:
     """Raise RecordError where a field is misspelt: whoever wrote the line is a client, and would lose what it says."""
     fields = msgspec.json.decode(line)
     kind(**{name: value for name, value in fields.items() if name not in _FRAME})

@@ -26,7 +26,7 @@ for people, tools and clients, and no token is ever made of it.
 
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
-from trinity_bus.chat.protocols import Completion, Tokenizer
+from trinity_bus.chat.protocols import Completion, EndingTokenizer, Tokenizer
 from trinity_bus.chat.renderer import Renderer, renderer_for
 from trinity_bus.chat.session import Prompt, Said, Session, TokenSample
 from trinity_bus.chat.template import TemplateRenderer
@@ -36,6 +36,7 @@ __all__ = [
     "ChatError",
     "ChatMessage",
     "Completion",
+    "EndingTokenizer",
     "ExampleWriter",
     "ParsedCall",
     "Prompt",

@@ -36,11 +36,6 @@ class Tokenizer(Protocol):
     chat_template: Any
 
     @property
-    def eos_token_id(self) -> int | None:
-        """The token that ends a response to a prompt without a chat template."""
-        ...
-
-    @property
     def all_special_ids(self) -> Sequence[int]:
         """Tokens that are marks and no text, such as the end of a turn."""
         ...
@@ -64,4 +59,13 @@ class Tokenizer(Protocol):
         **options: Any,
     ) -> Any:
         """Token ids of a conversation; its text where ``tokenize`` is False."""
+        ...
+
+
+class EndingTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also says how a response to a plain prompt ends."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token of that end; None where the model has none."""
         ...

@@ -80,9 +80,7 @@ class TemplateRenderer:
         # A model may end a turn with another mark than its template does.
         return end + 1 if drawn.ended or new[end] == last else 0
 
-    def _apply(
-        self, messages: list[dict[str, Any]], tools: Tools, *, tokenize: bool, prompted: bool = True
-    ) -> Any:
+    def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, tokenize: bool, prompted: bool = True) -> Any:
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
             return self._tokenizer.apply_chat_template(

@@ -2,10 +2,10 @@
 
 ::
 
-    prompt, answer                   tokens of the prompt | tokens of the answer, end of sequence
-                                                            `----------------------------------- learned from
-    messages, the assistant's turns  prompted with        | turn, its end | what follows it, the next prompt | turn, its end
-                                                            `-----------'                                     `-----------'
+    a prompt    tokens of the prompt | tokens of the answer, end of sequence
+                                       `---------------------- learned from
+    messages    all before a turn    | turn, its end | what follows it, up to the next | turn, its end
+                                       `-----------'                                     `-----------'
 
 A prompt's tokens are those that an explorer prompts with, and no token of the answer is merged with one of them: what
 is learned is what will be asked for. Each turn of an assistant is written by the model's chat template, tool calls and
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from schemas.examples import Demonstration, Preference
 from trinity_bus.chat.messages import ChatError, ChatMessage
-from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.protocols import EndingTokenizer
 from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools, renderer_for
 
 _ASSISTANT = "assistant"
@@ -48,7 +48,7 @@ class ExampleWriter:
         tokenizer: The model's.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: EndingTokenizer) -> None:
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._renderer: Renderer | None = None
@@ -100,7 +100,9 @@ class ExampleWriter:
                 return answer
             told = self._renderer.extension(DrawnTurn(before, turn, ended=True), messages[at + 1 : after], tools)
             if told is None:
-                raise ChatError("this model writes earlier turns in another way from here on; give each its own example")
+                raise ChatError(
+                    "this model writes earlier turns in another way from here on; give each its own example"
+                )
             answer.add(told, learned=False)
             at = after
 

@@ -85,7 +85,7 @@ class TrainerSettings(Section):
     """Cap of the importance weights between old and rollout policy, where they are ``truncated`` or ``masked``. With
     ``old_logprobs=rollout`` they are all 1."""
     dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    """With ``loss=dpo``: how much of a gain on the rejected answer is enough; smaller moves further from the reference."""
+    """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
     strategy: Literal["default", "mix"] = "default"
     """What each step learns from. ``default``: a batch. ``mix``: demonstrations beside it."""
     examples: Count | None = None

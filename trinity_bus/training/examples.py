@@ -21,7 +21,7 @@ import numpy as np
 
 from schemas.examples import Demonstration, Preference
 from schemas.trainable import Bounds
-from trinity_bus.chat import ChatError, ExampleWriter, Tokenizer, WrittenAnswer
+from trinity_bus.chat import ChatError, EndingTokenizer, ExampleWriter, WrittenAnswer
 from trinity_bus.errors import TrinityError
 from trinity_bus.training.packing import TrainSample
 
@@ -55,7 +55,7 @@ class ExampleReader:
     bounds: Bounds
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, bounds: Bounds) -> "ExampleReader":
+    def of(cls, tokenizer: EndingTokenizer, bounds: Bounds) -> "ExampleReader":
         """Return one for a model."""
         return cls(ExampleWriter(tokenizer), bounds)
 
@@ -93,7 +93,8 @@ class ExampleReader:
         foreign = next((token for token in tokens if not 0 <= token < self.bounds.vocabulary), None)
         if foreign is not None:
             raise ExampleError(
-                ExampleFlaw.BAD_TOKEN, f"token {foreign}; the model has {self.bounds.vocabulary}: its tokenizer is another's"
+                ExampleFlaw.BAD_TOKEN,
+                f"token {foreign}; the model has {self.bounds.vocabulary}: its tokenizer is another's",
             )
 
 

@@ -158,9 +158,7 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: fl
         ref_logprobs=ref_logprobs,
         drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
         pairs=(
-            None
-            if samples[0].pair is None
-            else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
+            None if samples[0].pair is None else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
         ),
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths

@@ -9,7 +9,6 @@ are summed over ranks and not averaged.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 
 import numpy as np
 
@@ -127,8 +126,7 @@ def mixed(plan: StepPlan, samples: Sequence[TrainSample], settings: TrainerSetti
     own = list(plan.updates) or [empty] * min(settings.mini_batches, len(samples))
     shown = _parts(samples, len(own))
     updates = []
-    for update, part in zip_longest(own, shown, fillvalue=()):
-        assert isinstance(update, Update)
+    for update, part in zip(own, [*shown, *[[]] * (len(own) - len(shown))], strict=True):
         drawn = [replace(sample, scale=sample.scale * (1 - mu)) for sample in update.samples]
         share = mu * update.divisor / _weight(part) if part else 0.0
         both = [*drawn, *(replace(sample, scale=sample.scale * share) for sample in part)]

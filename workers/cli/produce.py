@@ -25,7 +25,9 @@ from workers.cli.console import console
 from workers.runs import program
 from workers.task_lines import BadLine, parse
 
-app = typer.Typer(add_completion=False, help="Produce tasks or examples from a file of JSON lines, or from standard input (-).")
+app = typer.Typer(
+    add_completion=False, help="Produce tasks or examples from a file of JSON lines, or from standard input (-)."
+)
 out = console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
@@ -119,9 +121,9 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     reader = ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
 
     def flaw(record: _Record) -> str | None:
-        assert isinstance(record, Demonstration | Preference)
         try:
-            reader.samples(record)
+            if not isinstance(record, Task):
+                reader.samples(record)
         except ExampleError as error:
             return f"{error.flaw}: {error}"
         return None

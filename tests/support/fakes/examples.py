@@ -35,9 +35,7 @@ def demonstrations(
     return [replace(one, scale=weights[i] if weights else 1.0) for i, one in enumerate(found)]
 
 
-def preferences(
-    count: int, *, seed: int = 0, vocabulary: int = 31, weights: Sequence[float] = ()
-) -> list[TrainSample]:
+def preferences(count: int, *, seed: int = 0, vocabulary: int = 31, weights: Sequence[float] = ()) -> list[TrainSample]:
     """Two random answers to each of some random prompts."""
     rng = np.random.default_rng(seed)
     found = []

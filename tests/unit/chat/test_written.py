@@ -83,7 +83,9 @@ def test_the_answers_of_a_preference_stand_after_the_same_prompt() -> None:
     writer = ExampleWriter(tokenizer_of("qwen25"))
     chosen, rejected = writer.write(Preference(example_id="p-1", messages=[ASK], chosen="42", rejected="41"))
     assert chosen.prompt == rejected.prompt
-    assert chosen.response[-1:] == rejected.response[-1:] == [tokenizer_of("qwen25").convert_tokens_to_ids("<|im_end|>")]
+    assert (
+        chosen.response[-1:] == rejected.response[-1:] == [tokenizer_of("qwen25").convert_tokens_to_ids("<|im_end|>")]
+    )
     assert chosen.response != rejected.response
 
 

@@ -78,9 +78,7 @@ def test_a_shard_survives_the_wire() -> None:
     order, frames = rank_protocol.train_order(whole)
     bodies = iter(frames)
     back = rank_protocol.step_of(order, lambda: rank_protocol.decode_sample(next(bodies)))
-    assert [(u.divisor, u.weight) for u in back.updates] == [
-        (u.divisor, u.weight) for u in whole.updates
-    ]
+    assert [(u.divisor, u.weight) for u in back.updates] == [(u.divisor, u.weight) for u in whole.updates]
     for ours, theirs in zip([s for u in back.updates for s in u.samples], samples, strict=True):
         assert_equal(ours, theirs)
     with_reference = samples[0].with_ref_logprobs(samples[0].old_logprobs + 1)

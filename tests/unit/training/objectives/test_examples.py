@@ -30,10 +30,10 @@ def ours(engine: TorchEngine, samples: list[TrainSample], groups: Any = ()) -> t
     return float(sums[0]), gradients(engine)
 
 
-def answer_logprobs(engine: TorchEngine, sample: TrainSample, network: Any = None) -> torch.Tensor:
+def answer_logprobs(engine: TorchEngine, sample: TrainSample) -> torch.Tensor:
     """Of the tokens of an answer, [trained]."""
     tokens = torch.from_numpy(sample.tokens.astype(np.int64))
-    logits = (network or engine._network)(input_ids=tokens[None]).logits[0, :-1]
+    logits = engine._network(input_ids=tokens[None]).logits[0, :-1]
     found = log_softmax(logits, -1).gather(1, tokens[1:, None])[sample.prompt_length - 1 :, 0]
     return found[torch.from_numpy(sample.mask)]
 
@@ -71,13 +71,14 @@ def test_dpo_is_the_papers_loss_beside_the_first_model(model_folder: Path) -> No
     found = ours(engine, samples)
     total, weight, gained = torch.zeros(()), 0.0, []
     for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
-        w, l = (answer_logprobs(engine, s).sum() for s in (chosen, rejected))
+        better, worse = (answer_logprobs(engine, s).sum() for s in (chosen, rejected))
         with torch.no_grad():
-            w_ref, l_ref = (answer_logprobs(reference, s).sum() for s in (chosen, rejected))
+            before = answer_logprobs(reference, chosen).sum() - answer_logprobs(reference, rejected).sum()
+        gain = better - worse - before
         pair = chosen.scale * (chosen.trained_tokens + rejected.trained_tokens)
-        total = total + pair * -torch.log(torch.sigmoid(0.3 * ((w - w_ref) - (l - l_ref))))
+        total = total + pair * -torch.log(torch.sigmoid(0.3 * gain))
         weight += pair
-        gained.append(((w - w_ref) - (l - l_ref)).item())
+        gained.append(gain.item())
     check(engine, found, total / weight)
     told = engine.train_step((), examples=samples)
     shares = np.array([1.0, 2.0, 1.0, 0.0, 0.5]) / 4.5

@@ -57,7 +57,11 @@ def test_a_loss_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("parts", "settings", "message"),
     [
-        ({}, {"loss": "pp0"}, "trainer.loss='pp0' is not known; did you mean 'ppo'.*there are ppo, gspo, sft, dpo, and packages"),
+        (
+            {},
+            {"loss": "pp0"},
+            "trainer.loss='pp0' is not known; did you mean 'ppo'.*there are ppo, gspo, sft, dpo, and packages",
+        ),
         ({}, {"advantage": "gae"}, "trainer.advantage='gae' is not known"),
         ({}, {"correction": "mask"}, "did you mean 'masked'"),
         ({"ppo": "evil:Loss"}, {}, "evil:Loss registers the loss 'ppo', which trinity_bus.*PPO is"),

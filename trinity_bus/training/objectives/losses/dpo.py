@@ -12,6 +12,7 @@ Preference Optimization", arXiv:2305.18290, eq. 7. The reference is the model th
 import torch
 from torch.nn.functional import logsigmoid
 
+from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens
 from trinity_bus.training.objectives.needs import Need
 
@@ -25,8 +26,8 @@ class DPO(PolicyLoss):
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         """See :meth:`PolicyLoss.__call__`."""
-        assert tokens.pairs is not None
-        assert tokens.ref_logprobs is not None
+        if tokens.pairs is None or tokens.ref_logprobs is None:
+            raise TrainingError("dpo was given samples that are no pairs")
         known, pair = torch.unique(tokens.pairs, return_inverse=True)
         of_token = pair[tokens.owners]
         gained = torch.where(tokens.weight != 0, tokens.advantages * (tokens.logprobs - tokens.ref_logprobs), 0.0)
