@@ -25,7 +25,8 @@ def gradients(engine: TorchEngine) -> dict[str, torch.Tensor]:
 
 
 def ours(engine: TorchEngine, samples: list[TrainSample], groups: Any = ()) -> tuple[float, dict[str, torch.Tensor]]:
-    (update,) = engine._with_logprobs(engine.plan(groups, examples=samples).updates)
+    updates, _ = engine._with_passes(engine.plan(groups, examples=samples).updates)
+    (update,) = updates
     sums, _ = engine._accumulate(update.samples, 1 / update.divisor)
     return float(sums[0]), gradients(engine)
 
@@ -96,9 +97,9 @@ def test_dpo_learns_which_answer_is_better(model_folder: Path) -> None:
     assert told[-1]["dpo_accuracy"] == 1
 
 
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
-def test_mix_is_the_weighed_sum_of_both_losses(model_folder: Path, loss: str) -> None:
-    settings = {"loss": loss, "entropy_coef": 0.1, "kl_coef": 0.1, "old_logprobs": "recompute"}
+@pytest.mark.parametrize(("loss", "advantage"), [("ppo", "grpo"), ("gspo", "rloo"), ("ppo", "reinforce_plus_plus")])
+def test_mix_is_the_weighed_sum_of_both_losses(model_folder: Path, loss: str, advantage: str) -> None:
+    settings = {"loss": loss, "advantage": advantage, "entropy_coef": 0.1, "kl_coef": 0.1, "old_logprobs": "recompute"}
     groups, shown = [make_group(seed=i) for i in range(2)], demonstrations(4, weights=[1.0, 2.0, 1.0, 1.0])
     mixed = ours(engine_of(model_folder, strategy="mix", mix_coef=0.25, **settings), shown, groups)
     drawn = ours(engine_of(model_folder, **settings), [], groups)

@@ -53,12 +53,16 @@ class Tokens:
         counts = self.bounds.diff().long()
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
+    def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return for each token the sum of values over the trained tokens of its sequence, [tokens]."""
+        count, owner = len(self.bounds) - 1, self.owners
+        # Where nothing is trained values need not be numbers.
+        trained = torch.where(self.weight != 0, values, 0.0)
+        return values.new_zeros(count).index_add(0, owner, trained)[owner]
+
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
         """Return for each token the mean of values over the trained tokens of its sequence, [tokens]."""
-        count, owner = len(self.bounds) - 1, self.owners
-        trained = (self.weight != 0).to(values.dtype)
-        sums = values.new_zeros(count).index_add(0, owner, values * trained)
-        return (sums / values.new_zeros(count).index_add(0, owner, trained).clamp(min=1.0))[owner]
+        return self.sequence_sum(values) / self.sequence_sum(torch.ones_like(values)).clamp(min=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class PolicyLoss(ABC):
     needs: ClassVar[Need] = Need.NOTHING
     learns_from: ClassVar[Literal["experiences", "demonstrations", "preferences"]] = "experiences"
     """What the samples are that it is given. A trainer whose loss learns from examples needs no explorer."""
+    corrects: ClassVar[bool] = False
+    """Whether it weighs tokens by itself by what another policy drew them with, so that no correction may do so too."""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Names of what it reports: means over trained tokens."""
 
