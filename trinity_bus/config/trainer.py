@@ -137,9 +137,20 @@ class TrainerSettings(Section):
     on one rank, in float32; the other is tested against it. A checkpoint is read by the engine that wrote it."""
     tensor_parallel: Count = 1
     """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel`` times
-    ``data_parallel``, all on one machine, each with a GPU of its own where there are GPUs."""
+    ``context_parallel`` times ``data_parallel``, all on one machine, each with a GPU of its own where there are any."""
+    sequence_parallel: bool = False
+    """Also split what lies between layers over the ranks of ``tensor_parallel``, by tokens: less memory for activations
+    (Korthikanti et al., arXiv:2205.05198). Models with experts that are split need it."""
     pipeline_parallel: Count = 1
     """Ranks over which the layers are distributed, the same number to each."""
+    virtual_pipeline: Count = 1
+    """Stretches of layers that each rank of a pipeline holds, interleaved with those of the others: less waiting for
+    more messages (Narayanan et al., arXiv:2104.04473)."""
+    context_parallel: Count = 1
+    """Ranks over which each sample is split, for samples that are too long for one."""
+    expert_parallel: Count = 1
+    """Ranks over which the experts of each layer are distributed. They are those of ``context_parallel`` times
+    ``data_parallel``, which it divides."""
     data_parallel: Count = 1
     """Copies of the model, each trained on its shard of every batch; shards are balanced by tokens."""
     distributed_optimizer: bool = False
@@ -157,7 +168,7 @@ class TrainerSettings(Section):
     @property
     def ranks(self) -> int:
         """Processes that train together."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
 
     @property
     def weights_ports(self) -> range:

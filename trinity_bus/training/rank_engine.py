@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, token_advantages
+from trinity_bus.training import checkpoint, hf_folder, layout_rules, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
@@ -58,6 +58,7 @@ class RankEngine(TrainingEngine):
     Raises:
         ConfigError: ``model_path`` is not set.
         ConversionError: The model cannot be read.
+        ParallelError: It cannot be trained in this layout.
         TrainingError: It cannot be trained in the type that the settings ask for.
     """
 
@@ -70,6 +71,7 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
+        layout_rules.check(settings, self.shape)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
@@ -372,6 +374,9 @@ class RankEngine(TrainingEngine):
             world_size=settings.ranks,
             tensor_parallel=settings.tensor_parallel,
             pipeline_parallel=settings.pipeline_parallel,
+            virtual_pipeline=settings.virtual_pipeline,
+            context_parallel=settings.context_parallel,
+            expert_parallel=settings.expert_parallel,
             distributed_optimizer=settings.distributed_optimizer,
             dtype=str(cls.dtype_of(settings)),
         )

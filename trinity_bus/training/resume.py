@@ -55,7 +55,11 @@ _COMPARED_ELSEWHERE = {
     "dtype",  # as it was resolved; with all below, in ``WrittenBy``
     "engine",
     "tensor_parallel",
+    "sequence_parallel",
     "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
     "data_parallel",
     "distributed_optimizer",
 }
