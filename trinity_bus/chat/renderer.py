@@ -130,6 +130,15 @@ class PromptsOnly:
         del prompt
         return Speech(self._tokenizer, stop=stop, plain=True)
 
+    def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """Refuse it.
+
+        Raises:
+            ChatError: Always.
+        """
+        del message, tools
+        raise ChatError(_NO_TEMPLATE)
+
 
 def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
     """Return the renderer of a model.
