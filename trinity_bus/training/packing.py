@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.experience import Bool, Float32, Int32
+from schemas.experience import Bool, Float32, Int32, UInt8
 
 type Int64 = NDArray[np.int64]
 
@@ -36,6 +36,8 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    routes: UInt8 | None = None
+    """[tokens, layers * k] the experts that each layer's router is to choose; None: what it finds best."""
 
     @property
     def trained_tokens(self) -> int:
@@ -72,6 +74,8 @@ class PackedArrays:
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
+    routes: UInt8 | None = None
+    """[tokens, layers * k]; None where a sample has none."""
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -144,12 +148,24 @@ def pack(
         targets=targets,
         bounds=bounds,
         longest=max(lengths),
+        routes=_routes(samples, lengths),
         ref_logprobs=ref_logprobs,
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
         ),
         **arrays,
     )
+
+
+def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | None:
+    """Return the routes of a micro-batch; what is padded goes where the token before it goes."""
+    known = [sample.routes for sample in samples if sample.routes is not None]
+    if len(known) < len(samples):
+        return None
+    padding = [
+        np.repeat(routes[-1:], length - len(routes), axis=0) for routes, length in zip(known, lengths, strict=True)
+    ]
+    return np.concatenate([rows for both in zip(known, padding, strict=True) for rows in both])
 
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, layout_rules
+from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
@@ -70,7 +70,7 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
-        layout_rules.check(settings, self.shape)
+        layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
@@ -170,6 +170,8 @@ class RankEngine(TrainingEngine):
         """Return what all ranks together are to train on in the next step; see :meth:`train_step`."""
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
+        samples, told = routes.prepared(batch.samples, self.shape, replay=settings.router_replay)
+        batch = replace(batch, samples=samples, metrics={**batch.metrics, **told})
         return plan_step(batch, settings, step=self.progress.step)
 
     def train(self, step: StepPlan) -> Metrics:

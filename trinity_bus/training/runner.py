@@ -39,6 +39,7 @@ from trinity_bus.training.megatron import (
     get_forward_backward_func,
 )
 from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.router_replay import RoutesOfModel
 
 
 class ModelRunner:
@@ -68,11 +69,12 @@ class ModelRunner:
         self._budget = settings.micro_batch_tokens
         self._temperature = settings.temperature
         self._before_each = before_each
-        self._model = model.build(shape, layout, dtype, recompute=settings.recompute)
+        self._model = model.build(shape, layout, dtype, recompute=settings.recompute, replay=settings.router_replay)
         self.load(source)
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         """The model's stages on this rank."""
+        self._routes = RoutesOfModel(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
@@ -171,7 +173,7 @@ class ModelRunner:
             The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
         """
         lengths = [len(sample.tokens) for sample in samples]
-        micro_batches = self._micro_batches(lengths)
+        micro_batches = self._micro_batches(samples)
 
         def step(iterator: Iterator[tuple[list[int], float]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             self._before_each()
@@ -191,6 +193,11 @@ class ModelRunner:
                 max_seqlen_kv=arrays.longest,
             )
             mine = self._own_tokens(arrays)
+            if self._routes is not None:
+                chosen = None if arrays.routes is None else arrays.routes[mine]
+                self._routes.choose(
+                    network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
+                )
             tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
             logits = network(tokens, positions, None, packed_seq_params=packed)
             return logits, functools.partial(function, indices, arrays)
@@ -208,10 +215,16 @@ class ModelRunner:
         )
         return result
 
-    def _micro_batches(self, lengths: Sequence[int]) -> list[tuple[list[int], float]]:
+    def _micro_batches(self, samples: Sequence[TrainSample]) -> list[tuple[list[int], float]]:
         """Return which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again."""
         layout = self._layout
+        lengths = [len(sample.tokens) for sample in samples]
         micro_batches = packing.first_fit_decreasing(lengths, self._budget)
+        if any(sample.routes is not None for sample in samples):
+            # Routers are told what to choose for all of a micro-batch or for none of it.
+            with_routes = [[i for i in indices if samples[i].routes is not None] for indices in micro_batches]
+            without = [[i for i in indices if samples[i].routes is None] for indices in micro_batches]
+            micro_batches = [indices for indices in (*with_routes, *without) if indices]
         wanted = len(micro_batches)
         if layout.expert_parallel > 1:
             # All who share experts with some that this rank shares experts with.
