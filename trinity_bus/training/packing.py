@@ -36,6 +36,8 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    scale: float = 1.0
+    """What each of its trained tokens weighs beside those of others."""
 
     @property
     def trained_tokens(self) -> int:
@@ -114,7 +116,7 @@ def pack(
 
     Args:
         samples: In the order wanted.
-        token_weight: Weight of each trained token.
+        token_weight: Weight of each trained token of a sample whose scale is 1.
         temperature: Of samples that do not say theirs.
         multiple: What the tokens of each are padded to a multiple of. Padding comes after a sample, which does not see
             it, and weighs nothing.
@@ -132,7 +134,7 @@ def pack(
         end = start + len(sample.tokens)
         tokens[start:end], targets[start : end - 1] = sample.tokens, sample.tokens[1:]
         response = slice(start + sample.prompt_length - 1, end - 1)
-        arrays["weight"][response] = sample.mask * np.float32(token_weight)
+        arrays["weight"][response] = sample.mask * np.float32(token_weight * sample.scale)
         arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs

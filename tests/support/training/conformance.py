@@ -34,6 +34,21 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "ppo, recomputed, kl, entropy": {"old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01},
     "gspo, rloo, masked": {"loss": "gspo", "advantage": "rloo", "correction": "masked", "old_logprobs": "recompute"},
     "one update, by its own tokens": {"mini_batches": 1, "loss_normalizer": "update"},
+    "cispo, by sequences, k2, whole sequences corrected": {
+        "loss": "cispo",
+        "loss_normalizer": "sequence",
+        "old_logprobs": "recompute",
+        "correction": "icepop",
+        "correction_level": "geometric",
+        "kl_coef": 0.1,
+        "kl_estimator": "k2",
+    },
+    "topr, reinforce++, kl in the reward": {
+        "loss": "topr",
+        "advantage": "reinforce_plus_plus",
+        "kl_coef": 0.1,
+        "kl_placement": "reward",
+    },
     "warm, activations computed again": {"temperature": 0.7, "recompute": True},
 }
 
@@ -174,7 +189,7 @@ def gradients_of_one_update(subject: Subject) -> None:
         found = []
         for engine in both:
             step = engine.plan(batch(0)).shard(engine.layout.data_rank, engine.layout.data_parallel)
-            (update,) = engine._with_logprobs(step.updates)
+            (update,), _ = engine._with_passes(step.updates)
             engine._accumulate(update.samples, 1 / update.divisor)
             found.append(gradients(engine))
         ours, theirs = found

@@ -15,7 +15,7 @@ style                step ``v`` is published when    batch ``k`` needs          
 ``fully_async``      ``v mod t = 0``                 ``k - 1 - s``               at once
 ===================  ==============================  ==========================  ======================================
 
-Under each style a version waits for the evaluations that are handed out, so that every token of an evaluation is of one.
+Under each style a version waits for the evaluations that are handed out: every token of an evaluation is of one.
 
 with ``n = max(0, floor((k - 1 - o) / e))``, the number of syncs before batch ``k``. A batch needs *at least* its
 version. The first version of a trainer's incarnation and that of its last step are published always. "At once" means
