@@ -18,6 +18,7 @@ from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus, LogIdentity
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint.manifest import Manifest
 from trinity_bus.training.errors import CheckpointError
 from workers.trainer import engines
 from workers.trainer.engines import load
@@ -86,7 +87,7 @@ def test_a_checkpoint_that_does_not_say_is_taken_with_a_warning(
     model, directory = write_model(tmp_path / "model"), tmp_path / "checkpoints"
     start(directory, model, train=1)
     path = directory / "step-00000001" / checkpoint.PROGRESS
-    manifest = checkpoint._Manifest.model_validate_json(path.read_bytes())
+    manifest = Manifest.model_validate_json(path.read_bytes())
     progress = manifest.progress.model_copy(update={"run": None, "settings": None})
     old = manifest.model_copy(update={"progress": progress})
     path.write_text(old.model_dump_json(exclude={"seal", "digests"}))

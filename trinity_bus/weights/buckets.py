@@ -8,6 +8,9 @@ every tensor can be viewed in place; the gaps are zeros, so that the checksum de
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 ALIGNMENT = 16
 """Bytes; at least the size of the largest element."""
@@ -29,14 +32,19 @@ ITEM_SIZES = {
 """Bytes per element of each dtype that can travel, by torch's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
-    """Name, dtype and shape of one tensor as it travels."""
+MAX_NAME_LENGTH = 512
+MAX_DIMENSIONS = 8
+MAX_TOTAL_BYTES = 4 << 40
+"""Of a whole model, and so the most elements of one dimension."""
 
-    name: str
+
+class TensorMeta(Struct, frozen=True, array_like=True, gc=False):
+    """Name, dtype and shape of one tensor as it travels: in JSON the list ``[name, dtype, shape]``."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
     dtype: str
     """A key of ``ITEM_SIZES``."""
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)], ...], Meta(max_length=MAX_DIMENSIONS)]
 
     @property
     def nbytes(self) -> int:
@@ -44,8 +52,7 @@ class TensorMeta:
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True, gc=False):
     """Where a tensor lies in its bucket."""
 
     meta: TensorMeta
@@ -77,12 +84,12 @@ def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
     slots: list[Slot] = []
     end = 0
     for meta in metas:
-        offset = -(-end // ALIGNMENT) * ALIGNMENT
-        if slots and offset + meta.nbytes > bucket_bytes:
+        offset, size = -(-end // ALIGNMENT) * ALIGNMENT, meta.nbytes
+        if slots and offset + size > bucket_bytes:
             buckets.append(Bucket(tuple(slots), end))
             slots, offset = [], 0
         slots.append(Slot(meta, offset))
-        end = offset + meta.nbytes
+        end = offset + size
     if slots:
         buckets.append(Bucket(tuple(slots), end))
     return buckets

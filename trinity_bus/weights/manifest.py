@@ -15,21 +15,30 @@ checksum whenever it is staged, and what is announced is the pair of both.
 """
 
 import hashlib
-import json
-import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from trinity_bus.weights.buckets import ITEM_SIZES, Bucket, TensorMeta, plan
+import msgspec
+from msgspec import Meta
+
+from trinity_bus.weights.buckets import ITEM_SIZES, MAX_TOTAL_BYTES, Bucket, TensorMeta, plan
 from trinity_bus.weights.errors import ManifestError
 
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_TENSORS = 200_000
-MAX_NAME_LENGTH = 512
-MAX_DIMENSIONS = 8
-MAX_TOTAL_BYTES = 4 << 40
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DOMAIN = b"trinity-bus weights 1\n"
+
+
+class _Fields(msgspec.Struct):
+    """The JSON object, in the order in which it is written."""
+
+    version: Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)]
+    content: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+    bucket_bytes: Annotated[int, Meta(ge=1, le=MAX_TOTAL_BYTES)]
+    tensors: Annotated[tuple[TensorMeta, ...], Meta(min_length=1, max_length=MAX_TENSORS)]
+
+
+_DECODER = msgspec.json.Decoder(_Fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class TransferManifest:
     """Of layout and content, hex: what is announced."""
 
     def __post_init__(self) -> None:
-        layout = json.dumps([self.bucket_bytes, self._rows()], separators=(",", ":")).encode()
+        layout = msgspec.json.encode([self.bucket_bytes, self.tensors])
         digest = hashlib.sha256(_DOMAIN + hashlib.sha256(layout).digest() + bytes.fromhex(self.content))
         object.__setattr__(self, "checksum", digest.hexdigest())
 
@@ -59,13 +68,7 @@ class TransferManifest:
         Raises:
             ManifestError: It is over ``MAX_MANIFEST_BYTES``.
         """
-        fields = {
-            "version": self.version,
-            "content": self.content,
-            "bucket_bytes": self.bucket_bytes,
-            "tensors": self._rows(),
-        }
-        text = json.dumps(fields, separators=(",", ":")).encode()
+        text = msgspec.json.encode(_Fields(self.version, self.content, self.bucket_bytes, self.tensors))
         if len(text) > MAX_MANIFEST_BYTES:
             raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
         return text
@@ -80,52 +83,14 @@ class TransferManifest:
         if len(text) > MAX_MANIFEST_BYTES:
             raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
         try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(f"the manifest is not JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ManifestError("the manifest is not a JSON object")
-        rows = fields.get("tensors")
-        if not isinstance(rows, list) or not 0 < len(rows) <= MAX_TENSORS:
-            raise ManifestError(f"the manifest needs a list of 1 to {MAX_TENSORS} tensors")
-        tensors = tuple(_tensor(row) for row in rows)
+            fields = _DECODER.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ManifestError(f"the manifest cannot be read: {error}") from error
+        tensors = fields.tensors
+        if unknown := {meta.dtype for meta in tensors} - ITEM_SIZES.keys():
+            raise ManifestError(f"the manifest has dtype {min(unknown)[:100]!r}; known: {', '.join(ITEM_SIZES)}")
         if len({meta.name for meta in tensors}) != len(tensors):
             raise ManifestError("the manifest names a tensor twice")
         if sum(meta.nbytes for meta in tensors) > MAX_TOTAL_BYTES:
             raise ManifestError(f"the tensors are over the limit of {MAX_TOTAL_BYTES} bytes")
-        digest = fields.get("content")
-        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
-            raise ManifestError("the manifest's digest of the content is not 64 hex digits")
-        return cls(
-            version=_integer(fields, "version", least=0),
-            content=digest,
-            bucket_bytes=_integer(fields, "bucket_bytes", least=1),
-            tensors=tensors,
-        )
-
-    def _rows(self) -> list[list[Any]]:
-        return [[meta.name, meta.dtype, list(meta.shape)] for meta in self.tensors]
-
-
-def _integer(fields: dict[str, Any], name: str, *, least: int) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_TOTAL_BYTES:
-        raise ManifestError(f"the manifest's {name} is {value!r}, not an integer of at least {least}")
-    return value
-
-
-def _tensor(row: object) -> TensorMeta:
-    match row:
-        case [str(name), str(dtype), list(shape)]:
-            pass
-        case _:
-            raise ManifestError("a tensor in the manifest is not [name, dtype, shape]")
-    if not 0 < len(name) <= MAX_NAME_LENGTH:
-        raise ManifestError(f"a tensor's name has {len(name)} characters, the limits are 1 and {MAX_NAME_LENGTH}")
-    if dtype not in ITEM_SIZES:
-        raise ManifestError(f"tensor {name!r} has dtype {dtype!r}; known: {', '.join(ITEM_SIZES)}")
-    if len(shape) > MAX_DIMENSIONS or not all(
-        isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_TOTAL_BYTES for size in shape
-    ):
-        raise ManifestError(f"tensor {name!r} has shape {str(shape)[:100]}")
-    return TensorMeta(name, dtype, tuple(shape))
+        return cls(fields.version, fields.content, fields.bucket_bytes, tensors)

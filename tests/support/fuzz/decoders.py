@@ -273,7 +273,7 @@ def _weight_manifest() -> bytes:
     return json.dumps(
         {
             "version": 3,
-            "checksum": "0" * 64,
+            "content": "0" * 64,
             "bucket_bytes": 1 << 20,
             "tensors": [["a", "float32", [2, 3]], ["b", "bfloat16", [4]]],
         }

@@ -1,0 +1,82 @@
+"""Checkpoint folders that are either whole or absent.
+
+::
+
+    checkpoint_dir/
+        .lock                       held by the one trainer that writes here
+        .rollback                   the last rollback: see ``begin_rollback``
+        discarded-step-00000012/    what it has discarded; to be looked at, and removed by hand
+        .run                        the name of the run, given at its first start: see ``run_name``
+        .told                       steps that were told of after the newest checkpoint: see ``note_told``
+        .partial-step-00000012/     being written; worthless after a crash, removed at the next start
+        step-00000011/              whole, durable
+            progress.json           steps, version, the offset of the next batch, of which run; size and digest of
+                                    every other file, and a seal over all that
+            config.json, tokenizer  \
+            model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
+            optimizer-00000-of-00001.safetensors    optimizer and generator state of each rank
+        published/                  what explorers need to take weights from here; ``weights.checkpoint.published``
+
+A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
+makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights
+*and* the offset that belong together. There is no pointer to the newest: the listing is it. Older ones go only after
+the new one is durable, and never the last. An explorer that reads one holds it by a shared lock (``held``): it is
+passed over and goes when the next one is written. A reader that comes as it goes is refused, and takes the newest.
+
+Only safetensors and JSON are written and read; nothing in a checkpoint can run code.
+
+Many ranks: all write their own optimizer file into the same ``.partial`` folder (on a file system that they share),
+rank 0 alone writes the rest and renames, with barriers before and after. A checkpoint is read by as many ranks as wrote
+it, with the same tensor parallelism; only the model in it is free of the layout.
+
+What a disk or a memory has changed is found: every file has a digest, which is compared before it is used (by the rank
+that reads it). A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses
+it. It says with which settings it was trained, and a trainer says what is different now (``resume``). All these are
+absent from checkpoints of the first programs, and then not compared.
+
+This package knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
+
+``progress``    how far training has come
+``folders``     names, order, and what makes files durable
+``manifest``    ``progress.json``, and whether a checkpoint is what it says
+``notes``       small files beside the checkpoints
+``writing``     whole or not at all
+"""
+
+from trinity_bus.training.checkpoint.folders import PARTIAL, PROGRESS, held, latest, of_step, partial_folder, steps
+from trinity_bus.training.checkpoint.manifest import check_run, read_progress, verify
+from trinity_bus.training.checkpoint.notes import (
+    Told,
+    begin_rollback,
+    finish_rollback,
+    note_told,
+    read_told,
+    run_name,
+)
+from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.writing import begin, commit, exclusive
+
+__all__ = [
+    "PARTIAL",
+    "PROGRESS",
+    "RunIdentity",
+    "Told",
+    "TrainingProgress",
+    "WrittenBy",
+    "begin",
+    "begin_rollback",
+    "check_run",
+    "commit",
+    "exclusive",
+    "finish_rollback",
+    "held",
+    "latest",
+    "note_told",
+    "of_step",
+    "partial_folder",
+    "read_progress",
+    "read_told",
+    "run_name",
+    "steps",
+    "verify",
+]

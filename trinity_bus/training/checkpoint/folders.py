@@ -1,0 +1,89 @@
+"""The folders of a checkpoint directory: their names, their order, and what makes files durable."""
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trinity_bus.training.errors import CheckpointError
+
+PROGRESS: Final = "progress.json"
+PARTIAL: Final = ".partial-"
+_STEP: Final = re.compile(r"step-(\d{8,})")
+
+
+def latest(directory: Path) -> Path | None:
+    """Return the newest checkpoint, or None where there is none."""
+    return next(iter(newest_first(directory)), None)
+
+
+def steps(directory: Path) -> list[int]:
+    """Return the steps that have a checkpoint, oldest first."""
+    return sorted(int(path.name.removeprefix("step-")) for path in newest_first(directory))
+
+
+def of_step(directory: Path, step: int) -> Path | None:
+    """Return the checkpoint of a step, or None where there is none."""
+    folder = folder_of(directory, step)
+    return folder if folder.is_dir() else None
+
+
+def partial_folder(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step is written before it is whole."""
+    return directory / f"{PARTIAL}{folder_of(directory, step).name}"
+
+
+def folder_of(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, or would be."""
+    return directory / f"step-{step:08d}"
+
+
+def newest_first(directory: Path) -> list[Path]:
+    """Return the checkpoints of a directory."""
+    if not directory.is_dir():
+        return []
+    steps = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
+    return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a checkpoint from being removed within the context, for any number of readers.
+
+    Raises:
+        CheckpointError: It is gone, or being removed.
+    """
+    try:
+        lock = (folder / PROGRESS).open()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} is gone") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"{folder} is being removed") from error
+        if not folder.exists():
+            # It was opened just before it went.
+            raise CheckpointError(f"{folder} is gone")
+        yield
+
+
+def flush(path: Path) -> None:
+    """Have the disk keep what was written to a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, content: str) -> None:
+    """Write a small file, durably: it has the old content or the new one."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    partial.write_text(content)
+    flush(partial)
+    partial.rename(path)
+    flush(path.parent)

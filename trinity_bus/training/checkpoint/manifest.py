@@ -1,0 +1,138 @@
+"""``progress.json``: what is in a checkpoint, by whom and of which run; and whether it is still so."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first
+from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgress, WrittenBy
+from trinity_bus.training.digests import digests, text_digest
+from trinity_bus.training.errors import CheckpointError
+
+FORMAT: Final = 1
+
+
+class Manifest(WrittenBy):
+    """``progress.json``: written last, and with it the checkpoint is complete."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    progress: TrainingProgress
+    files: dict[str, int]
+    """Every other file and its size in bytes."""
+    digests: dict[str, str] = Field(default_factory=dict)
+    """Of the same files."""
+    seal: str = ""
+    """Digest of all the above."""
+
+    def sealed(self) -> "Manifest":
+        """Return the same with its seal."""
+        return self.model_copy(update={"seal": _seal(self.model_dump(mode="json"))})
+
+
+def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
+    """Read a checkpoint's progress and check that the rest is there and fits; :func:`verify` looks into files.
+
+    Raises:
+        CheckpointError: It is damaged, or was written by another engine or layout.
+    """
+    manifest = _manifest(folder)
+    try:
+        sizes = {name: (folder / Path(name).name).stat().st_size for name in manifest.files}
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
+    if sizes != manifest.files:
+        wrong = sorted(name for name, size in manifest.files.items() if sizes[name] != size)
+        raise _damaged(folder, f"{', '.join(wrong)} changed size")
+    written = {"format": manifest.format, **{name: getattr(manifest, name) for name in WrittenBy.model_fields}}
+    wanted = {"format": FORMAT, **reader.model_dump()}
+    if written != wanted:
+        differ = ", ".join(
+            f"{name}={written[name]}, here {wanted[name]}" for name in wanted if written[name] != wanted[name]
+        )
+        raise CheckpointError(
+            f"{folder} was written with {differ}: start with the same, or with this folder as model_path and an empty "
+            "checkpoint_dir"
+        )
+    return manifest.progress
+
+
+def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
+    """Check that files hold what was written.
+
+    Args:
+        folder: Of a checkpoint.
+        wanted: Of which files, by name.
+
+    Raises:
+        CheckpointError: One does not.
+    """
+    written = {name: digest for name, digest in _manifest(folder).digests.items() if wanted(name)}
+    try:
+        found = digests(folder, [Path(name).name for name in written])
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
+    changed = sorted(name for name, digest in written.items() if found[Path(name).name] != digest)
+    if changed:
+        raise _damaged(folder, f"{', '.join(changed)} is not what was written")
+
+
+def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> None:
+    """Pass a checkpoint of this run, and one that does not say of which it is.
+
+    Args:
+        folder: Of the checkpoint, for the message.
+        found: What it says.
+        ours: This run.
+
+    Raises:
+        CheckpointError: It is of another run.
+    """
+    if found is None or found == ours:
+        return
+    said, now = found.model_dump(), ours.model_dump()
+    differ = [name for name in now if said[name] != now[name]]
+    other = ", ".join(f"{name} {said[name]}, here {now[name]}" for name in differ)
+    fix = (
+        "set TRINITY_BUS_MESH__MODEL_PATH to the model that it began with"
+        if differ == ["model"]
+        else "give this run its own TRINITY_BUS_TRAINER__CHECKPOINT_DIR"
+    )
+    raise CheckpointError(
+        f"{folder} is of another run ({other}): {fix}; to begin a run with these weights, set TRINITY_BUS_TRAINER__"
+        "MODEL_PATH to that folder, with an empty checkpoint_dir"
+    )
+
+
+def _manifest(folder: Path) -> Manifest:
+    try:
+        content = (folder / PROGRESS).read_bytes()
+        manifest = Manifest.model_validate_json(content)
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename} cannot be read, {error.strerror}") from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(map(str, detail["loc"])) or "content"
+        raise _damaged(folder, f"{PROGRESS}, {where}: {detail['msg']}") from error
+    if manifest.seal and manifest.seal != _seal(json.loads(content)):
+        raise _damaged(folder, f"{PROGRESS} is not what was written")
+    return manifest
+
+
+def _damaged(folder: Path, what: str) -> CheckpointError:
+    older = [other for other in newest_first(folder.parent) if other.name < folder.name]
+    way = (
+        f"remove it to go on from the one before it, {older[0].name}"
+        if older
+        else "there is none before it; remove it to begin anew"
+    )
+    return CheckpointError(f"{folder} is damaged: {what}; {way}")
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    unsealed = {name: value for name, value in manifest.items() if name != "seal"}
+    return text_digest(json.dumps(unsealed, sort_keys=True))

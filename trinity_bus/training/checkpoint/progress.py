@@ -1,0 +1,68 @@
+"""What is known of a run's progress, and of who wrote it down."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.skipped import MAX_SKIPPED, SkippedBatch
+from trinity_bus.training.resume import Shaping
+
+
+class RunIdentity(BaseModel):
+    """Which run a checkpoint belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    cluster: str
+    """Kafka's id of the cluster."""
+    batches: str
+    """Kafka's id of the topic ``batches``: another one after it was deleted and made anew."""
+    namespace: str
+    model: str
+    """Digest of the model that training began with."""
+
+
+class TrainingProgress(BaseModel):
+    """How far training has come: what a restart needs to go on where it stopped."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: Annotated[int, Field(ge=0)] = 0
+    """Steps trained."""
+    version: Annotated[int, Field(ge=0)] = 0
+    """Version of these weights."""
+    batches_offset: Annotated[int, Field(ge=0)] = 0
+    """Offset in ``batches`` of the next record to read."""
+    sequence: Annotated[int, Field(ge=0)] = 0
+    """Sequence of the last batch trained on."""
+    trained_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that the loss was over, since the start."""
+    run: RunIdentity | None = None
+    settings: Shaping | None = None
+    """With which it was trained last; None in checkpoints of the first programs."""
+    skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
+    """Batches that were passed over because an operator said so, the last ones; in the order of their steps."""
+
+    def passed_over(self, batch_id: str, reason: str) -> "TrainingProgress":
+        """Return the same after a step that passed over a batch. To be called when the step is counted."""
+        skipped = SkippedBatch(batch_id=batch_id, step=self.step, reason=reason)
+        return self.model_copy(update={"skipped": (*self.skipped, skipped)[-MAX_SKIPPED:]})
+
+
+class WrittenBy(BaseModel):
+    """What the optimizer's state in a checkpoint depends on: who reads it must be the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+    engine: str = "megatron"
+    """As ``trainer.engine`` has it."""
+    world_size: int = 1
+    """Ranks that write."""
+    tensor_parallel: int = 1
+    """Over how many of them layers are split."""
+    pipeline_parallel: int = 1
+    """Over how many of them layers are distributed."""
+    distributed_optimizer: bool = False
+    """As the setting has it."""
+    dtype: str
+    """Of the weights."""

@@ -1,0 +1,99 @@
+"""Writing checkpoints: one trainer at a time, whole or not at all, and old ones removed."""
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trinity_bus.training.checkpoint.folders import PARTIAL, PROGRESS, flush, folder_of, newest_first, partial_folder
+from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
+from trinity_bus.training.checkpoint.notes import forget_told
+from trinity_bus.training.checkpoint.progress import TrainingProgress, WrittenBy
+from trinity_bus.training.digests import digests
+from trinity_bus.training.errors import CheckpointError
+
+_LOCK: Final = ".lock"
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold a checkpoint directory for one process, and clear what a crashed one has left behind.
+
+    The operating system releases the hold with the process, however that ends.
+
+    Raises:
+        CheckpointError: Another process holds it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"{directory} is in use by another trainer: stop it, or give this one its own checkpoint_dir"
+            ) from error
+        for leftover in directory.glob(f"{PARTIAL}*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        yield
+
+
+def begin(directory: Path, step: int) -> Path:
+    """Return an empty folder to write the checkpoint of a step into.
+
+    Raises:
+        CheckpointError: The step has a checkpoint already.
+    """
+    if (folder_of(directory, step)).exists():
+        raise CheckpointError(f"{folder_of(directory, step)} exists: a checkpoint is never overwritten")
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = partial_folder(directory, step)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir()
+    return partial
+
+
+def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *, keep: int) -> Path:
+    """Make the checkpoint that was begun durable and visible, then remove those that are too old.
+
+    Args:
+        directory: As given to :func:`begin`.
+        progress: What to record; its step names the folder.
+        written_by: Whose ranks have written into it.
+        keep: How many checkpoints to keep, this one included; at least 1.
+
+    Returns:
+        The folder.
+    """
+    partial, folder = partial_folder(directory, progress.step), folder_of(directory, progress.step)
+    files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    manifest = Manifest(
+        format=FORMAT,
+        progress=progress,
+        files=files,
+        digests=digests(partial, files),
+        **written_by.model_dump(),
+    )
+    (partial / PROGRESS).write_text(manifest.sealed().model_dump_json(indent=2) + "\n")
+    for path in partial.iterdir():
+        flush(path)
+    flush(partial)
+    partial.rename(folder)
+    forget_told(directory)
+    flush(directory)
+    for old in newest_first(directory)[keep:]:
+        _remove(old)
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, unless somebody reads it."""
+    with (folder / PROGRESS).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        # Out of sight first: a crash while files go must not leave half a checkpoint under a good name.
+        shutil.rmtree(folder.rename(folder.with_name(f"{PARTIAL}old-{folder.name}")))

@@ -1,0 +1,327 @@
+"""The loops of one incarnation of the trainer; see ``service`` for what they say to whom."""
+
+import asyncio
+import logging
+import time
+import uuid
+from pathlib import Path
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from schemas import ExperienceGroup, Rollback, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
+from schemas.record import Metrics
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
+from schemas.trainable import Bounds
+from trinity_bus.bus import Bus, Producer, Reader, Start
+from trinity_bus.config import Settings
+from trinity_bus.coordination import SyncPolicy
+from trinity_bus.errors import SupersededError
+from trinity_bus.health.process import mark_ready
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry import links
+from trinity_bus.telemetry.metrics import TRAINER_TIME
+from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.training import checkpoint, choice
+from trinity_bus.training.checkpoint import Told, TrainingProgress
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.families import read_shape
+from trinity_bus.training.needs import oldest_need
+from workers.trainer.agenda import Agenda, Due
+from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
+from workers.trainer.engine_thread import EngineThread
+from workers.trainer.observations import step_trained
+from workers.trainer.publication import Publication, Publisher
+from workers.trainer.step_inputs import StepInputs
+from workers.trainer.step_records import StepRecords
+
+log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("workers.trainer")
+
+_POLL_S = 1.0
+
+
+class Trainer:
+    """The loops.
+
+    Args:
+        settings: Of the service.
+        policy: Which versions are published.
+        directory: Of the checkpoints, held.
+        rollback: The last one of this lineage.
+        bus: Connected.
+        producer: Connected.
+        thread: Of the engine.
+        engine: As its newest checkpoint left it.
+        publisher: Brings versions to explorers.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: SyncPolicy,
+        *,
+        directory: Path,
+        rollback: Rollback | None,
+        bus: Bus,
+        producer: Producer,
+        thread: EngineThread,
+        engine: TrainingEngine,
+        publisher: Publisher,
+    ) -> None:
+        self._settings = settings.trainer
+        self._rollback = rollback
+        self._model = settings.mesh.model
+        self._directory = directory
+        self._bus = bus
+        self._producer = producer
+        self._thread = thread
+        self._engine = engine
+        self._publisher = publisher
+        self._incarnation = uuid.uuid4().hex
+        who = TrainerIdentity(self._settings.name, self._incarnation, self._model, rollback)
+        self._publication = Publication(publisher, model=self._model, incarnation=self._incarnation)
+        self._policy = policy
+        self._training = False
+        self._time = Occupancy("waiting_for_batch")
+        TRAINER_TIME.watch(self._time)
+        self._stepping = asyncio.Lock()
+        """Held while a step is trained or a version published: the two never mix."""
+        self._passes_over = 0
+        """The last sequence that is met once more and trained already, because positions mean nothing any more."""
+        self._wanted = 0
+        """The version that was asked for last."""
+        self._agenda = Agenda(Told())
+        shape = read_shape(engine.source)
+        run = checkpoint.run_name(directory)
+        self._inputs = StepInputs(
+            self._settings,
+            who,
+            run=run,
+            bounds=Bounds(shape.vocabulary, shape.max_positions),
+            records=StepRecords(self._settings.name, run, engine.progress.step),
+            bus=bus,
+            producer=producer,
+        )
+        self._last = Trained()
+        self._announcer = Announcer(
+            who,
+            directory=directory,
+            producer=producer,
+            thread=thread,
+            engine=engine,
+            publisher=publisher,
+            publication=self._publication,
+        )
+
+    @property
+    def _progress(self) -> TrainingProgress:
+        return self._engine.progress
+
+    async def run(self) -> None:
+        """Train until it is cancelled, or cannot go on."""
+        progress = self._progress
+        start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        end = (await self._bus.end_offsets(BATCHES))[0]
+        if progress.batches_offset > end:
+            # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
+            log.error(
+                "%s ends at %d, and the checkpoint would go on at %d: it is read from the beginning, and what is "
+                "trained (up to number %d) is passed over",
+                *(BATCHES.name, end, progress.batches_offset, progress.sequence),
+            )
+            self._passes_over, start = progress.sequence, "beginning"
+        await self._inputs.replay()
+        async with (
+            self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
+            self._bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end") as events,
+            self._bus.reader(BATCHES, start=start) as batches,
+            asyncio.TaskGroup() as loops,
+        ):
+            loops.create_task(self._publication.serve(announcements), name="serve")
+            loops.create_task(self._follow(events, loops), name="follow events")
+            loops.create_task(self._heartbeats(), name="heartbeats")
+            # The readers above have their positions: nothing that this announcement brings about is missed.
+            await self._announcer.publish(self._last)
+            loops.create_task(self._train(batches), name="train")
+            mark_ready()
+
+    async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
+        """Compare what explorers say they received, and publish what is asked for, as long as it runs."""
+        while True:
+            for received in await events.batch(_POLL_S):
+                match received.record:
+                    case WeightsSynced() as synced:
+                        self._publication.compare(synced)
+                    case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == self._model:
+                        loops.create_task(self._announcer.end_lineage(rollback))
+                    case VersionWanted(version=None) as wanted if wanted.model == self._model:
+                        if wanted.at_least <= self._announcer.published_version:
+                            loops.create_task(self._announcer.repeat())
+                        else:
+                            loops.create_task(self._publish_wanted(wanted.at_least))
+                    case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
+                        loops.create_task(self._announcer.publish_again(version))
+                    case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
+                        raise SupersededError(
+                            f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
+                            "place: stop one of the two, or give it its own TRINITY_BUS_MESH__NAMESPACE"
+                        )
+
+    async def _publish_wanted(self, at_least: int) -> None:
+        """Publish what the last step has made, if it is wanted; a step under way ends first and sees to it itself."""
+        self._wanted = max(self._wanted, at_least)
+        async with self._stepping:
+            if self._due():
+                progress = self._progress
+                if progress.step and checkpoint.of_step(self._directory, progress.step) is None:
+                    await self._checkpoint(progress)
+                await self._announcer.publish(self._last)
+
+    def _due(self) -> bool:
+        """Whether the version that the last step has made is to be published."""
+        progress = self._progress
+        return self._announcer.published_version < progress.version and (
+            self._policy.publishes(progress.version, published=self._announcer.published_version, wanted=self._wanted)
+            or self._finished()
+        )
+
+    async def _train(self, batches: Reader) -> None:
+        told = await asyncio.to_thread(checkpoint.read_told, self._directory)
+        agenda = self._agenda = Agenda(told, self._rollback, self._passes_over)
+        # To the end first: what the log says of a batch may stand behind it.
+        async for received in batches.replay():
+            agenda.take(received)
+        news = asyncio.Event()
+        async with asyncio.TaskGroup() as reading:
+            ahead = reading.create_task(_read_ahead(batches, agenda, news), name="read ahead")
+            while not self._finished():
+                news.clear()
+                due = agenda.next(self._progress.sequence)
+                if due is None:
+                    await news.wait()
+                    continue
+                async with self._stepping:
+                    await self._step(due)
+            ahead.cancel()
+        log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
+        if self._settings.export_dir is not None:
+            target = self._settings.export_dir
+            await self._thread.call(lambda: self._engine.export_hf(target))
+            log.info("the trained model is in %s", target)
+
+    def _finished(self) -> bool:
+        return self._settings.total_steps is not None and self._progress.step >= self._settings.total_steps
+
+    async def _step(self, due: Due) -> None:
+        """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""
+        began = time.perf_counter()
+        batch = due.batch
+        with (
+            self._time.unit("fetching") as now,
+            _tracer.start_as_current_span(
+                "train step",
+                context=Context(),
+                links=links(batch.trace_links),
+                attributes={
+                    names.RL_BATCH_ID: batch.batch_id,
+                    names.RL_STEP: self._engine.progress.step + 1,
+                    names.RL_MODEL_VERSION: self._engine.progress.version + 1,
+                    names.RL_MODEL: self._model,
+                    names.RL_TRAINER: self._settings.name,
+                },
+            ) as span,
+        ):
+            if due.skip is None:
+                groups = await self._inputs.fetch(batch, self._agenda)
+            else:
+                groups = []
+                span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
+                log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
+            begun = await self._inputs.begin(due, self._progress.step + 1, groups)
+            now.move("training")
+            metrics = await self._update(choice.without(groups, begun.left_out), begun.seed)
+            metrics |= choice.counts(begun.left_out)
+            span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
+            if "reward_mean" in metrics:
+                span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
+            # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
+            progress = self._engine.progress.model_copy(
+                update={"batches_offset": due.next_offset, "sequence": batch.sequence}
+            )
+            if due.skip is not None:
+                progress = progress.passed_over(batch.batch_id, due.skip)
+            self._engine.progress = progress
+            publish = self._due()
+            now.move("checkpointing")
+            if (skipped := int(metrics["updates_skipped_in_a_row"])) >= self._settings.max_skipped_updates:
+                await self._checkpoint(progress)
+                raise TrainingError(
+                    f"{skipped} updates in a row, the last in step {progress.step}, were skipped because their loss or "
+                    f"gradients were not finite; the state is saved in {self._directory}: lower TRINITY_BUS_TRAINER__"
+                    "LEARNING_RATE, or look for broken log-probabilities"
+                )
+            if publish or progress.step % self._settings.checkpoint_interval == 0:
+                await self._checkpoint(progress)
+            else:
+                await asyncio.to_thread(checkpoint.note_told, self._directory, progress)
+            seconds = time.perf_counter() - began
+            self._last = Trained(batch.batch_id, metrics, seconds)
+            step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
+            log.info(
+                "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
+                progress.step,
+                batch.batch_id,
+                metrics.get("loss", 0.0),
+                metrics.get("reward_mean", float("nan")),
+                metrics["trained_tokens"],
+                seconds,
+            )
+            now.move("publishing")
+            await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
+
+    async def _update(self, groups: list[ExperienceGroup], seed: int) -> Metrics:
+        """Return a step of the engine; without groups it changes no weights."""
+        self._training = True
+        try:
+            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed))
+        finally:
+            self._training = False
+
+    async def _checkpoint(self, progress: TrainingProgress) -> None:
+        with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
+            await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
+
+    async def _needs_from(self) -> int:
+        # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
+        return 0 if self._passes_over else await asyncio.to_thread(oldest_need, self._directory)
+
+    async def _heartbeats(self) -> None:
+        host, port = self._publisher.address
+        while True:
+            durable = await self._producer.send(
+                TRAINER_EVENTS,
+                self._settings.name,
+                TrainerHeartbeat(
+                    trainer=self._settings.name,
+                    incarnation=self._incarnation,
+                    state="training" if self._training else "ready",
+                    model=self._model,
+                    step=self._progress.step,
+                    version=self._announcer.published_version,
+                    master_address=host,
+                    master_port=port,
+                    needs_from=await self._needs_from(),
+                    sent_at=time.time(),
+                ),
+            )
+            await durable
+            await asyncio.sleep(self._settings.heartbeat_s)
+
+
+async def _read_ahead(batches: Reader, agenda: Agenda, news: asyncio.Event) -> None:
+    while True:
+        for received in await batches.batch(_POLL_S):
+            agenda.take(received)
+            news.set()
