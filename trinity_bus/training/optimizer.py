@@ -9,7 +9,7 @@ lose the step counter of torch's AdamW, or make all parameters count on the same
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -28,13 +28,16 @@ class AdamW:
     """Updates the weights of one model.
 
     Args:
-        model: The model, wrapped for data parallelism.
+        chunks: The model's stages on this rank, each wrapped for data parallelism.
         settings: Rates and decays.
         dtype: Of the weights.
     """
 
-    def __init__(self, model: DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
-        distributed = model.ddp_config.use_distributed_optimizer
+    def __init__(
+        self, chunks: Sequence[DistributedDataParallel], settings: TrainerSettings, dtype: torch.dtype
+    ) -> None:
+        wrapping = chunks[0].ddp_config
+        distributed = wrapping.use_distributed_optimizer
         # Else the shards of float32 weights are views with a history, and torch warns of each gradient they are given.
         with torch.no_grad():
             self._megatron = get_megatron_optimizer(
@@ -49,9 +52,9 @@ class AdamW:
                     params_dtype=dtype,
                     bf16=dtype is torch.bfloat16,
                     use_distributed_optimizer=distributed,
-                    overlap_param_gather=model.ddp_config.overlap_param_gather,
+                    overlap_param_gather=wrapping.overlap_param_gather,
                 ),
-                [model],
+                list(chunks),
                 # On a CPU all groups are gloo's.
                 use_gloo_process_groups=distributed and not on_cpu(),
             )
@@ -59,7 +62,7 @@ class AdamW:
             # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         self._max_grad_norm = settings.max_grad_norm
-        self._model_parameters = {id(parameter) for parameter in model.parameters()}
+        self._model_parameters = {id(parameter) for chunk in chunks for parameter in chunk.parameters()}
 
     def zero_grad(self) -> None:
         """Forgets gradients."""

@@ -51,10 +51,15 @@ _TELLS_WHERE_AND_WHEN = {
 }
 _COMPARED_ELSEWHERE = {
     "model_path",  # by its content, in the run's identity
+    "max_tokens",  # as ``mesh.max_tokens``
     "dtype",  # as it was resolved; with all below, in ``WrittenBy``
     "engine",
     "tensor_parallel",
+    "sequence_parallel",
     "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
     "data_parallel",
     "distributed_optimizer",
 }
