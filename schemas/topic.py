@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer", "operator"]
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", "producer", "operator"]
 """Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
 
 DAY_MS = 24 * 3_600_000

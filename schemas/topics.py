@@ -81,7 +81,7 @@ COMMANDS = Topic(
     "experiences that they have made; msgpack or JSON. One partition, so that commands are carried out in the order of "
     "their sending.",
     records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, Contribute),
-    writers=("producer", "operator"),
+    writers=("gateway", "producer", "operator"),
     readers=("coordinator",),
 )
 OPERATOR_COMMANDS = Topic(
@@ -106,7 +106,7 @@ REPLIES = Topic(
     description="The answer to each command.",
     records=(CommandReply,),
     writers=("coordinator",),
-    readers=("producer", "operator"),
+    readers=("gateway", "producer", "operator"),
 )
 ROLLOUTS = Topic(
     name="rollouts",
@@ -131,7 +131,7 @@ EXPERIENCES = Topic(
     max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
-    writers=("explorer", "producer", "operator"),
+    writers=("explorer", "gateway", "producer", "operator"),
     readers=("coordinator", "trainer", "producer", "operator"),
 )
 TURNS = Topic(
@@ -145,7 +145,7 @@ TURNS = Topic(
     description="Completed turns of attempts that take several: what the engine drew and what tools returned, for the "
     "next attempt should this one be lost.",
     records=(Turn,),
-    writers=("explorer",),
+    writers=("explorer", "gateway"),
     readers=("explorer",),
 )
 EXPLORER_EVENTS = Topic(
@@ -159,7 +159,7 @@ EXPLORER_EVENTS = Topic(
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
-    readers=("coordinator", "trainer", "producer", "operator"),
+    readers=("coordinator", "trainer", "gateway", "producer", "operator"),
 )
 TRAINER_EVENTS = Topic(
     name="trainer-events",
