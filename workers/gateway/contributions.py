@@ -25,7 +25,7 @@ from schemas.errors import SchemaError
 from schemas.experience import build_group
 from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
-from schemas.topics import ROOM
+from schemas.topic import ROOM
 from trinity_bus.bus import Producer
 from trinity_bus.chat import ChatError
 from trinity_bus.client.channel import CommandChannel

@@ -53,13 +53,14 @@ from workers.gateway.chat import OpenAI
 from workers.gateway.contributions import WORKFLOW, Contributions
 from workers.gateway.door import Door, json_response
 from workers.gateway.messages import Anthropic
+from workers.gateway.metrics import Figures
 from workers.gateway.talk import Desk
 from workers.gateway.turns import TurnLog
 from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
 
 log = logging.getLogger("workers.gateway")
 
-_OPEN: Final = frozenset({"/health"})
+_OPEN: Final = frozenset({"/health", "/metrics"})
 _DRAIN_S: Final = 10.0
 
 
@@ -165,6 +166,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)
         app.router.add_post("/commit", contributions.commit)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", Figures(self._door, desk, contributions).answer)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
