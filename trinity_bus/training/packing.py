@@ -7,6 +7,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,10 @@ class TrainSample:
     """[response]"""
     ref_logprobs: Float32 | None = None
     """[response]; either all samples of a step have them or none has."""
+    values: Float32 | None = None
+    """[response] what the critic expects from each on; either all samples of a step have them or none has."""
+    returns: Float32 | None = None
+    """[response] what it should have expected."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
     scale: float = 1.0
@@ -69,6 +74,8 @@ class PackedArrays:
     rollout_logprobs: Float32
     old_logprobs: Float32
     ref_logprobs: Float32 | None
+    values: Float32 | None
+    returns: Float32 | None
     temperatures: Float32
     """What logits are divided by."""
     bounds: Int32
@@ -129,7 +136,10 @@ def pack(
     arrays = {
         name: np.zeros(total, np.float32) for name in ("weight", "advantages", "rollout_logprobs", "old_logprobs")
     }
-    ref_logprobs = None if samples[0].ref_logprobs is None else np.zeros(total, np.float32)
+    optional: dict[str, Any] = {
+        name: None if getattr(samples[0], name) is None else np.zeros(total, np.float32)
+        for name in ("ref_logprobs", "values", "returns")
+    }
     for sample, start in zip(samples, bounds[:-1].tolist(), strict=True):
         end = start + len(sample.tokens)
         tokens[start:end], targets[start : end - 1] = sample.tokens, sample.tokens[1:]
@@ -138,19 +148,20 @@ def pack(
         arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs
-        if ref_logprobs is not None:
-            ref_logprobs[response] = sample.ref_logprobs
+        for name, array in optional.items():
+            if array is not None:
+                array[response] = getattr(sample, name)
     return PackedArrays(
         tokens=tokens,
         positions=np.concatenate([np.arange(n) for n in lengths]),
         targets=targets,
         bounds=bounds,
         longest=max(lengths),
-        ref_logprobs=ref_logprobs,
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
         ),
         **arrays,
+        **optional,
     )
 
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from schemas.experience import Float32
 from schemas.record import Metrics
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.objectives.advantages.advantage import Float64, TokenAdvantage
+from trinity_bus.training.objectives.advantages.advantage import EQUAL, Float64, TokenAdvantage
+from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.packing import TrainSample
 
@@ -32,17 +33,28 @@ def finish(
         objective: Knows what the divergence from a reference costs.
         layout: Where this process stands.
     """
-    found = [
-        advantage.finish((sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64))
-        for sample in samples
-    ]
-    mean, std, lowest, highest = _statistics(np.concatenate([np.empty(0), *found]), layout)
+    found, expected = [], []
+    for sample in samples:
+        rewards = (sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64)
+        expected.append(
+            np.zeros(len(rewards)) if sample.values is None else sample.values[sample.mask].astype(np.float64)
+        )
+        found.append(advantage.finish(rewards, expected[-1]))
+    mean, std, lowest, highest = _statistics(found, layout)
     finished = [
-        replace(sample, advantages=_placed((advantages - mean) / (std + _EPSILON), sample))
-        for sample, advantages in zip(samples, found, strict=True)
+        replace(
+            sample,
+            advantages=_placed((advantages - mean) / (std + _EPSILON), sample),
+            returns=None if sample.values is None else _placed(values + advantages, sample),
+        )
+        for sample, values, advantages in zip(samples, expected, found, strict=True)
     ]
     metrics = {"mean": mean, "std": std, "min": lowest, "max": highest}
-    return finished, {f"advantage_{name}": value for name, value in metrics.items()}
+    told = {f"advantage_{name}": value for name, value in metrics.items()}
+    if Need.VALUES in advantage.needs:
+        _, spread, _, _ = _statistics([v + a for v, a in zip(expected, found, strict=True)], layout)
+        told["critic_explained_variance"] = 1 - std**2 / spread**2 if spread > EQUAL else 0.0
+    return finished, told
 
 
 def _penalties(sample: TrainSample, objective: Objective) -> Float32:
@@ -60,8 +72,9 @@ def _placed(values: Float64, sample: TrainSample) -> Float32:
     return placed
 
 
-def _statistics(values: Float64, layout: Layout) -> tuple[float, float, float, float]:
+def _statistics(parts: Sequence[Float64], layout: Layout) -> tuple[float, float, float, float]:
     """Return mean, deviation, lowest and highest of the values of all ranks; zeros where nobody has any."""
+    values = np.concatenate([np.empty(0), *parts])
     sums = torch.tensor([len(values), values.sum(), np.square(values).sum()], dtype=torch.float64, device=layout.device)
     ends = torch.tensor(
         [-values.min(initial=np.inf), values.max(initial=-np.inf)], dtype=torch.float64, device=layout.device
