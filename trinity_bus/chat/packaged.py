@@ -14,7 +14,8 @@ from renderers.configs import AutoRendererConfig
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
+from trinity_bus.chat.speech import Speech
 
 
 def knows(model: str) -> bool:
@@ -34,6 +35,7 @@ class PackagedRenderer:
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
         keeping = AutoRendererConfig(thinking_retention="all")
         try:
             self._renderer = create_renderer(tokenizer, keeping, chat_template_kwargs=options or None)
@@ -42,14 +44,12 @@ class PackagedRenderer:
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.prompt``."""
-        try:
-            return list(
-                self._renderer.render_ids(
-                    [for_template(one) for one in messages], tools=_given(tools), add_generation_prompt=True
-                )
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
+        return self._render(messages, tools, prompted=True)
+
+    def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """See ``Renderer.turn``."""
+        whole = self._render([OPENING, message], tools, prompted=False)
+        return after(self._render([OPENING], tools, prompted=True), whole)
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """See ``Renderer.extension``."""
@@ -71,6 +71,18 @@ class PackagedRenderer:
             else:
                 flaws.append(f"this tool call could not be read, {call.status.value}: {call.raw.strip()[:200]!r}")
         return ParsedTurn(read.content, read.reasoning_content, calls, flaws)
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+        """See ``Renderer.speech``. What the package reads as text is known at the end of a turn."""
+        del prompt, stop
+        return Speech(self._tokenizer, whole=True)
+
+    def _render(self, messages: Sequence[ChatMessage], tools: Tools, *, prompted: bool) -> list[int]:
+        written = [for_template(one) for one in messages]
+        try:
+            return list(self._renderer.render_ids(written, tools=_given(tools), add_generation_prompt=prompted))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
 
 
 def _given(tools: Tools) -> list[Any] | None:

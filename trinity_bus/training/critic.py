@@ -78,15 +78,20 @@ class Critic:
         """Make one update, unless loss or gradients are not finite.
 
         Args:
-            update: This rank's shard of it, of samples with values and returns.
+            update: This rank's shard of it; samples that were drawn have values and returns.
         """
         self._optimizer.zero_grad(set_to_none=False)
         total = torch.zeros((), device=self._layout.device)
-        for _, arrays, values in self._passes(update.samples, 1.0 / update.divisor):
-            loss = self._loss(arrays, values)
+        # What examples say was not expected of the policy.
+        drawn = [sample for sample in update.samples if sample.returns is not None]
+        for indices, arrays, values in self._passes(drawn, 1.0 / update.divisor):
+            loss = self._loss([drawn[i] for i in indices], arrays, values)
             loss.backward()
             total += loss.detach()
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._network.parameters()]
+        for parameter in self._network.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._network.parameters()]
         if (group := self._layout.data_group) is not None:
             flat = torch.cat([total[None], *(gradient.flatten() for gradient in gradients)])
             dist.all_reduce(flat, group=group)
@@ -95,7 +100,7 @@ class Critic:
                 gradient.copy_(whole.view_as(gradient))
         norm = torch.nn.utils.get_total_norm(gradients)
         loss, length = float(total), float(norm)
-        if math.isfinite(loss) and math.isfinite(length):
+        if math.isfinite(loss) and 0 < length < math.inf:
             torch.nn.utils.clip_grads_with_norm_(self._network.parameters(), self._settings.max_grad_norm, norm)
             self._optimizer.step()
         return {"critic_loss": loss * update.divisor / update.weight, "critic_grad_norm": length}
@@ -144,10 +149,10 @@ class Critic:
             hidden = self._network["trunk"](input_ids=tokens, use_cache=False).last_hidden_state
             yield indices, arrays, self._network["head"](hidden[real])[:, 0]
 
-    def _loss(self, arrays: PackedArrays, values: torch.Tensor) -> torch.Tensor:
-        weight, returns, then = (
-            torch.from_numpy(array).to(self._layout.device) for array in (arrays.weight, arrays.returns, arrays.values)
-        )
+    def _loss(self, samples: Sequence[TrainSample], arrays: PackedArrays, values: torch.Tensor) -> torch.Tensor:
+        told = [(sample.returns, sample.values) for sample in samples]
+        flat = (arrays.weight, *(packing.lay(column, arrays, samples) for column in zip(*told, strict=True)))
+        weight, returns, then = (torch.from_numpy(array).to(self._layout.device) for array in flat)
         errors = (values - returns).square()
         if (bound := self._settings.value_clip) is not None:
             clipped = then + (values - then).clamp(-bound, bound)

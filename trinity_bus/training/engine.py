@@ -38,6 +38,9 @@ nothing else is said):
 ``critic_loss``                 see ``critic``; with ``advantage=gae``, as the two below
 ``critic_grad_norm``            before clipping
 ``critic_explained_variance``   1 - Var(returns - values) / Var(returns) of the step, before its updates; at most 1
+``dpo_accuracy``                of pairs whose chosen answer has gained on the rejected one (dpo)
+``dpo_margin``                  what it has gained, in nats times ``trainer.dpo_beta`` (dpo)
+``examples``                    demonstrations or preferences, where there are some
 ``grad_norm``                   before clipping
 ``learning_rate``               as used
 ``updates``                     of the weights
@@ -69,6 +72,8 @@ from trinity_bus.training.checkpoint import TrainingProgress
 if TYPE_CHECKING:
     import torch
 
+    from trinity_bus.training.packing import TrainSample
+
 
 class TrainingEngine(ABC):
     """A trainer's model and optimizer. Not safe for use by two threads at once, but for :meth:`interrupt`."""
@@ -93,14 +98,21 @@ class TrainingEngine(ABC):
     def progress(self, progress: TrainingProgress) -> None: ...
 
     @abstractmethod
-    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
+    def train_step(
+        self,
+        groups: Sequence[ExperienceGroup],
+        *,
+        seed: int | None = None,
+        examples: "Sequence[TrainSample]" = (),
+    ) -> Metrics:
         """Trains on one batch, and counts it in :attr:`progress`.
 
         A batch in which no group teaches anything is a step too: it changes no weights.
 
         Args:
-            groups: The batch, in the order of its manifest.
+            groups: The batch, in the order of its manifest; none where the loss learns from examples.
             seed: Of the shuffling, where it is not that of the settings: a step that is taken again has its own.
+            examples: What the loss learns from, in the order wanted; else demonstrations that are mixed with the batch.
 
         Returns:
             See the module's docstring.

@@ -5,9 +5,8 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 (Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +35,17 @@ class TrainSample:
     ref_logprobs: Float32 | None = None
     """[response]; either all samples of a step have them or none has."""
     values: Float32 | None = None
-    """[response] what the critic expects from each on; either all samples of a step have them or none has."""
+    """[response] what a critic expects from each on."""
     returns: Float32 | None = None
     """[response] what it should have expected."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
     scale: float = 1.0
     """What each of its trained tokens weighs beside those of others."""
+    drawn: bool = True
+    """False where an example says it, and no policy drew it."""
+    pair: int | None = None
+    """Of a preference: what its two samples are known by in the step; they are always in one micro-batch."""
 
     @property
     def trained_tokens(self) -> int:
@@ -74,10 +77,12 @@ class PackedArrays:
     rollout_logprobs: Float32
     old_logprobs: Float32
     ref_logprobs: Float32 | None
-    values: Float32 | None
-    returns: Float32 | None
     temperatures: Float32
     """What logits are divided by."""
+    drawn: Bool | None
+    """None where all are."""
+    pairs: Int32 | None
+    """[sequences] of which preference each is; None where there are none."""
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
@@ -105,6 +110,29 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
             bins.append([index])
             room.append(budget - lengths[index])
     return bins
+
+
+def units(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """Return the indices of samples that cannot be parted, in the order of the first of each."""
+    found: dict[tuple[bool, int], list[int]] = {}
+    for index, sample in enumerate(samples):
+        found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
+    return list(found.values())
+
+
+def micro_batches(
+    samples: Sequence[TrainSample], budget: int, count: Callable[[int], int] = lambda fewest: fewest
+) -> list[list[int]]:
+    """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`.
+
+    Args:
+        samples: What cannot be parted is in one of them.
+        budget: Tokens of one.
+        count: How many are wanted, given how many are needed at least; see :func:`divided`.
+    """
+    parts = units(samples)
+    bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
+    return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, count(len(bins)))]
 
 
 def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
@@ -136,10 +164,7 @@ def pack(
     arrays = {
         name: np.zeros(total, np.float32) for name in ("weight", "advantages", "rollout_logprobs", "old_logprobs")
     }
-    optional: dict[str, Any] = {
-        name: None if getattr(samples[0], name) is None else np.zeros(total, np.float32)
-        for name in ("ref_logprobs", "values", "returns")
-    }
+    ref_logprobs = None if samples[0].ref_logprobs is None else np.zeros(total, np.float32)
     for sample, start in zip(samples, bounds[:-1].tolist(), strict=True):
         end = start + len(sample.tokens)
         tokens[start:end], targets[start : end - 1] = sample.tokens, sample.tokens[1:]
@@ -148,21 +173,32 @@ def pack(
         arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs
-        for name, array in optional.items():
-            if array is not None:
-                array[response] = getattr(sample, name)
+        if ref_logprobs is not None:
+            ref_logprobs[response] = sample.ref_logprobs
     return PackedArrays(
         tokens=tokens,
         positions=np.concatenate([np.arange(n) for n in lengths]),
         targets=targets,
         bounds=bounds,
         longest=max(lengths),
+        ref_logprobs=ref_logprobs,
+        drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
+        pairs=(
+            None if samples[0].pair is None else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
+        ),
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
         ),
         **arrays,
-        **optional,
     )
+
+
+def lay(values: Sequence[Float32], arrays: PackedArrays, samples: Sequence[TrainSample]) -> Float32:
+    """Return values of each response as values per position of a micro-batch: the inverse of :func:`unpack`."""
+    flat = np.zeros(len(arrays.tokens), np.float32)
+    for of_sample, sample, start in zip(values, samples, arrays.bounds[:-1].tolist(), strict=True):
+        flat[start + sample.prompt_length - 1 : start + len(sample.tokens) - 1] = of_sample
+    return flat
 
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:

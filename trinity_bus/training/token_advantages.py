@@ -33,26 +33,28 @@ def finish(
         objective: Knows what the divergence from a reference costs.
         layout: Where this process stands.
     """
-    found, expected = [], []
-    for sample in samples:
-        rewards = (sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64)
-        expected.append(
-            np.zeros(len(rewards)) if sample.values is None else sample.values[sample.mask].astype(np.float64)
-        )
-        found.append(advantage.finish(rewards, expected[-1]))
-    mean, std, lowest, highest = _statistics(found, layout)
+    found: dict[int, Float64] = {}
+    expected: dict[int, Float64] = {}
+    for place, sample in enumerate(samples):
+        if sample.drawn:  # what examples say has none
+            rewards = (sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64)
+            values = np.zeros(len(rewards)) if sample.values is None else sample.values[sample.mask].astype(np.float64)
+            found[place], expected[place] = advantage.finish(rewards, values), values
+    mean, std, lowest, highest = _statistics(list(found.values()), layout)
     finished = [
         replace(
             sample,
-            advantages=_placed((advantages - mean) / (std + _EPSILON), sample),
-            returns=None if sample.values is None else _placed(values + advantages, sample),
+            advantages=_placed((found[place] - mean) / (std + _EPSILON), sample),
+            returns=None if sample.values is None else _placed(expected[place] + found[place], sample),
         )
-        for sample, values, advantages in zip(samples, expected, found, strict=True)
+        if sample.drawn
+        else sample
+        for place, sample in enumerate(samples)
     ]
     metrics = {"mean": mean, "std": std, "min": lowest, "max": highest}
     told = {f"advantage_{name}": value for name, value in metrics.items()}
     if Need.VALUES in advantage.needs:
-        _, spread, _, _ = _statistics([v + a for v, a in zip(expected, found, strict=True)], layout)
+        _, spread, _, _ = _statistics([expected[place] + found[place] for place in found], layout)
         told["critic_explained_variance"] = 1 - std**2 / spread**2 if spread > EQUAL else 0.0
     return finished, told
 
