@@ -103,6 +103,10 @@ class TrainerSettings(Section):
     ``icepop``. With ``old_logprobs=rollout`` they are all 1."""
     tis_floor: Annotated[float, Field(ge=0, le=1)] = 0.5
     """With ``correction=icepop``: the least importance weight that is not left out."""
+    stages: list[dict[str, bool | int | float | str]] = Field(default_factory=list)
+    """One training after another, each with the model that the one before it has made: for each its name, ``stage``,
+    and what it has otherwise than this section, such as ``{stage = "sft", loss = "sft", total_steps = 100}``. Every
+    one but the last learns from examples. See docs/examples.md."""
     dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
     strategy: Literal["default", "mix"] = "default"

@@ -38,6 +38,7 @@ _MODEL = "mesh.model"
 _OPTIONS = "trainer.objective_options"
 _MESH = {"model", "max_model_len", "max_tokens"}
 _TELLS_WHERE_AND_WHEN = {
+    "stages",  # what a stage says is in its own settings
     "name",
     "checkpoint_dir",
     "checkpoint_interval",

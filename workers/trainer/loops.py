@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from opentelemetry import trace
@@ -25,15 +26,18 @@ from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint, choice
 from trinity_bus.training.checkpoint import Told, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
+from trinity_bus.training.packing import TrainSample
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
+from workers.trainer.errors import diverged
+from workers.trainer.examples import ExampleLog
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
 from workers.trainer.step_inputs import StepInputs
+from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class Trainer:
         thread: Of the engine.
         engine: As its newest checkpoint left it.
         publisher: Brings versions to explorers.
+        examples: What is mixed with the batches; None where nothing is.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Trainer:
         thread: EngineThread,
         engine: TrainingEngine,
         publisher: Publisher,
+        examples: ExampleLog | None,
     ) -> None:
         self._settings = settings.trainer
         self._rollback = rollback
@@ -100,7 +106,10 @@ class Trainer:
             who,
             run=run,
             bounds=Bounds(shape.vocabulary, shape.max_positions),
-            records=StepRecords(self._settings.name, run, engine.progress.step),
+            steps=StepLog(
+                self._settings.name, StepRecords(self._settings.name, run, engine.progress.step), bus, producer
+            ),
+            examples=examples,
             bus=bus,
             producer=producer,
         )
@@ -188,6 +197,7 @@ class Trainer:
         )
 
     async def _train(self, batches: Reader) -> None:
+        await self._inputs.settle_examples(self._progress.examples)
         told = await asyncio.to_thread(checkpoint.read_told, self._directory)
         agenda = self._agenda = Agenda(told, self._rollback, self._passes_over)
         # To the end first: what the log says of a batch may stand behind it.
@@ -239,16 +249,16 @@ class Trainer:
                 groups = []
                 span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
-            begun = await self._inputs.begin(due, self._progress.step + 1, groups)
+            begun, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
             now.move("training")
-            metrics = await self._update(choice.without(groups, begun.left_out), begun.seed)
+            metrics = await self._update(choice.without(groups, begun.left_out), shown, begun.seed)
             metrics |= choice.counts(begun.left_out)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
             # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
             progress = self._engine.progress.model_copy(
-                update={"batches_offset": due.next_offset, "sequence": batch.sequence}
+                update={"batches_offset": due.next_offset, "sequence": batch.sequence, "examples": begun.examples}
             )
             if due.skip is not None:
                 progress = progress.passed_over(batch.batch_id, due.skip)
@@ -257,11 +267,7 @@ class Trainer:
             now.move("checkpointing")
             if (skipped := int(metrics["updates_skipped_in_a_row"])) >= self._settings.max_skipped_updates:
                 await self._checkpoint(progress)
-                raise TrainingError(
-                    f"{skipped} updates in a row, the last in step {progress.step}, were skipped because their loss or "
-                    f"gradients were not finite; the state is saved in {self._directory}: lower TRINITY_BUS_TRAINER__"
-                    "LEARNING_RATE, or look for broken log-probabilities"
-                )
+                raise diverged(skipped, progress.step, self._directory)
             if publish or progress.step % self._settings.checkpoint_interval == 0:
                 await self._checkpoint(progress)
             else:
@@ -281,11 +287,11 @@ class Trainer:
             now.move("publishing")
             await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
 
-    async def _update(self, groups: list[ExperienceGroup], seed: int) -> Metrics:
-        """Return a step of the engine; without groups it changes no weights."""
+    async def _update(self, groups: list[ExperienceGroup], shown: Sequence[TrainSample], seed: int) -> Metrics:
+        """Return a step of the engine; without groups and examples it changes no weights."""
         self._training = True
         try:
-            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed))
+            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed, examples=shown))
         finally:
             self._training = False
 

@@ -32,7 +32,8 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
                 *("checkpoint_dir", "checkpoint_interval", "keep_checkpoints"),
                 *("model_path", "max_tokens", "dtype", "engine", "distributed_optimizer"),
                 *("tensor_parallel", "pipeline_parallel", "data_parallel"),
-                "objective_options",
+                *("sequence_parallel", "context_parallel", "virtual_pipeline", "expert_parallel"),
+                *("objective_options", "stages"),
             }
         ),
     }

@@ -37,6 +37,9 @@ class TrainingProgress(BaseModel):
     """Sequence of the last batch trained on."""
     trained_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that the loss was over, since the start."""
+    examples: Annotated[int, Field(ge=0)] = 0
+    """How many demonstrations or preferences there were to choose from when the first step began; 0 where none is
+    learned from."""
     run: RunIdentity | None = None
     settings: Shaping | None = None
     """With which it was trained last; None in checkpoints of the first programs."""
