@@ -87,7 +87,7 @@ def check(settings: Settings, directory: Path, identity: LogIdentity) -> tuple[R
         TrinityError: That is of another run, or cannot be gone on from with these settings.
     """
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
-    layout_rules.check(settings.trainer, read_shape(source))
+    layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
     run, shaping = run_identity(settings, source, identity), resume.shaping(settings.mesh, settings.trainer)
     folder = checkpoint.latest(directory)
     if folder is not None:
