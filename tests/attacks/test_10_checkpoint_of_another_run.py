@@ -48,7 +48,7 @@ def start(
         for _ in range(train):
             engine.train_step([])
         if train:
-            engine.save_checkpoint(directory, engine.progress)
+            engine.save_checkpoint(directory, engine.progress).result()
         return began
     finally:
         publisher.close()

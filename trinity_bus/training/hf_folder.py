@@ -10,6 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from trinity_bus.training.checkpoint import PROGRESS
+
 WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -33,21 +35,24 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
     return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
 
 
-def write_folder(folder: Path, source: Path, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
-    """Write a model folder that transformers and vLLM read.
+def write_companions(folder: Path, source: Path, dtype: torch.dtype) -> None:
+    """Write what makes a folder of weights a model folder that transformers and vLLM read.
 
     Args:
         folder: Exists already; files in it are overwritten.
         source: Folder that the model came from; its configuration and tokenizer are copied.
-        weights: By name.
         dtype: What ``config.json`` is to say about the weights.
     """
     for pattern in _COMPANIONS:
         for path in source.glob(pattern):
-            if path.name not in (_INDEX, "config.json"):
+            if path.name not in (_INDEX, "config.json", PROGRESS):
                 shutil.copyfile(path, folder / path.name)
     config: dict[str, Any] = json.loads((source / "config.json").read_bytes())
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_weights(folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write weights, by name, into a folder that exists already."""
     save_file({name: tensor.cpu() for name, tensor in weights}, folder / WEIGHTS, metadata={"format": "pt"})

@@ -135,22 +135,41 @@ def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> No
         ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
     """
     try:
-        read = reader(folder)
         with torch.no_grad():
-            for name, parameter in _named_parameters(model, shape, layout):
-                parts = [read(part) for part in _sources(name, shape)]
-                whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
-                shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
-                if shard.shape != parameter.shape:
-                    raise ConversionError(
-                        f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
-                        f"config.json asks for {tuple(parameter.shape)}"
-                    )
+            for parameter, shard in shards_of(model, shape, layout, reader(folder), folder):
                 parameter.copy_(shard)
     except (OSError, SafetensorError, RuntimeError, json.JSONDecodeError) as error:
         raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
     except KeyError as error:
         raise ConversionError(f"{folder} lacks the tensor {error}") from error
+
+
+def shards_of(
+    model: GPTModel, shape: ModelShape, layout: Layout, read: Callable[[str], torch.Tensor], folder: Path
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return this rank's parameters, each with its shard of what is read under its Hugging Face names.
+
+    Args:
+        model: Of this rank.
+        shape: Of the model.
+        layout: Where this process stands.
+        read: Gives a whole tensor by name.
+        folder: Where it reads, for messages.
+
+    Raises:
+        ConversionError: A tensor has another shape than the parameter.
+        KeyError: From ``read``.
+    """
+    for name, parameter in _named_parameters(model, shape, layout):
+        parts = [read(part) for part in _sources(name, shape)]
+        whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
+        shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
+        if shard.shape != parameter.shape:
+            raise ConversionError(
+                f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
+                f"config.json asks for {tuple(parameter.shape)}"
+            )
+        yield parameter, shard
 
 
 def _named_parameters(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -166,16 +185,21 @@ def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
 
 
 def _shards(
-    model: GPTModel, shape: ModelShape, layout: Layout, of: Callable[[torch.nn.Parameter], torch.Tensor]
+    model: GPTModel,
+    shape: ModelShape,
+    layout: Layout,
+    of: Callable[[torch.nn.Parameter], torch.Tensor],
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return this rank's shard of what belongs to every parameter of the whole model, in the model's order.
 
     Where layers are distributed this is a collective: the rank that holds a parameter sends it to the other stages.
     """
-    own = {name: of(parameter) for name, parameter in _named_parameters(model, shape, layout)}
+    own = dict(_named_parameters(model, shape, layout))
     group = layout.pipeline_group
     if group is None:
-        yield from own.items()
+        for name, parameter in own.items():
+            yield name, of(parameter)
         return
     per_stage, last = shape.layers_per_stage(layout.pipeline_parallel), layout.pipeline_parallel - 1
     first_own = f"decoder.layers.{layout.pipeline_rank * per_stage}."
@@ -190,9 +214,9 @@ def _shards(
     everything.append(("decoder.final_layernorm.weight", last, torch.Size((shape.hidden,))))
     if not shape.tied:
         everything.append((_OUTPUT, last, vocabulary))
-    kind = next(iter(own.values()))
     for name, stage, size in everything:
-        tensor = own[name].contiguous() if stage == layout.pipeline_rank else kind.new_empty(size)
+        mine = stage == layout.pipeline_rank
+        tensor = of(own[name]).contiguous() if mine else torch.empty(size, dtype=dtype, device=layout.device)
         dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=group)
         yield name, tensor
 
@@ -202,6 +226,7 @@ def hf_tensors(
     shape: ModelShape,
     layout: Layout,
     of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
@@ -213,9 +238,10 @@ def hf_tensors(
         shape: Of the model.
         layout: Where this process stands.
         of: What is returned of each parameter, of its shape: its value, or such a thing as its gradient.
+        dtype: Of that; the weights' where it is not given.
     """
     group = layout.tensor_group
-    for name, shard in _shards(model, shape, layout, of):
+    for name, shard in _shards(model, shape, layout, of, dtype or next(model.parameters()).dtype):
         tensor = shard
         if group is not None and tensors.split_axis(name) is not None:
             shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]

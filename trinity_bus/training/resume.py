@@ -40,8 +40,10 @@ _MESH = {"model", "max_model_len", "max_tokens"}
 _TELLS_WHERE_AND_WHEN = {
     "name",
     "checkpoint_dir",
+    "publish",
     "checkpoint_interval",
     "keep_checkpoints",
+    "save_as_hf",
     "export_dir",
     "total_steps",
     "heartbeat_s",
@@ -53,10 +55,6 @@ _COMPARED_ELSEWHERE = {
     "model_path",  # by its content, in the run's identity
     "dtype",  # as it was resolved; with all below, in ``WrittenBy``
     "engine",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "distributed_optimizer",
 }
 
 

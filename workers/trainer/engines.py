@@ -54,7 +54,7 @@ def load(
         log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
         if settings.synchronizer.sync_method == "checkpoint":
             # Version 0 must be somewhere to be taken from.
-            engine.save_checkpoint(directory, engine.progress)
+            engine.save_checkpoint(directory, engine.progress).result()
     else:
         log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
     return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)

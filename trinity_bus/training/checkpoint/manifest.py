@@ -12,7 +12,7 @@ from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgre
 from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class Manifest(WrittenBy):
@@ -38,7 +38,7 @@ def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
     """Read a checkpoint's progress and check that the rest is there and fits; :func:`verify` looks into files.
 
     Raises:
-        CheckpointError: It is damaged, or was written by another engine or layout.
+        CheckpointError: It is damaged, or was written by another engine or format.
     """
     manifest = _manifest(folder)
     try:
