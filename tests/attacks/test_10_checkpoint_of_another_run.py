@@ -107,8 +107,6 @@ def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
     monkeypatch.setattr(engines, "_make", lambda *_: pytest.fail("it was loaded"))
     for changes, difference in (
         ({"engine": "torch"}, "engine=megatron, here torch"),
-        ({"data_parallel": 2}, "world_size=1, here 2"),
-        ({"distributed_optimizer": True}, "distributed_optimizer=False, here True"),
         ({"namespace": "other"}, "namespace trinity, here other"),
         ({"name": "other"}, "mesh.model: policy -> other"),
     ):

@@ -115,7 +115,7 @@ class SavedState(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        tensor: torch.Tensor = self._file.get_tensor(self._prefix + name)
+        tensor: torch.Tensor = self._file.get_tensor(self._prefix + name)  # type: ignore[no-untyped-call]  # likewise
         return tensor
 
     def __iter__(self) -> Iterator[str]:
