@@ -29,6 +29,7 @@ from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.companions import write_companions
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
 from trinity_bus.training.families import read_shape
@@ -283,7 +284,7 @@ class RankEngine(TrainingEngine):
             partial = path.with_name(f".partial-{path.name}")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            hf_folder.write_companions(partial, self.source, self.dtype)
+            write_companions(partial, self.source, str(self.dtype))
             hf_folder.write_weights(partial, tensors)
             if path.exists():
                 shutil.rmtree(path)

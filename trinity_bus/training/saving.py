@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from trinity_bus.training import checkpoint, hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
 
 STATE: Final = "optimizer.safetensors"
@@ -50,7 +51,7 @@ class Snapshot:
         folder = checkpoint.begin(directory, self.progress.step)
         save_file(self.state, folder / STATE)
         if self.as_hf:
-            hf_folder.write_companions(folder, self.source, self.dtype)
+            write_companions(folder, self.source, str(self.dtype))
         hf_folder.write_weights(folder, self.weights.items())
         return checkpoint.commit(directory, self.progress, self.written_by, keep=self.keep)
 
