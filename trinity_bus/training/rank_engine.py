@@ -299,8 +299,9 @@ class RankEngine(TrainingEngine):
         self.progress = progress
         self._saver.wait()
         if self.layout.rank > 0:
-            deque(self.hf_tensors(), maxlen=0)  # this rank's part in gathering
+            # This rank's part in gathering, in the order in which rank 0 asks.
             deque(self._optimizer_state(), maxlen=0)
+            deque(self.hf_tensors(), maxlen=0)
             written: Future[Path] = Future()
             written.set_result(checkpoint.folder_of(directory, progress.step))
             return written
