@@ -57,7 +57,7 @@ from schemas.task import Task
 from schemas.taskset import TasksetPosition
 from schemas.turn import Turn
 
-type Role = Literal["coordinator", "explorer", "trainer", "taskset", "producer", "operator"]
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", "producer", "operator"]
 """Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
 
 _HOUR_MS = 3_600_000
@@ -145,7 +145,7 @@ COMMANDS = Topic(
     "experiences that they have made; msgpack or JSON. One partition, so that commands are carried out in the order of "
     "their sending.",
     records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, Contribute),
-    writers=("producer", "operator"),
+    writers=("gateway", "producer", "operator"),
     readers=("coordinator",),
 )
 OPERATOR_COMMANDS = Topic(
@@ -170,7 +170,7 @@ REPLIES = Topic(
     description="The answer to each command.",
     records=(CommandReply,),
     writers=("coordinator",),
-    readers=("producer", "operator"),
+    readers=("gateway", "producer", "operator"),
 )
 ROLLOUTS = Topic(
     name="rollouts",
@@ -195,7 +195,7 @@ EXPERIENCES = Topic(
     max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
     records=(ExperienceGroup,),
-    writers=("explorer", "producer", "operator"),
+    writers=("explorer", "gateway", "producer", "operator"),
     readers=("coordinator", "trainer", "producer", "operator"),
 )
 TURNS = Topic(
@@ -209,7 +209,7 @@ TURNS = Topic(
     description="Completed turns of attempts that take several: what the engine drew and what tools returned, for the "
     "next attempt should this one be lost.",
     records=(Turn,),
-    writers=("explorer",),
+    writers=("explorer", "gateway"),
     readers=("explorer",),
 )
 EXPLORER_EVENTS = Topic(
@@ -223,7 +223,7 @@ EXPLORER_EVENTS = Topic(
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
-    readers=("coordinator", "trainer", "producer", "operator"),
+    readers=("coordinator", "trainer", "gateway", "producer", "operator"),
 )
 TRAINER_EVENTS = Topic(
     name="trainer-events",

@@ -26,6 +26,7 @@ MODULES = (
     "workers.cli.run",
     "workers.coordinator.service",
     "workers.explorer.service",
+    "workers.gateway.service",
     "workers.taskset.service",
     "workers.trainer.service",
 )

@@ -4,6 +4,7 @@ A service asks :func:`ensure` before it does anything else; ``trinity-bus config
 """
 
 import os
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
 
+MIN_KEY_CHARS: Final = 16
+"""Of a client's key."""
+
 
 def model_path(settings: Settings) -> Path:
     """Return the folder of the model that is trained."""
@@ -25,6 +29,11 @@ def model_path(settings: Settings) -> Path:
 def explored_model_path(settings: Settings) -> Path:
     """Return the folder of the model that an explorer starts from."""
     return Path(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
+
+
+def gateway_model_path(settings: Settings) -> Path:
+    """Return the folder of the model whose tokenizer a gateway writes with."""
+    return Path(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
 
 
 def checkpoint_dir(settings: Settings) -> Path:
@@ -72,6 +81,33 @@ def _has_a_pool(settings: Settings) -> None:
         )
 
 
+def _http_side(settings: Settings) -> None:
+    if settings.explorer.http_port is not None:
+        explorer_key(settings)
+
+
+def explorer_key(settings: Settings) -> str:
+    """Return what gateways show to explorers."""
+    key = required(settings.explorer.http_key, "explorer.http_key", "for gateways and explorers to know each other by")
+    return key.get_secret_value()
+
+
+def gateway_keys(settings: Settings) -> dict[str, str]:
+    """Return the keys of a gateway's clients, and under which name each is known."""
+    keys = required(settings.gateway.api_keys, "gateway.api_keys", "for clients to be known by").get_secret_value()
+    named: dict[str, str] = {}
+    for number, one in enumerate(part for part in re.split(r"[\s,]+", keys) if part):
+        name, told, key = one.rpartition(":")
+        if len(key) < MIN_KEY_CHARS:
+            raise ConfigError(f"gateway.api_keys: key {number} has less than {MIN_KEY_CHARS} characters")
+        if key in named:
+            raise ConfigError(f"gateway.api_keys: key {number} is there twice")
+        named[key] = name if told else f"client-{number}"
+    if not named:
+        raise ConfigError("gateway.api_keys has no key")
+    return named
+
+
 def _connection(settings: Settings) -> None:
     # Unset, a command looks for the embedded broker.
     if settings.kafka.bootstrap_servers is not None:
@@ -108,12 +144,13 @@ _MODES: Final[Mapping[str, frozenset[Mode]]] = {
     "explorer": frozenset(["both", "explore", "bench", "serve"]),
     "trainer": frozenset(["both", "train"]),
     "taskset": frozenset(["both", "explore", "bench"]),
+    "gateway": frozenset(["both", "explore", "bench", "serve"]),
 }
 """The modes in which each service takes part; a coordinator does in all."""
 
 PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
     "coordinator": (_connection, sync_policy),
-    "explorer": (_takes_part("explorer"), _connection, explored_model_path, _has_a_pool),
+    "explorer": (_takes_part("explorer"), _connection, explored_model_path, _has_a_pool, _http_side),
     "trainer": (
         _takes_part("trainer"),
         _connection,
@@ -127,6 +164,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         lambda settings: pull_certificate(settings.synchronizer),
     ),
     "taskset": (_takes_part("taskset"), _connection, dataset),
+    "gateway": (_takes_part("gateway"), _connection, gateway_model_path, explorer_key, gateway_keys),
 }
 """What each service asks for; each raises ``ConfigError``."""
 

@@ -5,13 +5,13 @@ All else is the real service: its lane, its workflows, its experiences and event
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import EngineCompletion, EngineDelta
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
@@ -43,6 +43,13 @@ class ZeroCostEngine:
             await asyncio.sleep(self._think_s)
         self.tokens_generated += n
         return [EngineCompletion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
+
+    async def stream(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> AsyncGenerator[EngineDelta]:
+        """Yield the same."""
+        for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
+            yield EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions)
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Nothing is moved."""

@@ -19,7 +19,7 @@ umask 077
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${SECRETS_DIR:-$here/secrets}
-users=(coordinator explorer trainer taskset producer operator admin)
+users=(coordinator explorer trainer taskset gateway producer operator admin)
 setting() { local value=${!1:-}; echo "${value:-$(sed -n "s/^$1=//p" "$here/.env")}"; }
 
 mkdir -p "$out"
@@ -76,6 +76,10 @@ password_of() { [ ! -s "$out/compose.env" ] || sed -n "s/^$(upper "$1")_PASSWORD
   for user in "${users[@]}"; do
     kept=$(password_of "$user")
     echo "$(upper "$user")_PASSWORD=${kept:-$(openssl rand -hex 24)}"
+  done
+  for name in GATEWAY_API_KEYS EXPLORER_HTTP_KEY; do
+    kept=$([ ! -s "$out/compose.env" ] || sed -n "s/^$name=//p" "$out/compose.env")
+    echo "$name=${kept:-$(openssl rand -hex 24)}"
   done
   echo "CA_CERTIFICATE='$(pem "$out/ca.pem")'"
   for name in kafka root; do

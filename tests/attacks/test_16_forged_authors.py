@@ -81,8 +81,9 @@ def test_who_writes_a_topic_may_say_all_that_it_says() -> None:
     programs = {"producer", "operator"}
     assert shared == {
         "tasks": {*programs, "taskset"},
-        "commands": programs,
-        "experiences": {*programs, "explorer"},
+        "commands": {*programs, "gateway"},
+        "experiences": {*programs, "explorer", "gateway"},
+        "turns": {"explorer", "gateway"},
         "demonstrations": programs,
         "preferences": programs,
     }
@@ -104,7 +105,7 @@ def test_a_producer_that_pins_a_version_where_producers_ask_is_found_out() -> No
     assert taken(OPERATOR_COMMANDS, "policy", pin) == pin
     assert reason(taken(COMMANDS, "policy", pin)) == "forged_author"
     mistaken = Task(task_id="t", workflow="math", prompt="1")
-    assert reason(taken(COMMANDS, "t", mistaken)) == "unexpected_schema", "whoever writes here may send tasks too"
+    assert reason(taken(COMMANDS, "t", mistaken)) == "forged_author", "a gateway writes here, and may send no tasks"
 
 
 def test_what_its_author_says_is_taken() -> None:

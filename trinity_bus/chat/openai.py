@@ -7,6 +7,7 @@ to say, and what a client sends of it is passed over. What would change the answ
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ _TAKEN: Final = frozenset(
     {"messages", "model", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options"}
     | {"logprobs"}
 )
-_PASSED_OVER: Final = frozenset(
+PASSED_OVER: Final = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "seed"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -64,6 +65,34 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
     Raises:
         ChatError: It is none, or asks for what cannot be had.
     """
+    asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
+    tools = _maps(asked, "tools") if asked.get("tool_choice") != "none" else []
+    options = asked.get("stream_options", {})
+    return ChatRequest(
+        model=str(asked.get("model", "")),
+        messages=_maps(asked, "messages"),
+        tools=tools or None,
+        sampling=read_sampling(
+            sampling, asked.get("max_completion_tokens", asked.get("max_tokens")), asked.get("stop")
+        ),
+        n=read_n(asked),
+        stream=bool(asked.get("stream")),
+        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        logprobs=bool(asked.get("logprobs")),
+    )
+
+
+def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return a request's fields, without those that are null.
+
+    Args:
+        body: JSON.
+        taken: Fields that may be there.
+        neutral: Fields that may be there with these values.
+
+    Raises:
+        ChatError: It is no request, or asks for what cannot be had.
+    """
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -72,35 +101,38 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         raise ChatError("the request is no JSON object")
     asked = {name: value for name, value in asked.items() if value is not None}
     for name, value in asked.items():
-        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+        if name in neutral and value not in neutral[name]:
             raise ChatError(f"{name} {json.dumps(value)[:100]} cannot be had here")
-        if name not in _TAKEN | _PASSED_OVER | _NEUTRAL.keys():
+        if name not in taken | neutral.keys():
             raise ChatError(f"{name} cannot be had here")
-    tools = _maps(asked, "tools") if asked.get("tool_choice") != "none" else []
-    stop = asked.get("stop")
-    wishes: dict[str, Any] = {
-        "max_tokens": asked.get("max_completion_tokens", asked.get("max_tokens")),
-        "stop": [stop] if isinstance(stop, str) else stop,
-    }
-    n = asked.get("n", 1)
-    if type(n) is not int or not 1 <= n <= MAX_CHOICES:
-        raise ChatError(f"n is from 1 to {MAX_CHOICES}")
+    return asked
+
+
+def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any) -> Sampling:
+    """Return how it is drawn, with what a client may say of that.
+
+    Raises:
+        ChatError: It says what cannot be.
+    """
+    wishes = {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop}
     try:
         wished = Sampling.model_validate({name: value for name, value in wishes.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         raise ChatError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    options = asked.get("stream_options", {})
-    return ChatRequest(
-        model=str(asked.get("model", "")),
-        messages=_maps(asked, "messages"),
-        tools=tools or None,
-        sampling=(sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True)),
-        n=n,
-        stream=bool(asked.get("stream")),
-        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        logprobs=bool(asked.get("logprobs")),
-    )
+    return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
+
+
+def read_n(asked: Mapping[str, Any]) -> int:
+    """Return how many answers are asked for.
+
+    Raises:
+        ChatError: Too many, or none.
+    """
+    n = asked.get("n", 1)
+    if type(n) is not int or not 1 <= n <= MAX_CHOICES:
+        raise ChatError(f"n is from 1 to {MAX_CHOICES}")
+    return n
 
 
 def _maps(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -108,6 +140,53 @@ def _maps(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise ChatError(f"{name} is a list of objects")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStream:
+    """The chunks of an answer while it is drawn.
+
+    Args:
+        id: Of the answer.
+        created: When, in seconds since 1970.
+        model: As it was asked for.
+    """
+
+    id: str
+    created: int
+    model: str
+
+    def first(self, index: int) -> dict[str, Any]:
+        """Say who speaks."""
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def more(self, index: int, text: str) -> dict[str, Any]:
+        """Say what is said more."""
+        return self._chunk(index, {"content": text})
+
+    def last(
+        self, index: int, said: Said, rest: str, tokens: Sequence[tuple[str, float]] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Say what has not been said of a choice, and how it ended."""
+        delta = {**said.message, "content": rest}
+        del delta["role"]
+        if said.tool_calls:
+            delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(delta["tool_calls"])]
+        yield self._chunk(index, delta, logprobs=_logprobs(tokens))
+        yield self._chunk(index, {}, finish_reason=finish_reason(said))
+
+    def usage(self, prompt_tokens: int, drawn: int) -> dict[str, Any]:
+        """Say how many tokens it took."""
+        return {**self._frame(), "choices": [], "usage": usage(prompt_tokens, drawn)}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._frame(), "choices": [choice]}
+
+    def _frame(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,47 +210,30 @@ class ChatAnswer:
     def body(self) -> dict[str, Any]:
         """As one object."""
         return {
-            **self._frame("chat.completion"),
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
             "choices": [
                 {
                     "index": i,
                     "message": said.message,
                     "logprobs": _logprobs(tokens),
-                    "finish_reason": _finish_reason(said),
+                    "finish_reason": finish_reason(said),
                 }
                 for i, (said, tokens) in enumerate(self.choices)
             ],
-            "usage": self._usage(),
+            "usage": usage(self.prompt_tokens, sum(said.tokens for said, _ in self.choices)),
         }
 
     def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
         """As the chunks of a stream: who speaks, what is said, how it ended, for each choice."""
-        frame = self._frame("chat.completion.chunk")
+        stream = ChatStream(self.id, self.created, self.model)
         for i, (said, tokens) in enumerate(self.choices):
-            delta = said.message
-            if said.tool_calls:
-                delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(delta["tool_calls"])]
-            role = {"role": delta.pop("role"), "content": ""}
-            for part, logprobs, reason in (
-                (role, None, None),
-                (delta, _logprobs(tokens), None),
-                ({}, None, _finish_reason(said)),
-            ):
-                choice = {"index": i, "delta": part, "logprobs": logprobs, "finish_reason": reason}
-                yield {**frame, "choices": [choice]}
+            yield stream.first(i)
+            yield from stream.last(i, said, said.content, tokens)
         if include_usage:
-            yield {**frame, "choices": [], "usage": self._usage()}
-
-    def _frame(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    def _usage(self) -> dict[str, int]:
-        drawn = sum(said.tokens for said, _ in self.choices)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": drawn,
-            "total_tokens": self.prompt_tokens + drawn,
-        }
+            yield stream.usage(self.prompt_tokens, sum(said.tokens for said, _ in self.choices))
 
 
 def error_body(message: str, kind: str) -> dict[str, Any]:
@@ -179,7 +241,13 @@ def error_body(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": None, "param": None}}
 
 
-def _finish_reason(said: Said) -> str:
+def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
+    """Return how many tokens an answer took."""
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
+
+
+def finish_reason(said: Said) -> str:
+    """Return why an answer ended, in OpenAI's words."""
     return "tool_calls" if said.tool_calls else said.finish_reason
 
 

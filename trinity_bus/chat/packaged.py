@@ -15,6 +15,7 @@ from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
+from trinity_bus.chat.speech import Speech
 
 
 def knows(model: str) -> bool:
@@ -34,6 +35,7 @@ class PackagedRenderer:
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
         keeping = AutoRendererConfig(thinking_retention="all")
         try:
             self._renderer = create_renderer(tokenizer, keeping, chat_template_kwargs=options or None)
@@ -71,6 +73,11 @@ class PackagedRenderer:
             else:
                 flaws.append(f"this tool call could not be read, {call.status.value}: {call.raw.strip()[:200]!r}")
         return ParsedTurn(read.content, read.reasoning_content, calls, flaws)
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+        """See ``Renderer.speech``. What the package reads as text is known at the end of a turn."""
+        del prompt, stop
+        return Speech(self._tokenizer, whole=True)
 
 
 def _given(tools: Tools) -> list[Any] | None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.protocols import Tokenizer
+from trinity_bus.chat.speech import Speech
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,10 @@ class Renderer(Protocol):
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
         """Return a turn as it reads. Never raises: what cannot be read is a flaw of it."""
+        ...
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+        """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
         ...
 
 

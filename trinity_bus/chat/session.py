@@ -32,6 +32,7 @@ from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Digests
 from trinity_bus.chat.protocols import Completion
 from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
+from trinity_bus.chat.speech import Speech
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class TokenSample:
     """[turns] where in the response each drawn turn begins."""
     finish_reason: str = "stop"
     """Of the last turn."""
+    number: int = 0
+    """Which of its session's."""
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
         """Return it as what ``build_group`` takes."""
@@ -125,6 +128,10 @@ class Said:
     """Tool calls that could not be read, in words for the model."""
     finish_reason: str
     tokens: int
+    sample: int
+    """In which of the session's samples it is."""
+    turn: int
+    """Which of that sample's turns."""
 
     @property
     def message(self) -> dict[str, Any]:
@@ -202,10 +209,16 @@ class Session:
         point = _Point(
             sample, len(sample.turn_starts), end - len(completion.token_ids), end, completion.finish_reason == "stop"
         )
-        said = self._said(prompt, completion, stop)
+        said = self._said(prompt, completion, stop, point)
         self._asked.add(prompt.known)
         self._points[prompt.digests.with_one_more(said.message)] = point
         return said
+
+    def add_alone(self, prompt: Sequence[int], completion: Completion) -> TokenSample:
+        """Take a completion of a prompt that is no conversation: a sample of its own, which nothing continues."""
+        self.samples.append(TokenSample(list(prompt), number=len(self.samples)))
+        self.samples[-1]._add([], completion)  # noqa: SLF001 (its maker)
+        return self.samples[-1]
 
     def _continued(
         self, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
@@ -228,10 +241,14 @@ class Session:
             self.branches += 1
         elif self.samples:
             self.rewrites += 1
-        self.samples.append(TokenSample(prompt.token_ids))
+        self.samples.append(TokenSample(prompt.token_ids, number=len(self.samples)))
         return self.samples[-1], []
 
-    def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str]) -> Said:
+    def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
+        """Return what shows the answer to a prompt while it is drawn."""
+        return self._renderer.speech(prompt.token_ids, stop)
+
+    def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str], point: _Point) -> Said:
         ended = completion.finish_reason == "stop"
         turn = self._renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
         content = turn.content
@@ -242,5 +259,12 @@ class Session:
             dataclasses.replace(call, id=f"call{number:05d}") for number, call in enumerate(turn.calls, first)
         )
         return Said(
-            content, turn.reasoning, calls, tuple(turn.flaws), completion.finish_reason, len(completion.token_ids)
+            content=content,
+            reasoning=turn.reasoning,
+            tool_calls=calls,
+            flaws=tuple(turn.flaws),
+            finish_reason=completion.finish_reason,
+            tokens=len(completion.token_ids),
+            sample=point.sample.number,
+            turn=point.turn - 1,
         )

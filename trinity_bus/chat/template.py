@@ -13,11 +13,12 @@ where it was drawn.
 from collections.abc import Sequence
 from typing import Any
 
-from trinity_bus.chat.formats import format_of, split_reasoning
+from trinity_bus.chat.formats import format_of, read_llama, split_reasoning
 from trinity_bus.chat.formats.call import opens_reasoning
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
+from trinity_bus.chat.speech import Speech
 
 _MARK = "turn-c0ffee5eed-that-was-drawn"
 _BEFORE = {"role": "user", "content": "."}
@@ -59,10 +60,17 @@ class TemplateRenderer:
         ids = list(drawn.token_ids)
         while ids and ids[-1] in self._special:
             ids.pop()
-        opened = opens_reasoning(self._tokenizer.decode(list(drawn.prompt[-_OPENING_TOKENS:])))
-        reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=opened)
+        reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=self._opens(drawn.prompt))
         read = self._read(rest)
         return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+        """See ``Renderer.speech``."""
+        object_is_call = self._read is read_llama
+        return Speech(self._tokenizer, opened=self._opens(prompt), stop=stop, object_is_call=object_is_call)
+
+    def _opens(self, prompt: Sequence[int]) -> bool:
+        return opens_reasoning(self._tokenizer.decode(list(prompt[-_OPENING_TOKENS:])))
 
     def _end_of_turn(self, drawn: DrawnTurn, new: Sequence[int]) -> int:
         """Return how many of the tokens that follow are the turn's end, and were drawn."""

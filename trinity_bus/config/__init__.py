@@ -12,6 +12,7 @@ from trinity_bus.config.broker import BrokerSettings
 from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings
 from trinity_bus.config.environment import forget_secrets
 from trinity_bus.config.explorer import ExplorerSettings
+from trinity_bus.config.gateway import GatewaySettings
 from trinity_bus.config.health import HealthSettings
 from trinity_bus.config.kafka import KafkaSettings
 from trinity_bus.config.mesh import MeshSettings
@@ -33,6 +34,7 @@ __all__ = [
     "BrokerSettings",
     "CoordinatorSettings",
     "ExplorerSettings",
+    "GatewaySettings",
     "HealthSettings",
     "KafkaSettings",
     "MeshSettings",

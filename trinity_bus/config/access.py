@@ -20,6 +20,8 @@ class AccessSettings(Section):
     """Of the trainer."""
     taskset_password: SecretStr | None = None
     """Of the tasksets."""
+    gateway_password: SecretStr | None = None
+    """Of the gateways."""
     producer_password: SecretStr | None = None
     """Of programs that send tasks and batches of their own: clients in any language."""
     operator_password: SecretStr | None = None

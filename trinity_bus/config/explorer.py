@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.event import Follows
-from schemas.numbers import MAX_VERSION
+from schemas.numbers import MAX_VERSION, Port
 from schemas.record import Identifier
 from trinity_bus.config.mesh import Dtype, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, InstanceName, Seconds
+from trinity_bus.config.values import Count, HostName, InstanceName, Seconds
 
 
 class ExplorerSettings(Section):
@@ -94,6 +94,13 @@ class ExplorerSettings(Section):
     runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
     """Variables of the environment that runners are given beside the harmless ones, separated by commas, such as
     ``JUDGE_URL,JUDGE_KEY``. Workflow code can read them. Unset: none."""
+
+    http_port: Port | None = None
+    """Port at which it answers gateways; 0: any that is free. Unset: it answers none."""
+    http_host: HostName = "127.0.0.1"
+    """Name or address under which gateways reach it, and at which it listens. ``{host}`` in it is the host's name."""
+    http_key: SecretStr | None = None
+    """What gateways show to be answered; gateways have the same. Whoever has it can draw from the engine."""
 
     @property
     def is_in_own_pool(self) -> bool:

@@ -10,6 +10,7 @@ from trinity_bus.config.access import AccessSettings
 from trinity_bus.config.broker import BrokerSettings
 from trinity_bus.config.coordinator import CoordinatorSettings
 from trinity_bus.config.explorer import ExplorerSettings
+from trinity_bus.config.gateway import GatewaySettings
 from trinity_bus.config.health import HealthSettings
 from trinity_bus.config.kafka import KafkaSettings
 from trinity_bus.config.mesh import MeshSettings, is_of_mesh
@@ -34,6 +35,7 @@ class Sections(BaseSettings):
     explorer: ExplorerSettings = Field(default_factory=ExplorerSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     taskset: TasksetSettings = Field(default_factory=TasksetSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
@@ -58,6 +60,14 @@ class Sections(BaseSettings):
         return section.model_copy(
             update={"model_path": section.model_path or mesh.model_path, "follows": section.follows or follows}
         )
+
+    @field_validator("gateway", mode="after")
+    @classmethod
+    def _has_the_tokenizer_of_the_mesh(cls, section: GatewaySettings, info: ValidationInfo) -> GatewaySettings:
+        mesh = info.data.get("mesh")
+        if mesh is None:
+            return section
+        return section.model_copy(update={"model_path": section.model_path or mesh.model_path})
 
     @field_validator("coordinator", mode="after")
     @classmethod

@@ -59,39 +59,63 @@ class TrainerSettings(Section):
     and ends."""
     mini_batches: Count = 1
     """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
-    loss_normalizer: Literal["batch", "update"] = "batch"
+    loss_normalizer: Literal["batch", "update", "sequence", "constant"] = "batch"
     """What the sum over tokens is divided by. ``batch``: the response tokens of the whole batch, those of groups that
     teach nothing included, in equal parts for each update (Yu et al., arXiv:2503.14476, eq. 8, over the whole batch),
     so that a batch of which little is to be learned changes the weights little. ``update``: the trained tokens of the
-    update itself, with fewer updates where groups are skipped."""
+    update itself, with fewer updates where groups are skipped. ``sequence``: each sample's by its own number, then the
+    samples of the batch, in equal parts (GRPO's, Shao et al., arXiv:2402.03300, eq. 3). ``constant``: as many tokens as
+    the samples of the batch could have had at most, ``mesh.max_tokens`` each, in equal parts (Dr. GRPO's, Liu et al.,
+    arXiv:2503.20783)."""
+    max_tokens: Count = of_mesh("max_tokens")
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the
     weights at the start of the step, with importance weights between the two; one more forward pass where
     ``mini_batches`` is not 1."""
     advantage: str = "grpo"
-    """How much better a sample did than its task's others: ``grpo``, ``rloo``, or what an installed package registers
-    as ``trinity_bus.advantages``."""
+    """How much better a token did than could be expected: ``grpo``, ``rloo``, ``opmd``, ``remax``, ``stepwise``,
+    ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, or what an installed package registers as
+    ``trinity_bus.advantages``. docs/objectives.md has the formulas of all parts of an objective."""
     loss: str = "ppo"
-    """What a token costs, given its advantage: ``ppo``, ``gspo``, or what an installed package registers as
-    ``trinity_bus.losses``."""
+    """What a token costs, given its advantage: ``ppo``, ``gspo``, ``cispo``, ``topr``, ``opmd``, or what an installed
+    package registers as ``trinity_bus.losses``."""
     correction: str = "truncated"
-    """What a token weighs for which rollout and old policy differ: ``none``, ``truncated``, ``masked``, or what an
-    installed package registers as ``trinity_bus.corrections``."""
+    """What a token weighs for which rollout and old policy differ: ``none``, ``truncated``, ``masked``, ``icepop``,
+    ``unbounded``, or what an installed package registers as ``trinity_bus.corrections``."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """Whether a token weighs by its own probabilities, by those of its whole sequence, or by their mean there."""
     objective_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """For advantages, losses and corrections from other packages; their own do not read it."""
-    normalize_std: bool = True
-    """With ``advantage=grpo``: divide advantages by the standard deviation of their group."""
+    advantage_std: Literal["group", "batch", "none"] = "group"
+    """With ``advantage=grpo`` and ``stepwise``: divide by the standard deviation of the task's rewards, by that of the
+    batch's, or not at all."""
+    opmd_baseline: Literal["mean", "logavgexp"] = "mean"
+    """With ``advantage=opmd``: what rewards are compared with."""
+    opmd_tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """With ``advantage=opmd`` and ``loss=opmd``: strength of the pull to the present policy, in units of reward."""
+    overlong_buffer: Count | None = None
+    """DAPO's overlong shaping: over the last so many tokens before ``mesh.max_tokens`` a response loses more and more
+    of its reward. Unset: nothing."""
+    overlong_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """What it loses at ``mesh.max_tokens``."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """How far the probability of a token may fall in a step before its gradient stops, as a fraction."""
     clip_high: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.28
-    """How far it may rise."""
+    """How far it may rise; above ``clip_low`` it is DAPO's clip-higher. ``loss=cispo`` wants about 4."""
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Bound of the loss of a token with a negative advantage, in multiples of the advantage. Unset: none."""
     tis_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
-    """Cap of the importance weights between old and rollout policy, where they are ``truncated`` or ``masked``. With
-    ``old_logprobs=rollout`` they are all 1."""
+    """Cap of the importance weights between old and rollout policy, where they are ``truncated``, ``masked`` or
+    ``icepop``. With ``old_logprobs=rollout`` they are all 1."""
+    tis_floor: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """With ``correction=icepop``: the least importance weight that is not left out."""
     kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the KL divergence from the model in ``model_path``. Above 0, a copy of that model is kept in memory."""
+    kl_estimator: Literal["k1", "k2", "k3", "low_variance"] = "k3"
+    """How that divergence is estimated from the drawn tokens; what each does to gradients is in docs/objectives.md."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """Where it is taken into account: in the loss, or in the reward of each token, which only the advantages
+    ``reinforce_plus_plus`` and ``reinforce_plus_plus_baseline`` know how to do."""
     entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the entropy bonus."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -107,9 +131,20 @@ class TrainerSettings(Section):
     on one rank, in float32; the other is tested against it. A checkpoint is read by the engine that wrote it."""
     tensor_parallel: Count = 1
     """Ranks over which each layer is split. The trainer is as many processes as this times ``pipeline_parallel`` times
-    ``data_parallel``, all on one machine, each with a GPU of its own where there are GPUs."""
+    ``context_parallel`` times ``data_parallel``, all on one machine, each with a GPU of its own where there are any."""
+    sequence_parallel: bool = False
+    """Also split what lies between layers over the ranks of ``tensor_parallel``, by tokens: less memory for activations
+    (Korthikanti et al., arXiv:2205.05198). Models with experts that are split need it."""
     pipeline_parallel: Count = 1
     """Ranks over which the layers are distributed, the same number to each."""
+    virtual_pipeline: Count = 1
+    """Stretches of layers that each rank of a pipeline holds, interleaved with those of the others: less waiting for
+    more messages (Narayanan et al., arXiv:2104.04473)."""
+    context_parallel: Count = 1
+    """Ranks over which each sample is split, for samples that are too long for one."""
+    expert_parallel: Count = 1
+    """Ranks over which the experts of each layer are distributed. They are those of ``context_parallel`` times
+    ``data_parallel``, which it divides."""
     data_parallel: Count = 1
     """Copies of the model, each trained on its shard of every batch; shards are balanced by tokens."""
     distributed_optimizer: bool = False
@@ -127,7 +162,7 @@ class TrainerSettings(Section):
     @property
     def ranks(self) -> int:
         """Processes that train together."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
 
     @property
     def weights_ports(self) -> range:

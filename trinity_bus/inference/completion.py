@@ -24,6 +24,38 @@ class EngineCompletion:
     """(first token, model version), ascending: who drew what."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineDelta:
+    """What one of several responses has got more, as it is drawn."""
+
+    index: int
+    """Which response."""
+    token_ids: list[int]
+    """[tokens] new."""
+    logprobs: list[float]
+    """[tokens] of these."""
+    finish_reason: str | None
+    """Of the last of a response; None where it goes on."""
+    versions: list[tuple[int, int]]
+    """Of the whole response, with the last of it."""
+
+
+def delta_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineDelta:
+    """Convert one ``vllm.outputs.CompletionOutput`` of a stream.
+
+    Args:
+        output: Of the engine.
+        first_version: Of the weights that it was started with.
+
+    Raises:
+        GenerationError: It ended otherwise than by an end or a limit, or its logprobs are not those of its tokens.
+    """
+    if output.finish_reason not in {None, "stop", "length"}:
+        raise GenerationError(f"a response ended with {output.finish_reason!r}")
+    versions = version_spans(output.weight_versions or (), first_version)
+    return EngineDelta(output.index, *_drawn(output), output.finish_reason, versions)
+
+
 def completion_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineCompletion:
     """Convert one ``vllm.outputs.CompletionOutput``.
 
@@ -34,15 +66,21 @@ def completion_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineCo
     Raises:
         GenerationError: It was not finished, or its logprobs are not those of its tokens.
     """
-    token_ids = list(output.token_ids)
+    token_ids, logprobs = _drawn(output)
     if output.finish_reason not in {"stop", "length"}:
         raise GenerationError(f"a response ended after {len(token_ids)} tokens with {output.finish_reason!r}")
+    versions = version_spans(output.weight_versions or (), first_version)
+    return EngineCompletion(token_ids, logprobs, output.finish_reason, versions)
+
+
+def _drawn(output: Any) -> tuple[list[int], list[float]]:
+    """Return the tokens of an output, and the logprob of each."""
+    token_ids = list(output.token_ids)
     drawn = output.logprobs
     if drawn is None or list(drawn.token_ids) != token_ids:
         count = 0 if drawn is None else len(drawn.token_ids)
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
-    versions = version_spans(output.weight_versions or (), first_version)
-    return EngineCompletion(token_ids, list(drawn.logprobs), output.finish_reason, versions)
+    return token_ids, list(drawn.logprobs)
 
 
 def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:

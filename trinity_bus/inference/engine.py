@@ -17,7 +17,7 @@ import itertools
 import logging
 import multiprocessing
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, completion_of
+from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta, completion_of, delta_of
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -205,28 +205,56 @@ class InferenceEngine:
             sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
         )
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
-            final = await self._draw(prompt_token_ids, arguments)
+            final = None
+            async with aclosing(self._outputs(prompt_token_ids, arguments)) as outputs:
+                async for output in outputs:
+                    final = output
             if final is None or len(final.outputs) != n:
                 raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
             answered(span, final)
-        outputs = sorted(final.outputs, key=lambda output: output.index)
-        return [completion_of(output, self._first_version) for output in outputs]
+        ordered = sorted(final.outputs, key=lambda output: output.index)
+        return [completion_of(output, self._first_version) for output in ordered]
 
-    async def _draw(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
-        """Return the engine's ``RequestOutput`` with all responses, or None where it gave none."""
+    async def stream(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> AsyncGenerator[EngineDelta]:
+        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; see ``generate``.
+
+        Raises:
+            RequestRefusedError: As ``generate``, before anything is yielded.
+            GenerationError: A response was begun and not finished.
+            EngineDeadError: The engine is gone.
+        """
+        arguments = sampling_arguments(
+            sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
+        )
+        with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent):
+            unfinished = n
+            async with aclosing(self._outputs(prompt_token_ids, arguments, stream=True)) as outputs:
+                async for output in outputs:
+                    for response in output.outputs:
+                        delta = delta_of(response, self._first_version)
+                        unfinished -= delta.finish_reason is not None
+                        yield delta
+            if unfinished:
+                raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
+
+    async def _outputs(
+        self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False
+    ) -> AsyncGenerator[Any]:
+        """Yield the engine's ``RequestOutput``: one with all responses, or what is new of some, again and again."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
         llm = self.llm
-        final = None
         try:
-            parameters = vllm_parameters(arguments)
+            parameters = vllm_parameters(arguments, stream=stream)
             outputs = llm.generate(tokens_input(list(prompt_token_ids)), parameters, str(next(self._numbers)))
             async with aclosing(outputs):
                 async for output in outputs:
-                    final = output
+                    yield output
         except VllmEngineDeadError as error:
             self._dead = EngineDeadError("the engine's process is gone")
             raise self._dead from error
@@ -234,7 +262,6 @@ class InferenceEngine:
             raise GenerationError(f"the engine failed on a request: {error.__cause__ or error}") from error
         except (VLLMClientError, ValueError) as error:
             raise RequestRefusedError(str(error)) from error
-        return final
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version, while generation goes on.

@@ -59,8 +59,12 @@ def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_to
     return arguments
 
 
-def vllm_parameters(arguments: Mapping[str, Any]) -> "SamplingParams":
+def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "SamplingParams":
     """Return vLLM's own, from what :func:`sampling_arguments` gave.
+
+    Args:
+        arguments: Of them.
+        stream: Whether tokens are wanted as they come, rather than all at the end.
 
     Raises:
         vllm.exceptions.VLLMClientError: vLLM does not take one of them, or not together.
@@ -71,7 +75,8 @@ def vllm_parameters(arguments: Mapping[str, Any]) -> "SamplingParams":
     given = dict(arguments)
     if "structured_outputs" in given:
         given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-    return SamplingParams(**given, output_kind=RequestOutputKind.FINAL_ONLY)
+    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**given, output_kind=kind)
 
 
 def _structured(asked: StructuredOutputs) -> dict[str, Any]:

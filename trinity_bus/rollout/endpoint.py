@@ -32,6 +32,8 @@ from trinity_bus.rollout.workflow import RolloutContext
 
 MAX_BODY_BYTES: Final = 16 << 20
 _HOST: Final = "127.0.0.1"
+_CLOSE_S: Final = 0.1
+"""How long a request may still take when the run is over; 0 would be without end."""
 _REFUSED: Final = "invalid_request_error"
 
 
@@ -59,7 +61,7 @@ class Endpoint:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S)
 
     @property
     def base_url(self) -> str:

@@ -1,11 +1,11 @@
 """What an explorer needs of an engine. ``trinity_bus.inference.engine.InferenceEngine`` is the real one."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import EngineCompletion, EngineDelta
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 
@@ -32,6 +32,12 @@ class ExplorerEngine(Protocol):
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> Sequence[EngineCompletion]:
         """Draw ``n`` responses; cancelled, the engine stops drawing them."""
+        ...
+
+    def stream(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> AsyncGenerator[EngineDelta]:
+        """Draw ``n`` responses, token by token."""
         ...
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:

@@ -8,23 +8,39 @@ and wants a CUDA generator for dropout. This one is causal, does grouped queries
 
 On a CPU packed sequences are padded inside the attention only, since SDPA there knows no ragged batches; all other
 layers work on the tokens alone. On CUDA torch's variable-length flash attention takes them as they are (bf16).
+
+With context parallelism (which Megatron leaves to Transformer Engine) each rank has two parts of every sequence, as
+``packing.context_part`` says. It gathers all keys and values, of which there are few where heads share them, and
+attends for its own queries with a mask of positions.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
-from trinity_bus.training.megatron import MegatronModule, PackedSeqParams
+from trinity_bus.training import packing
+from trinity_bus.training.megatron import MegatronModule, PackedSeqParams, gather_from_sequence_parallel_region
 
 
 class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no types
     """The ``core_attention`` of a local layer spec. The signature is Megatron's."""
 
-    def __init__(self, config: Any, layer_number: int, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        *_: Any,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **__: Any,
+    ) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number
         self.scale = softmax_scale
+        self.context_group = pg_collection.cp if config.context_parallel_size > 1 else None
 
     def forward(
         self,
@@ -54,6 +70,8 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped)
             return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
+        if self.context_group is not None:
+            return _of_parts(query, key, value, packed_seq_params, scale=self.scale, group=self.context_group)
         if query.is_cuda:
             from torch.nn.attention.varlen import varlen_attn
 
@@ -79,17 +97,48 @@ def _padded_inside(
 
     Padding comes after each sequence, so a causal mask hides it from every real token.
     """
-    bounds = packed.cu_seqlens_q
-    sequences, longest = len(bounds) - 1, int(packed.max_seqlen_q)
-    lengths = bounds.diff()
-    token = torch.arange(query.shape[0])
-    slot = token + (torch.arange(sequences) * longest - bounds[:-1]).repeat_interleave(lengths)
+    sequences, longest = len(packed.cu_seqlens_q) - 1, int(packed.max_seqlen_q)
+    slots = _slots(packed.cu_seqlens_q, longest)
+    q, k, v = (_spread(x, slots, sequences, longest) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2).reshape(sequences * longest, -1).index_select(0, slots)
 
-    def spread(x: torch.Tensor) -> torch.Tensor:
-        padded = x.new_zeros(sequences * longest, *x.shape[1:]).index_copy(0, slot, x)
-        return padded.view(sequences, longest, *x.shape[1:]).transpose(1, 2)
 
-    out = F.scaled_dot_product_attention(
-        spread(query), spread(key), spread(value), is_causal=True, scale=scale, enable_gqa=grouped
-    )
-    return out.transpose(1, 2).reshape(sequences * longest, -1).index_select(0, slot)
+def _of_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packed: PackedSeqParams,
+    *,
+    scale: float | None,
+    group: dist.ProcessGroup,
+) -> torch.Tensor:
+    """Attends for this rank's parts of the sequences, [t / ranks, heads, d], to all of their tokens."""
+    bounds, longest, ranks = packed.cu_seqlens_q, int(packed.max_seqlen_q), group.size()
+    parts = [packing.context_part(bounds.cpu().numpy(), rank, ranks) for rank in range(ranks)]
+    order, mine = torch.from_numpy(np.concatenate(parts)), torch.from_numpy(parts[group.rank()])
+    gathered = gather_from_sequence_parallel_region(torch.cat([key, value], 1), group=group)
+    whole = torch.empty_like(gathered).index_copy(0, order.to(query.device), gathered)
+    sequences = len(bounds) - 1
+    own_slots = _slots(bounds // ranks, longest // ranks)
+    q = _spread(query, own_slots, sequences, longest // ranks)
+    k, v = _spread(whole, _slots(bounds, longest), sequences, longest).chunk(2, 1)
+    # What is padded here sees everything, so that no row of the mask is empty; nobody looks at it.
+    positions = mine.new_full((sequences * (longest // ranks),), longest).to(query.device)
+    starts = bounds[:-1].repeat_interleave(bounds.diff() // ranks)
+    positions[own_slots] = mine.to(query.device) - starts
+    mask = positions.view(sequences, 1, -1, 1) >= torch.arange(longest, device=query.device)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2).reshape(len(positions), -1).index_select(0, own_slots)
+
+
+def _slots(bounds: torch.Tensor, longest: int) -> torch.Tensor:
+    """Return where each token of a packed row lies when every sequence takes as much room as the longest."""
+    shifts = torch.arange(len(bounds) - 1, device=bounds.device) * longest - bounds[:-1]
+    return torch.arange(int(bounds[-1]), device=bounds.device) + shifts.repeat_interleave(bounds.diff())
+
+
+def _spread(x: torch.Tensor, slots: torch.Tensor, sequences: int, longest: int) -> torch.Tensor:
+    """Return [t, heads, d] as [sequences, heads, longest, d]."""
+    padded = x.new_zeros(sequences * longest, *x.shape[1:]).index_copy(0, slots, x)
+    return padded.view(sequences, longest, *x.shape[1:]).transpose(1, 2)

@@ -11,12 +11,13 @@ of ``FlawKind``        no model of this shape can be trained on it: see ``schema
                        min-p, penalties and the like, so its log-probabilities are not those that a trainer computes;
                        trained on all the same with ``trainer.limited_sampling=train``
 ``greedy``             it was drawn at temperature 0: the likeliest tokens, with no probability to speak of
+``baseline``           the same, where the advantage compares the others with it
 ``empty``              it has no response
 ``all_masked``         none of its response is the model's own, or none is to be trained on
 =====================  ===============================================================================================
 
-The others of its group are trained on as if such a sample had never been drawn. Of the last two kinds there is nothing
-to leave out: they count in the statistics of their group with the reward that they have, and are told of.
+The others of its group are trained on as if such a sample had never been drawn. Of the last three kinds there is
+nothing to leave out, or they are wanted: they count in their group with the reward that they have, and are told of.
 """
 
 from collections import defaultdict
@@ -40,34 +41,40 @@ class Unfit(StrEnum):
 
     LIMITED_SAMPLING = "limited_sampling"
     GREEDY = "greedy"
+    BASELINE = "baseline"
     EMPTY = "empty"
     ALL_MASKED = "all_masked"
 
 
 REASONS = (*(kind.value for kind in FlawKind), *(kind.value for kind in Unfit))
-_COUNTS_ALL_THE_SAME = frozenset({Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
+_COUNTS_ALL_THE_SAME = frozenset({Unfit.BASELINE.value, Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
 _DETAILS = {
     Unfit.LIMITED_SAMPLING: "it was drawn with more than a temperature (top-p, top-k, min-p, a penalty)",
     Unfit.GREEDY: "it was drawn at temperature 0",
+    Unfit.BASELINE: "it was drawn at temperature 0, and the others are compared with it",
     Unfit.EMPTY: "it has no response",
     Unfit.ALL_MASKED: "nothing of its response is to be trained on",
 }
 
 
-def left_out(groups: Sequence[ExperienceGroup], bounds: Bounds, *, train_limited: bool) -> list[LeftOut]:
+def left_out(
+    groups: Sequence[ExperienceGroup], bounds: Bounds, *, train_limited: bool, wants_greedy: bool
+) -> list[LeftOut]:
     """Return what of a batch is not trained on, in the order of its groups.
 
     Args:
         groups: Of the batch.
         bounds: Of the model.
         train_limited: Whether samples of ``limited_sampling`` are trained on.
+        wants_greedy: Whether the advantage compares with greedy samples.
     """
-    return [one for group in groups for one in _of_group(group, bounds, train_limited=train_limited)]
+    greedy = Unfit.BASELINE if wants_greedy else Unfit.GREEDY
+    return [one for group in groups for one in _of_group(group, bounds, greedy, train_limited=train_limited)]
 
 
-def _of_group(group: ExperienceGroup, bounds: Bounds, *, train_limited: bool) -> Iterable[LeftOut]:
+def _of_group(group: ExperienceGroup, bounds: Bounds, greedy: Unfit, *, train_limited: bool) -> Iterable[LeftOut]:
     reasons: dict[int, tuple[str, str]] = {}
-    for kind, which in _unfit(group):
+    for kind, which in _unfit(group, greedy):
         if kind is Unfit.LIMITED_SAMPLING and train_limited:
             continue
         for sample in np.flatnonzero(which).tolist():
@@ -85,11 +92,11 @@ def _of_group(group: ExperienceGroup, bounds: Bounds, *, train_limited: bool) ->
         yield LeftOut(task_id=group.task_id, reason=reason, samples=indices, detail=detail)
 
 
-def _unfit(group: ExperienceGroup) -> Iterable[tuple[Unfit, Bool]]:
+def _unfit(group: ExperienceGroup, greedy: Unfit) -> Iterable[tuple[Unfit, Bool]]:
     if group.sampling is not None:
         temperature, limits = group.sampling[:, 0], group.sampling[:, 1:]
         known = ~np.isnan(temperature)
-        yield Unfit.GREEDY, temperature == 0
+        yield greedy, temperature == 0
         yield Unfit.LIMITED_SAMPLING, known & (limits != np.array([1, 0, 0], np.float32)).any(1)
     responses = group.lengths - group.prompt_lengths
     ends = np.cumsum(responses)

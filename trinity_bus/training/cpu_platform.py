@@ -13,7 +13,8 @@ tensors and is answered for the length of the one call that asks (:data:`TYPE_AS
 
 :data:`JIT_REASON` tells of the one measure that is taken for speed.
 
-Where CUDA is there, :func:`prepare` only imports. Each entry of the tables is needed: a test takes one away at a time
+Where CUDA is there, :func:`prepare` only imports, and defines
+a name that Megatron forgets (:data:`UNDEFINED`). Each entry of the tables is needed: a test takes one away at a time
 and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
 stages needs (:data:`PIPELINE_CUDA_CALLS`, :data:`TIED_REASON`) is exercised by training on two ranks.
 """
@@ -40,6 +41,20 @@ PIPELINE_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "synchronize": (lambda: None, "stages wait for the device after they have exchanged shapes and tensors"),
 }
 """The same, for what only several stages call."""
+
+EXPERT_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "Stream": (lambda: None, "the dispatcher of tokens to experts makes one to copy counts to the host on"),
+}
+"""The same, for what only models with experts call."""
+
+COUNTS: Final = (
+    "megatron.core.transformer.moe.token_dispatcher",
+    "MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize",
+)
+"""Copies counts of tokens to the host, on streams and as numpy's numbers; here they are there, and tensors still."""
+
+UNDEFINED: Final = ("megatron.core.transformer.moe.moe_utils", "te_general_gemm")
+"""A name that the router compares with None, and that Megatron 0.16 defines only where Transformer Engine is there."""
 
 FACTORIES: Final[dict[str, str]] = {
     "tensor": "FP32Optimizer keeps its loss scale in a CUDA tensor",
@@ -107,7 +122,7 @@ class _TorchView(types.ModuleType):
         self.__dict__.update({k: v for k, v in vars(torch).items() if k not in dunders})
         self.cuda = types.ModuleType("torch.cuda", "torch.cuda, where CUDA means the CPU")
         vars(self.cuda).update({k: v for k, v in vars(torch.cuda).items() if not k.startswith("__")})
-        for name, (meaning, _) in (CUDA_CALLS | PIPELINE_CUDA_CALLS).items():
+        for name, (meaning, _) in (CUDA_CALLS | PIPELINE_CUDA_CALLS | EXPERT_CUDA_CALLS).items():
             setattr(self.cuda, name, meaning)
         for name in FACTORIES:
             setattr(self, name, _on_cpu(getattr(torch, name)))
@@ -166,6 +181,19 @@ def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _counts_are_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """See :data:`COUNTS`."""
+
+    @functools.wraps(function)
+    def wrapped(dispatcher: Any, _point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            if isinstance(counts := getattr(dispatcher, name), torch.Tensor):
+                setattr(dispatcher, name, counts.numpy())
+        return tokens_per_expert
+
+    return wrapped
+
+
 @contextlib.contextmanager
 def _no_compilation() -> Iterator[None]:
     """See :data:`JIT_REASON`."""
@@ -215,6 +243,7 @@ def prepare() -> _TorchView | None:
         with _no_compilation() if on_cpu() else contextlib.nullcontext():
             for name in _MODULES:
                 importlib.import_module(name)
+    vars(sys.modules[UNDEFINED[0]]).setdefault(UNDEFINED[1], None)
     if not on_cpu():
         return None
     view = _TorchView()
@@ -223,6 +252,7 @@ def prepare() -> _TorchView | None:
             module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
     for module_name, (path, _) in TYPE_ASSERTIONS.items():
         replace_function(module_name, path, _saying_cuda)
+    replace_function(*COUNTS, _counts_are_here)
     for path, (meaning, _) in RANDOM_CALLS.items():
         replace_function(RANDOM, path, functools.partial(functools.update_wrapper, meaning))
     language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule

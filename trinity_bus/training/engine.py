@@ -21,13 +21,15 @@ CPU, with the same number of threads, a step that is repeated from a checkpoint 
 A step that raises leaves the weights in an undefined state: make a new engine and load the last checkpoint. An update
 whose loss or gradients are not finite is skipped: nothing changes, and the step goes on with the next.
 
-Metrics of a step (means over trained tokens and then over updates, where nothing else is said):
+Metrics of a step (means over trained tokens, each weighing what it does in the loss, and then over updates, where
+nothing else is said):
 
 ==============================  ======================================================================================
 ``loss``, ``policy_loss``       see ``objectives.objective``
 ``entropy``                     of the policy, nats
-``clip_fraction``               of tokens whose gradient clipping stopped (ppo, gspo)
-``ratio_mean``                  probability now over probability under the old policy (ppo, gspo)
+``clip_fraction``               of tokens whose gradient clipping stopped (ppo, gspo) or bounded (cispo, topr)
+``ratio_mean``                  probability now over probability under the old policy (ppo, gspo, cispo), of the whole
+                                sequence and under the rollout policy (topr)
 ``importance_weight_mean``      probability under the old policy over that under the rollout policy, before any cap
 ``importance_limited_fraction`` of tokens whose weight the correction cut or set to 0
 ``rollout_k3``                  KL(rollout || trained), nats; grows with each update of the step

@@ -1,9 +1,17 @@
 """Which part of the work is whose: the arithmetic of ranks, and the groups of those that belong together.
 
-Tensor parallelism splits layers over neighbouring ranks, pipeline parallelism gives stretches of layers (*stages*) to
-ranks that are far apart, and data parallelism repeats both, each with a shard of the batch::
+Tensor parallelism splits layers over neighbouring ranks, context parallelism splits samples, data parallelism repeats
+both, each with a shard of the batch, and pipeline parallelism gives stretches of layers (*stages*) to ranks that are
+far apart::
 
-    rank = tensor_rank + tensor_parallel * (data_rank + data_parallel * pipeline_rank)
+    copy = context_rank + context_parallel * (data_rank + data_parallel * pipeline_rank)
+    rank = tensor_rank + tensor_parallel * copy
+
+Where each rank of a pipeline holds several stages (*interleaved*), stage ``s`` is with pipeline rank
+``s % pipeline_parallel``. Experts are distributed over neighbours among the ranks that hold the same shard of the
+layers::
+
+    expert_rank = copy % expert_parallel
 """
 
 from dataclasses import dataclass
@@ -11,31 +19,78 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from trinity_bus.config import TrainerSettings
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Where this process stands."""
 
     rank: int
     world_size: int
-    tensor_parallel: int
     device: torch.device
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
     pipeline_parallel: int = 1
+    virtual_pipeline: int = 1
+    context_parallel: int = 1
+    expert_parallel: int = 1
 
     @classmethod
     def alone(cls, device: torch.device) -> "Layout":
         """Return the layout of a process that trains by itself."""
-        return cls(rank=0, world_size=1, tensor_parallel=1, device=device)
+        return cls(rank=0, world_size=1, device=device)
+
+    @classmethod
+    def of(cls, settings: TrainerSettings, *, rank: int, device: torch.device) -> "Layout":
+        """Return where a rank stands in the layout that the settings ask for."""
+        return cls(
+            rank=rank,
+            world_size=settings.ranks,
+            device=device,
+            tensor_parallel=settings.tensor_parallel,
+            sequence_parallel=settings.sequence_parallel,
+            pipeline_parallel=settings.pipeline_parallel,
+            virtual_pipeline=settings.virtual_pipeline,
+            context_parallel=settings.context_parallel,
+            expert_parallel=settings.expert_parallel,
+        )
 
     @property
     def data_parallel(self) -> int:
-        """How many ranks hold the same shard of the model."""
-        return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
+        """How many ranks hold the same shard of the model, and train on samples of their own."""
+        return self._of_a_stage // (self.tensor_parallel * self.context_parallel)
+
+    @property
+    def stages(self) -> int:
+        """Into how many stretches the layers are divided."""
+        return self.pipeline_parallel * self.virtual_pipeline
+
+    @property
+    def own_stages(self) -> range:
+        """Which of them this rank holds."""
+        return range(self.pipeline_rank, self.stages, self.pipeline_parallel)
+
+    @property
+    def tokens_multiple(self) -> int:
+        """What the tokens of a sequence must be a multiple of: context-parallel ranks hold two equal parts each."""
+        sequence = self.tensor_parallel if self.sequence_parallel else 1
+        return sequence if self.context_parallel == 1 else sequence * 2 * self.context_parallel
 
     @property
     def tensor_rank(self) -> int:
         """Which shard of each layer this rank holds."""
         return self.rank % self.tensor_parallel
+
+    @property
+    def context_rank(self) -> int:
+        """Which part of each sample this rank holds."""
+        return self.rank // self.tensor_parallel % self.context_parallel
+
+    @property
+    def expert_rank(self) -> int:
+        """Which of each layer's experts this rank holds."""
+        return self.rank // self.tensor_parallel % self.expert_parallel
 
     @property
     def data_rank(self) -> int:
@@ -44,21 +99,20 @@ class Layout:
 
     def data_rank_of(self, rank: int) -> int:
         """Return which shard of each batch a rank of this world trains on."""
-        return rank // self.tensor_parallel % self.data_parallel
+        return rank // (self.tensor_parallel * self.context_parallel) % self.data_parallel
 
     @property
     def pipeline_rank(self) -> int:
-        """Which stretch of the model's layers this rank holds."""
-        return self.rank // (self.tensor_parallel * self.data_parallel)
+        """Which stages this rank holds; see :attr:`own_stages`."""
+        return self.rank // self._of_a_stage
 
     def rank_of_stage(self, stage: int) -> int:
         """Return the rank that holds this stage of this rank's model."""
-        return self.tensor_rank + self.tensor_parallel * (self.data_rank + self.data_parallel * stage)
+        return self.rank % self._of_a_stage + stage % self.pipeline_parallel * self._of_a_stage
 
-    @property
-    def first_stage(self) -> bool:
-        """Whether this rank holds the embedding."""
-        return self.pipeline_rank == 0
+    def rank_of_experts(self, expert_rank: int) -> int:
+        """Return the rank that holds these of this rank's layers' experts."""
+        return self.rank + (expert_rank - self.expert_rank) * self.tensor_parallel
 
     @property
     def last_stage(self) -> bool:
@@ -71,14 +125,38 @@ class Layout:
         return self._group("tensor_model", self.tensor_parallel)
 
     @property
+    def context_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the parts of one sample, in order; None where it is not split."""
+        return self._group("context", self.context_parallel)
+
+    @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold this shard; None where this is the only one."""
+        """The ranks that hold this shard and this part of other samples; None where this is the only one."""
         return self._group("data", self.data_parallel)
+
+    @property
+    def copies_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold this shard, whatever part of whichever samples; None where this is the only one."""
+        if self.context_parallel * self.data_parallel == 1:
+            return None
+        from trinity_bus.training.megatron import parallel_state
+
+        group: dist.ProcessGroup = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        return group
+
+    @property
+    def expert_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the experts of one layer, in order; None where all are here."""
+        return self._group("expert_model", self.expert_parallel)
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold the stages of one model, in order; None where there is one stage."""
         return self._group("pipeline_model", self.pipeline_parallel)
+
+    @property
+    def _of_a_stage(self) -> int:
+        return self.world_size // self.pipeline_parallel
 
     @staticmethod
     def _group(kind: str, ranks: int) -> dist.ProcessGroup | None:

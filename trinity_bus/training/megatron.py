@@ -28,9 +28,14 @@ from megatron.core.tensor_parallel.layers import (  # noqa: E402
     set_defaults_if_not_set_tensor_model_parallel_attributes,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region  # noqa: E402
+from megatron.core.tensor_parallel.random import (  # noqa: E402
+    initialize_rng_tracker,
+    model_parallel_cuda_manual_seed,
+)
 from megatron.core.transformer.module import Float16Module, MegatronModule  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 __all__ = [
@@ -42,12 +47,15 @@ __all__ = [
     "ModuleSpec",
     "OptimizerConfig",
     "PackedSeqParams",
+    "TransformerBlockSubmodules",
     "TransformerConfig",
     "finalize_model_grads",
+    "gather_from_sequence_parallel_region",
     "get_forward_backward_func",
     "get_gpt_layer_local_spec",
     "get_gpt_layer_with_transformer_engine_spec",
     "get_megatron_optimizer",
+    "initialize_rng_tracker",
     "model_parallel_cuda_manual_seed",
     "optimizers",
     "parallel_state",

@@ -1,6 +1,7 @@
 """Training with Megatron-core: one rank of any layout; see ``parallel``, and ``multi_rank_engine`` for several."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,9 +37,14 @@ class MegatronEngine(RankEngine):
 
     def __init__(self, settings: TrainerSettings, layout: Layout | None = None) -> None:
         layout = layout or parallel.initialize(settings)
-        asked = (settings.tensor_parallel, settings.pipeline_parallel, settings.data_parallel)
-        if asked != (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel):
-            raise ParallelError(f"the settings ask for (tensor, pipeline, data) parallelism {asked}, this is {layout}")
+        asked = Layout.of(settings, rank=layout.rank, device=layout.device)
+        names = (field.name for field in fields(Layout))
+        if differ := [
+            f"{n}={getattr(asked, n)}, here {getattr(layout, n)}"
+            for n in names
+            if getattr(asked, n) != getattr(layout, n)
+        ]:
+            raise ParallelError(f"the settings ask for another layout: {'; '.join(differ)}")
         super().__init__(settings, layout=layout)
 
     @staticmethod
@@ -60,7 +66,7 @@ class MegatronEngine(RankEngine):
             settings=settings,
             before_each=self._stop_if_asked,
         )
-        self._optimizer = AdamW(self._runner.wrapped, settings, self.dtype, self.layout.data_group)
+        self._optimizer = AdamW(self._runner.chunks, settings, self.dtype)
 
     def leave(self) -> None:
         """Leave the process groups, for good and for all engines of this process."""
@@ -83,7 +89,8 @@ class MegatronEngine(RankEngine):
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 
-        runner.wrapped.zero_grad_buffer()
+        for chunk in runner.chunks:
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         outputs = runner.run(samples, loss, token_weight=token_weight, forward_only=False)
         # On a stage that is not the last there are none, and the others' arrive below.

@@ -6,9 +6,9 @@ the CPU always takes the latter. Only the CPU path is exercised by the tests of 
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import (
     GPTModel,
     ModuleSpec,
+    TransformerBlockSubmodules,
     TransformerConfig,
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -61,12 +62,28 @@ def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype, *,
         qk_layernorm=shape.qk_norm,
         attention_dropout=0.0,
         hidden_dropout=0.0,
+        num_moe_experts=shape.experts or None,
+        moe_ffn_hidden_size=shape.intermediate if shape.experts else None,
+        moe_router_topk=shape.experts_per_token or 2,  # Megatron's own default, of no use to a dense model
+        # The weights of those that are chosen are a softmax over them alone, or over all.
+        moe_router_pre_softmax=not shape.normalized_routing,
+        moe_router_dtype="fp32",
+        # What a policy learns is its reward; it was balanced before.
+        moe_router_load_balancing_type="none",
+        # The only one that lets ranks bring different numbers of tokens; a dense model has no use for it, but Megatron
+        # refuses its default beside the lengths below.
+        moe_token_dispatcher_type="alltoall",  # noqa: S106 - not that kind of token
         tensor_model_parallel_size=layout.tensor_parallel,
+        sequence_parallel=layout.sequence_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        # Two stages that hold two stretches each send both ways at once, which Megatron keeps apart only so.
+        overlap_p2p_comm=layout.virtual_pipeline > 1,
+        batch_p2p_comm=layout.virtual_pipeline == 1,
+        context_parallel_size=layout.context_parallel,
+        expert_model_parallel_size=layout.expert_parallel,
         # Micro-batches are packed, each to its own length.
         variable_seq_lengths=layout.pipeline_parallel > 1,
-        # Of no use to a dense model, but the default is refused beside the line above.
-        moe_token_dispatcher_type="alltoall",  # noqa: S106 - not that kind of token
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -89,28 +106,51 @@ def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype, *,
     )
 
 
-def _layer_spec(config: TransformerConfig) -> ModuleSpec:
+class _Norm(torch.nn.RMSNorm):  # type: ignore[misc]  # torch is not followed by mypy
+    """torch's, with the signature that Megatron calls; Megatron's own wrapper refuses to be split by tokens."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps)
+        # Gradients of what sees a part of the tokens are summed over the ranks that see the others.
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+def _block_spec(config: TransformerConfig, layers: int) -> ModuleSpec | TransformerBlockSubmodules:
+    """Return what Megatron is to build a stage of so many layers from."""
     if have_transformer_engine():
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        spec = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm
+        )
     else:
-        spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
-        spec.submodules.self_attention.submodules.core_attention = SDPAttention
-    # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
-    spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
-    return spec
+        spec = get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+        )
+        attention = spec.submodules.self_attention.submodules
+        attention.core_attention = SDPAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = _Norm
+        spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
+    if config.num_moe_experts is None:
+        # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
+        spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
+    return spec if have_transformer_engine() else TransformerBlockSubmodules([spec] * layers, layer_norm=_Norm)
 
 
-def build(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool = False) -> GPTModel:
-    """Return a model with memory but no weights yet, on the layout's device."""
-    shape.layers_per_stage(layout.pipeline_parallel)
+def build(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool = False) -> list[GPTModel]:
+    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device."""
     config = transformer_config(shape, layout, dtype, recompute=recompute)
+    return [_build_stage(config, shape, layout, stage) for stage in layout.own_stages]
+
+
+def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int) -> GPTModel:
     model = GPTModel(
         config=config,
-        transformer_layer_spec=_layer_spec(config),
+        transformer_layer_spec=_block_spec(config, shape.layers // layout.stages),
         vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
         max_sequence_length=shape.max_positions,
-        pre_process=layout.first_stage,
-        post_process=layout.last_stage,
+        pre_process=stage == 0,
+        post_process=stage == layout.stages - 1,
+        vp_stage=None if layout.virtual_pipeline == 1 else stage // layout.pipeline_parallel,
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
@@ -128,7 +168,7 @@ def build(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: b
     return model.to(layout.device)
 
 
-def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> None:
+def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: Path) -> None:
     """Fill a model, in place, from the safetensors of a Hugging Face folder.
 
     Raises:
@@ -136,7 +176,7 @@ def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> No
     """
     try:
         with torch.no_grad():
-            for parameter, shard in shards_of(model, shape, layout, reader(folder), folder):
+            for parameter, shard in shards_of(chunks, shape, layout, reader(folder), folder):
                 parameter.copy_(shard)
     except (OSError, SafetensorError, RuntimeError, json.JSONDecodeError) as error:
         raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
@@ -145,12 +185,16 @@ def load(model: GPTModel, shape: ModelShape, layout: Layout, folder: Path) -> No
 
 
 def shards_of(
-    model: GPTModel, shape: ModelShape, layout: Layout, read: Callable[[str], torch.Tensor], folder: Path
+    chunks: Sequence[GPTModel],
+    shape: ModelShape,
+    layout: Layout,
+    read: Callable[[str], torch.Tensor],
+    folder: Path,
 ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
     """Return this rank's parameters, each with its shard of what is read under its Hugging Face names.
 
     Args:
-        model: Of this rank.
+        chunks: The model's stages on this rank.
         shape: Of the model.
         layout: Where this process stands.
         read: Gives a whole tensor by name.
@@ -160,7 +204,7 @@ def shards_of(
         ConversionError: A tensor has another shape than the parameter.
         KeyError: From ``read``.
     """
-    for name, parameter in _named_parameters(model, shape, layout):
+    for name, parameter in _named_parameters(chunks, shape, layout):
         parts = [read(part) for part in _sources(name, shape)]
         whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
         shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
@@ -172,11 +216,14 @@ def shards_of(
         yield parameter, shard
 
 
-def _named_parameters(model: GPTModel, shape: ModelShape, layout: Layout) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _named_parameters(
+    chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Return this rank's parameters by their names in the whole model."""
-    first_layer = layout.pipeline_rank * shape.layers_per_stage(layout.pipeline_parallel)
-    for name, parameter in model.named_parameters():
-        yield tensors.global_name(name, first_layer), parameter
+    layers, first_expert = shape.layers // layout.stages, layout.expert_rank * (shape.experts // layout.expert_parallel)
+    for stage, chunk in zip(layout.own_stages, chunks, strict=True):
+        for name, parameter in chunk.named_parameters():
+            yield tensors.global_name(name, stage * layers, first_expert), parameter
 
 
 def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
@@ -185,7 +232,7 @@ def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
 
 
 def _shards(
-    model: GPTModel,
+    chunks: Sequence[GPTModel],
     shape: ModelShape,
     layout: Layout,
     of: Callable[[torch.nn.Parameter], torch.Tensor],
@@ -193,36 +240,50 @@ def _shards(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return this rank's shard of what belongs to every parameter of the whole model, in the model's order.
 
-    Where layers are distributed this is a collective: the rank that holds a parameter sends it to the other stages.
+    Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
     """
-    own = dict(_named_parameters(model, shape, layout))
-    group = layout.pipeline_group
-    if group is None:
+    own = dict(_named_parameters(chunks, shape, layout))
+    stages, experts = layout.pipeline_group, layout.expert_group
+    if stages is None and experts is None:
         for name, parameter in own.items():
             yield name, of(parameter)
         return
-    per_stage, last = shape.layers_per_stage(layout.pipeline_parallel), layout.pipeline_parallel - 1
-    first_own = f"decoder.layers.{layout.pipeline_rank * per_stage}."
-    layer = {name.removeprefix(first_own): tensor.shape for name, tensor in own.items() if name.startswith(first_own)}
-    vocabulary = torch.Size((shape.padded_vocabulary(layout.tensor_parallel) // layout.tensor_parallel, shape.hidden))
-    everything = [("embedding.word_embeddings.weight", 0, vocabulary)]
-    everything += [
-        (f"decoder.layers.{number}.{name}", number // per_stage, size)
-        for number in range(shape.layers)
-        for name, size in layer.items()
-    ]
-    everything.append(("decoder.final_layernorm.weight", last, torch.Size((shape.hidden,))))
-    if not shape.tied:
-        everything.append((_OUTPUT, last, vocabulary))
-    for name, stage, size in everything:
-        mine = stage == layout.pipeline_rank
-        tensor = of(own[name]).contiguous() if mine else torch.empty(size, dtype=dtype, device=layout.device)
-        dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=group)
+    for name, stage, size in _everything(own, shape, layout):
+        mine = own.get(name)
+        tensor = torch.empty(size, dtype=dtype, device=layout.device) if mine is None else of(mine).contiguous()
+        expert = tensors.expert_of(name)
+        holder = layout.expert_rank if expert is None else expert * layout.expert_parallel // shape.experts
+        if stages is not None and holder == layout.expert_rank:
+            dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=stages)
+        if experts is not None and expert is not None:
+            dist.broadcast(tensor, src=layout.rank_of_experts(holder), group=experts)
         yield name, tensor
 
 
+def _everything(
+    own: Mapping[str, torch.Tensor], shape: ModelShape, layout: Layout
+) -> Iterator[tuple[str, int, torch.Size]]:
+    """Return every parameter of the whole model in its order: the name, the stage that holds it, its shard's size."""
+    per_stage = shape.layers // layout.stages
+    first_layer = f"decoder.layers.{layout.pipeline_rank * per_stage}."
+    layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
+    vocabulary = torch.Size((shape.padded_vocabulary(layout.tensor_parallel) // layout.tensor_parallel, shape.hidden))
+    yield "embedding.word_embeddings.weight", 0, vocabulary
+    for number in range(shape.layers):
+        names = [(f"decoder.layers.{number}.{name}", size) for name, size in layer]
+        yield from ((name, number // per_stage, size) for name, size in names if tensors.expert_of(name) is None)
+        first = [(name, size) for name, size in names if tensors.expert_of(name) is not None]
+        first = first[: len(first) * layout.expert_parallel // max(1, shape.experts)]
+        for expert in range(shape.experts):
+            for name, size in first:
+                yield tensors.of_expert(name, expert), number // per_stage, size
+    yield "decoder.final_layernorm.weight", layout.stages - 1, torch.Size((shape.hidden,))
+    if not shape.tied:
+        yield _OUTPUT, layout.stages - 1, vocabulary
+
+
 def hf_tensors(
-    model: GPTModel,
+    chunks: Sequence[GPTModel],
     shape: ModelShape,
     layout: Layout,
     of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
@@ -230,18 +291,17 @@ def hf_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
-    Where layers are split over ranks, or distributed, this is a collective: all of them must iterate to the end, and
-    each gets all.
+    Where the model is on several ranks, this is a collective: all of them must iterate to the end, and each gets all.
 
     Args:
-        model: Of this rank.
+        chunks: Of this rank.
         shape: Of the model.
         layout: Where this process stands.
         of: What is returned of each parameter, of its shape: its value, or such a thing as its gradient.
         dtype: Of that; the weights' where it is not given.
     """
     group = layout.tensor_group
-    for name, shard in _shards(model, shape, layout, of, dtype or next(model.parameters()).dtype):
+    for name, shard in _shards(chunks, shape, layout, of, dtype or next(chunks[0].parameters()).dtype):
         tensor = shard
         if group is not None and tensors.split_axis(name) is not None:
             shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]

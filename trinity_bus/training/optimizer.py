@@ -10,6 +10,7 @@ dictionaries lose the step counter of torch's AdamW, or make all parameters coun
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,20 +50,16 @@ class AdamW:
     """Updates the weights of one model.
 
     Args:
-        model: The model, wrapped for data parallelism.
+        chunks: The model's stages on this rank, each wrapped for data parallelism.
         settings: Rates and decays.
         dtype: Of the weights.
-        data_group: The ranks that hold the same weights.
     """
 
     def __init__(
-        self,
-        model: DistributedDataParallel,
-        settings: TrainerSettings,
-        dtype: torch.dtype,
-        data_group: dist.ProcessGroup | None,
+        self, chunks: Sequence[DistributedDataParallel], settings: TrainerSettings, dtype: torch.dtype
     ) -> None:
-        distributed = model.ddp_config.use_distributed_optimizer
+        wrapping = chunks[0].ddp_config
+        distributed = wrapping.use_distributed_optimizer
         # Else the shards of float32 weights are views with a history, and torch warns of each gradient they are given.
         with torch.no_grad():
             self._megatron = get_megatron_optimizer(
@@ -77,9 +74,9 @@ class AdamW:
                     params_dtype=dtype,
                     bf16=dtype is torch.bfloat16,
                     use_distributed_optimizer=distributed,
-                    overlap_param_gather=model.ddp_config.overlap_param_gather,
+                    overlap_param_gather=wrapping.overlap_param_gather,
                 ),
-                [model],
+                list(chunks),
                 # On a CPU all groups are gloo's.
                 use_gloo_process_groups=distributed and not on_cpu(),
             )
@@ -88,9 +85,9 @@ class AdamW:
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         self._max_grad_norm = settings.max_grad_norm
         self._distributed = distributed
-        self._data_group = data_group
         self._has_masters = dtype is torch.bfloat16
         self._places = self._find_places()
+        self._data_groups = self._find_data_groups()
         self.updates = 0
         """That were made."""
 
@@ -136,7 +133,7 @@ class AdamW:
         if place is not None:
             whole[place.span] = place.value(kind).flatten()
         # As integers: to add zero to a float loses the sign of a zero.
-        dist.all_reduce(whole.view(torch.int32), group=self._data_group)
+        dist.all_reduce(whole.view(torch.int32), group=self._data_groups[weight])
         return whole.view(weight.shape)
 
     def load_state_of(self, weight: torch.nn.Parameter, kind: str, value: torch.Tensor) -> None:
@@ -172,3 +169,13 @@ class AdamW:
                 for group in optimizer.param_groups:
                     found |= {weight: _Place(optimizer, group, weight) for weight in group["params"]}
         return found
+
+    def _find_data_groups(self) -> dict[torch.nn.Parameter, dist.ProcessGroup]:
+        """Return the ranks among which the state of each weight of this rank is divided."""
+        if not self._distributed:
+            return {}
+        return {
+            weight: wrapper.data_parallel_group
+            for wrapper in self._megatron.chained_optimizers
+            for weight in wrapper.model_param_gbuf_map
+        }

@@ -1,8 +1,8 @@
 """Samples to micro-batches: which go together, and how they become flat arrays. Pure numpy.
 
-Micro-batches are packed: sequences lie one after another in one row, no token is padding. A budget of tokens bounds
-the memory of a micro-batch; first-fit-decreasing (Johnson, 1973) fills them, which needs at most 11/9 of the fewest
-possible plus one.
+Micro-batches are packed: sequences lie one after another in one row, no token is padding, but for a few where ranks
+share a row and each must have as many. A budget of tokens bounds the memory of a micro-batch; first-fit-decreasing
+(Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
 from collections.abc import Sequence
@@ -36,6 +36,8 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    scale: float = 1.0
+    """What each of its trained tokens weighs beside those of others."""
 
     @property
     def trained_tokens(self) -> int:
@@ -98,27 +100,41 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
     return bins
 
 
-def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: float = 1.0) -> PackedArrays:
+def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
+    """Divide bins, those with the most items first, until there are as many as wanted, or no two items in any."""
+    bins = list(bins)
+    while len(bins) < wanted and len(largest := max(bins, key=len)) > 1:
+        at, half = bins.index(largest), len(largest) // 2
+        bins[at : at + 1] = [largest[:half], largest[half:]]
+    return bins
+
+
+def pack(
+    samples: Sequence[TrainSample], *, token_weight: float, temperature: float = 1.0, multiple: int = 1
+) -> PackedArrays:
     """Lays samples one after another.
 
     Args:
         samples: In the order wanted.
-        token_weight: Weight of each trained token.
+        token_weight: Weight of each trained token of a sample whose scale is 1.
         temperature: Of samples that do not say theirs.
+        multiple: What the tokens of each are padded to a multiple of. Padding comes after a sample, which does not see
+            it, and weighs nothing.
     """
-    lengths = [len(sample.tokens) for sample in samples]
+    lengths = [-(-len(sample.tokens) // multiple) * multiple for sample in samples]
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     total = int(bounds[-1])
-    tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int64)
+    tokens = np.zeros(total, np.int64)
     targets = np.zeros(total, np.int64)
-    targets[:-1] = tokens[1:]
     arrays = {
         name: np.zeros(total, np.float32) for name in ("weight", "advantages", "rollout_logprobs", "old_logprobs")
     }
     ref_logprobs = None if samples[0].ref_logprobs is None else np.zeros(total, np.float32)
-    for sample, start, end in zip(samples, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+    for sample, start in zip(samples, bounds[:-1].tolist(), strict=True):
+        end = start + len(sample.tokens)
+        tokens[start:end], targets[start : end - 1] = sample.tokens, sample.tokens[1:]
         response = slice(start + sample.prompt_length - 1, end - 1)
-        arrays["weight"][response] = sample.mask * np.float32(token_weight)
+        arrays["weight"][response] = sample.mask * np.float32(token_weight * sample.scale)
         arrays["advantages"][response] = sample.advantages
         arrays["rollout_logprobs"][response] = sample.rollout_logprobs
         arrays["old_logprobs"][response] = sample.old_logprobs
@@ -140,8 +156,28 @@ def pack(samples: Sequence[TrainSample], *, token_weight: float, temperature: fl
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:
     """Cuts each sample's response out of values per position of a micro-batch: the inverse of :func:`pack`."""
-    starts, ends = arrays.bounds[:-1].tolist(), arrays.bounds[1:].tolist()
     return [
-        values[start + sample.prompt_length - 1 : end - 1]
-        for sample, start, end in zip(samples, starts, ends, strict=True)
+        values[start + sample.prompt_length - 1 : start + len(sample.tokens) - 1]
+        for sample, start in zip(samples, arrays.bounds[:-1].tolist(), strict=True)
     ]
+
+
+def context_part(bounds: Int32, rank: int, ranks: int) -> Int64:
+    """Return which tokens of a packed row one of several ranks holds, of each sequence two equal parts.
+
+    That is a part from the front and its mirror image from the back, as Megatron's rotary positions have it: so all
+    ranks have as much to attend to.
+
+    Args:
+        bounds: [sequences + 1] where each begins; their lengths are multiples of ``2 * ranks``.
+        rank: Whose.
+        ranks: How many there are.
+    """
+    parts = []
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        size = (end - start) // (2 * ranks)
+        parts += [
+            np.arange(start + rank * size, start + (rank + 1) * size),
+            np.arange(end - (rank + 1) * size, end - rank * size),
+        ]
+    return np.concatenate(parts)

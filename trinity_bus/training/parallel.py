@@ -23,7 +23,11 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import model_parallel_cuda_manual_seed, parallel_state
+from trinity_bus.training.megatron import (
+    initialize_rng_tracker,
+    model_parallel_cuda_manual_seed,
+    parallel_state,
+)
 from trinity_bus.training.rank_protocol import LIMIT_S
 
 TIMEOUT = timedelta(seconds=LIMIT_S)
@@ -91,11 +95,11 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     """
     world = world or world_of_environment()
     rank, world_size = world.rank, world.world_size
-    asked = (settings.tensor_parallel, settings.pipeline_parallel, settings.data_parallel)
+    asked = _degrees(settings)
     if world_size != settings.ranks or rank >= world_size:
         raise ParallelError(
-            f"rank {rank} of WORLD_SIZE={world_size} with (tensor_parallel, pipeline_parallel, data_parallel) = "
-            f"{asked}: the world must have as many ranks as their product, and ranks lie below it"
+            f"rank {rank} of WORLD_SIZE={world_size} with {asked}: the world must have as many ranks as the product of "
+            "tensor_parallel, pipeline_parallel, context_parallel and data_parallel, and ranks lie below it"
         )
     device = torch.device("cpu") if on_cpu() else torch.device("cuda", world.local_rank)
     if not on_cpu():
@@ -113,27 +117,40 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=settings.tensor_parallel,
                 pipeline_model_parallel_size=settings.pipeline_parallel,
+                virtual_pipeline_model_parallel_size=settings.virtual_pipeline
+                if settings.virtual_pipeline > 1
+                else None,
+                context_parallel_size=settings.context_parallel,
+                expert_model_parallel_size=settings.expert_parallel,
                 create_gloo_process_groups=not on_cpu(),
             )
-            if not on_cpu():
+            if on_cpu():
+                # Where tokens are split Megatron forks its CUDA generator around dropout: this one has nothing to fork.
+                initialize_rng_tracker(inference_rng_tracker=True)
+            else:
                 model_parallel_cuda_manual_seed(settings.seed)
-    existing = (
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_data_parallel_world_size(),
-    )
+    existing = {
+        "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        "context_parallel": parallel_state.get_context_parallel_world_size(),
+        "expert_parallel": parallel_state.get_expert_model_parallel_world_size(),
+        "data_parallel": parallel_state.get_data_parallel_world_size(),
+    }
     if existing != asked:
-        raise ParallelError(
-            "process groups with (tensor_parallel, pipeline_parallel, data_parallel) = "
-            f"{existing} exist in this process; {asked} was asked for"
-        )
-    return Layout(
-        rank=rank,
-        world_size=world_size,
-        tensor_parallel=settings.tensor_parallel,
-        device=device,
-        pipeline_parallel=settings.pipeline_parallel,
-    )
+        raise ParallelError(f"process groups with {existing} exist in this process; {asked} was asked for")
+    return Layout.of(settings, rank=rank, device=device)
+
+
+def _degrees(settings: TrainerSettings) -> dict[str, int]:
+    return {
+        "tensor_parallel": settings.tensor_parallel,
+        "pipeline_parallel": settings.pipeline_parallel,
+        "virtual_pipeline": settings.virtual_pipeline,
+        "context_parallel": settings.context_parallel,
+        "expert_parallel": settings.expert_parallel,
+        "data_parallel": settings.data_parallel,
+    }
 
 
 def shut_down() -> None:

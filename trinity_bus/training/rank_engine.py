@@ -27,13 +27,14 @@ import torch.distributed as dist
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder
+from trinity_bus.training import checkpoint, hf_folder, layout_rules, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.objectives.advantages.advantage import TokenAdvantage
 from trinity_bus.training.objectives.losses.loss import Tokens
 from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
@@ -55,6 +56,7 @@ class RankEngine(TrainingEngine):
     Raises:
         ConfigError: ``model_path`` is not set.
         ConversionError: The model cannot be read.
+        ParallelError: It cannot be trained in this layout.
         TrainingError: It cannot be trained in the type that the settings ask for.
     """
 
@@ -67,6 +69,7 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
+        layout_rules.check(settings, self.shape)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
@@ -101,7 +104,7 @@ class RankEngine(TrainingEngine):
 
         Args:
             samples: This rank's.
-            token_weight: Weight of each of their trained tokens.
+            token_weight: Weight of each of their trained tokens, times the sample's scale.
 
         Returns:
             The objective's metrics, summed over all ranks, and how many micro-batches this one has run.
@@ -176,7 +179,8 @@ class RankEngine(TrainingEngine):
     def train(self, step: StepPlan) -> Metrics:
         """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""
         learning_rate = self._learning_rate()
-        tried = [self._update(update, learning_rate) for update in self._with_logprobs(step.updates)]
+        updates, told = self._with_passes(step.updates)
+        tried = [self._update(update, learning_rate) for update in updates]
         reports = [report for report in tried if report is not None]
         self.progress = self.progress.model_copy(
             update={
@@ -186,6 +190,7 @@ class RankEngine(TrainingEngine):
             }
         )
         return {
+            **told,
             **_means(reports),
             "learning_rate": learning_rate,
             "updates": float(len(reports)),
@@ -212,8 +217,8 @@ class RankEngine(TrainingEngine):
             return settings.learning_rate
         return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
 
-    def _with_logprobs(self, updates: Sequence[Update]) -> list[Update]:
-        """Add the reference's and the old log-probabilities where the objective needs them."""
+    def _with_passes(self, updates: Sequence[Update]) -> tuple[list[Update], Metrics]:
+        """Add what the objective needs: log-probabilities of others, and advantages that wait for these."""
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
             own = self._copy_weights()
@@ -224,14 +229,17 @@ class RankEngine(TrainingEngine):
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
             old = self.logprobs(samples)
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
+        told: Metrics = {}
+        if samples and isinstance(self._objective.advantage, TokenAdvantage):
+            samples, told = token_advantages.finish(samples, self._objective.advantage, self._objective, self.layout)
         left = iter(samples)
-        return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates]
+        return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates], told
 
     def _update(self, update: Update, learning_rate: float) -> Metrics | None:
         """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite."""
         sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
-        # What is reported are means over trained tokens, whatever the loss is divided by.
-        means = (sums * (update.divisor / update.trained_tokens)).tolist()
+        # What is reported are means over what is trained on, whatever the loss is divided by.
+        means = (sums * (update.divisor / update.weight)).tolist()
         metrics: Metrics = dict(zip(self._objective.metrics, means, strict=True))
         # All ranks have the same sums, so all skip or none does.
         norm = self._update_weights(learning_rate) if math.isfinite(metrics["loss"]) else math.nan

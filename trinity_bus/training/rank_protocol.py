@@ -67,7 +67,7 @@ class UpdateShard(Struct, frozen=True):
     samples: int
     """In the frames that follow."""
     divisor: float
-    trained_tokens: int
+    weight: float
 
 
 class Train(Struct, frozen=True, tag=True):
@@ -135,7 +135,7 @@ _DTYPES: Final = {"tokens": np.int32, "mask": np.bool_}
 
 def train_order(step: StepPlan) -> tuple[Train, list[bytes]]:
     """Return the call that trains on a rank's shard of a step, and the samples that follow it."""
-    updates = tuple(UpdateShard(len(u.samples), u.divisor, u.trained_tokens) for u in step.updates)
+    updates = tuple(UpdateShard(len(u.samples), u.divisor, u.weight) for u in step.updates)
     return Train(updates, step.trained_tokens), [encode_sample(s) for u in step.updates for s in u.samples]
 
 
@@ -143,7 +143,7 @@ def step_of(order: Train, read: Callable[[], TrainSample]) -> StepPlan:
     """Return the step of :func:`train_order`, whose samples are ``read`` one after another."""
     return StepPlan(
         updates=[
-            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, trained_tokens=u.trained_tokens)
+            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, weight=u.weight)
             for u in order.updates
         ],
         trained_tokens=order.trained_tokens,

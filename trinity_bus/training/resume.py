@@ -53,6 +53,7 @@ _TELLS_WHERE_AND_WHEN = {
 }
 _COMPARED_ELSEWHERE = {
     "model_path",  # by its content, in the run's identity
+    "max_tokens",  # as ``mesh.max_tokens``
     "dtype",  # as it was resolved; with all below, in ``WrittenBy``
     "engine",
 }

@@ -2,9 +2,18 @@
 
 The model is wrapped for data parallelism: gradients are kept in float32 and summed over the ranks that hold the same
 shard. On one rank the wrapper is there too; a step is the same everywhere.
+
+Some layouts want a certain number of micro-batches: as many on all ranks that share experts, since tokens meet there,
+and a multiple of the pipeline's ranks where stages are interleaved. Larger ones are divided then, and where there is
+nothing left to divide, one is run again that weighs nothing.
+
+Where samples are split over ranks, each computes its part of the log-probabilities. They are gathered before the loss,
+which all of these ranks compute alike, and each takes the gradient of its own part.
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +35,7 @@ from trinity_bus.training.megatron import (
     GPTModel,
     PackedSeqParams,
     finalize_model_grads,
+    gather_from_sequence_parallel_region,
     get_forward_backward_func,
 )
 from trinity_bus.training.packing import PackedArrays, TrainSample
@@ -61,7 +71,8 @@ class ModelRunner:
         self._model = model.build(shape, layout, dtype, recompute=settings.recompute)
         self.load(source)
         bf16 = dtype is torch.bfloat16
-        self.wrapped = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
+        self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
+        """The model's stages on this rank."""
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
@@ -84,22 +95,44 @@ class ModelRunner:
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return this rank's weights."""
-        parameters: Iterable[torch.nn.Parameter] = self._model.parameters()
-        return parameters
+        return itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
 
     def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         """Return an array on the device."""
         return torch.from_numpy(array).to(self._layout.device)
 
     def token_logprobs(self, logits: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each position's target, and the entropy there, both [tokens]."""
-        return vocab_parallel_logprobs(
+        """Log-probability of each position's target, and the entropy there, both [tokens].
+
+        Args:
+            logits: [1, this rank's tokens, this rank's vocabulary]
+            arrays: The micro-batch.
+        """
+        mine = self._own_tokens(arrays)
+        logprobs, entropy = vocab_parallel_logprobs(
             logits[0],
-            self.tensor(arrays.targets),
+            self.tensor(arrays.targets[mine]),
             vocabulary=self._shape.vocabulary,
-            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures),
+            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine]),
             group=self._layout.tensor_group,
         )
+        group = self._layout.context_group
+        if group is None:
+            return logprobs, entropy
+        # The loss is the same on all of these ranks: of its gradient each takes its own part, nothing is summed.
+        both = gather_from_sequence_parallel_region(
+            torch.stack([logprobs, entropy], 1), tensor_parallel_output_grad=False, group=group
+        )
+        ranks = range(self._layout.context_parallel)
+        order = np.concatenate([packing.context_part(arrays.bounds, rank, len(ranks)) for rank in ranks])
+        whole = both[self.tensor(np.argsort(order))]
+        return whole[:, 0], whole[:, 1]
+
+    def _own_tokens(self, arrays: PackedArrays) -> slice | packing.Int64:
+        """Return which tokens of a micro-batch this rank runs."""
+        if self._layout.context_parallel == 1:
+            return slice(None)
+        return packing.context_part(arrays.bounds, self._layout.context_rank, self._layout.context_parallel)
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """Return the log-probabilities of each sample's response tokens under the present weights, on every stage."""
@@ -148,13 +181,16 @@ class ModelRunner:
             The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
         """
         lengths = [len(sample.tokens) for sample in samples]
-        micro_batches = packing.first_fit_decreasing(lengths, self._budget)
+        micro_batches = self._micro_batches(lengths)
 
-        def step(iterator: Iterator[list[int]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+        def step(iterator: Iterator[tuple[list[int], float]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             self._before_each()
-            indices = next(iterator)
+            indices, weight = next(iterator)
             arrays = packing.pack(
-                [samples[i] for i in indices], token_weight=token_weight, temperature=self._temperature
+                [samples[i] for i in indices],
+                token_weight=weight * token_weight,
+                temperature=self._temperature,
+                multiple=self._layout.tokens_multiple,
             )
             bounds = self.tensor(arrays.bounds)
             packed = PackedSeqParams(
@@ -164,14 +200,16 @@ class ModelRunner:
                 max_seqlen_q=arrays.longest,
                 max_seqlen_kv=arrays.longest,
             )
-            tokens, positions = self.tensor(arrays.tokens)[None], self.tensor(arrays.positions)[None]
+            mine = self._own_tokens(arrays)
+            tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
             logits = network(tokens, positions, None, packed_seq_params=packed)
             return logits, functools.partial(function, indices, arrays)
 
+        iterators = [iter(micro_batches) for _ in self.chunks]
         result: list[Any] = self._schedule(
             forward_step_func=step,
-            data_iterator=iter(micro_batches),
-            model=[self.wrapped],
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks,
             num_microbatches=len(micro_batches),
             seq_length=max(self._budget, *lengths),
             micro_batch_size=1,
@@ -180,24 +218,43 @@ class ModelRunner:
         )
         return result
 
+    def _micro_batches(self, lengths: Sequence[int]) -> list[tuple[list[int], float]]:
+        """Return which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again."""
+        layout = self._layout
+        micro_batches = packing.first_fit_decreasing(lengths, self._budget)
+        wanted = len(micro_batches)
+        if layout.expert_parallel > 1:
+            # All who share experts with some that this rank shares experts with.
+            most = torch.tensor(wanted, device=layout.device)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=layout.copies_group)
+            wanted = int(most)
+        if layout.virtual_pipeline > 1:
+            wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
+        micro_batches = packing.divided(micro_batches, wanted)
+        again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
+        return [(indices, 1.0) for indices in micro_batches] + again
 
-def _wrapped(model: GPTModel, *, distributed_optimizer: bool, bf16: bool) -> DistributedDataParallel:
+
+def _wrapped(stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool) -> list[DistributedDataParallel]:
     """Return the model with buffers for its gradients, float32, summed over data-parallel ranks."""
-    config = model.config
-    ddp = DistributedDataParallel(
-        config,
-        DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            use_distributed_optimizer=distributed_optimizer,
-            overlap_grad_reduce=bf16,
-            # Weights are read between steps, by exports and checkpoints: they must be whole by then.
-            overlap_param_gather=False,
-        ),
-        Float16Module(config, model) if bf16 else model,
-    )
+    config = stages[0].config
+    chunks = [
+        DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                use_distributed_optimizer=distributed_optimizer,
+                overlap_grad_reduce=bf16,
+                # Weights are read between steps, by exports and checkpoints: they must be whole by then.
+                overlap_param_gather=False,
+            ),
+            Float16Module(config, stage) if bf16 else stage,
+        )
+        for stage in stages
+    ]
     # The token count that Megatron would divide by is left out: the loss carries its own normalisation.
-    config.finalize_model_grads_func = lambda chunks, _tokens=None, **kwargs: finalize_model_grads(
-        chunks, None, **kwargs
+    config.finalize_model_grads_func = lambda models, _tokens=None, **kwargs: finalize_model_grads(
+        models, None, **kwargs
     )
-    config.no_sync_func = ddp.no_sync
-    return ddp
+    config.no_sync_func = [chunk.no_sync for chunk in chunks] if len(chunks) > 1 else chunks[0].no_sync
+    return chunks

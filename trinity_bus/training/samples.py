@@ -11,6 +11,8 @@ import numpy as np
 
 from schemas.experience import ExperienceGroup, Float32, Sample
 from schemas.record import Metrics
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives import overlong
 from trinity_bus.training.objectives.advantages.advantage import Advantage, ScoredSample
 from trinity_bus.training.packing import TrainSample
 
@@ -34,11 +36,10 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         version: Version of the weights that are about to be trained, for staleness.
         advantage: Computes the advantages of the batch.
     """
-    views = [list(group.samples()) for group in groups]
-    scored = [
-        [ScoredSample(run=sample.run_id, reward=sample.reward, mask=sample.mask) for sample in view] for view in views
+    views = [
+        [sample for sample in group.samples() if advantage.wants_greedy or not _is_greedy(sample)] for group in groups
     ]
-    advantages = advantage(scored)
+    advantages = advantage([[_scored(sample, advantage.settings) for sample in view] for view in views])
     samples = [
         train_sample
         for view, given in zip(views, advantages, strict=True)
@@ -46,7 +47,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         for sample, values in zip(view, given, strict=True)
         if (train_sample := _train_sample(sample, values)) is not None
     ]
-    everything = [sample for view in views for sample in view]
+    everything = [sample for view in views for sample in view if not _is_greedy(sample)]
     response_tokens = sum(int(sample.mask.sum()) for sample in everything)
     skipped = sum(given is None for given in advantages)
     rewards = [sample.reward for sample in everything if not math.isnan(sample.reward)]
@@ -57,13 +58,28 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         "samples": float(len(everything)),
         "samples_trained": float(len(samples)),
         "samples_limited": float(sum(s.sampling is not None and s.sampling.is_limited for s in everything)),
-        "tokens": float(sum(len(group.tokens) for group in groups)),
+        "tokens": float(sum(len(sample.tokens) for sample in everything)),
         "trained_tokens": float(sum(sample.trained_tokens for sample in samples)),
         **_statistics("reward", rewards),
         **_statistics("advantage", [float(sample.advantages[sample.mask].mean()) for sample in samples]),
         **_statistics("staleness", staleness),
     }
     return TrainBatch(samples, metrics, response_tokens)
+
+
+def _scored(sample: Sample, settings: TrainerSettings) -> ScoredSample:
+    return ScoredSample(
+        run=sample.run_id,
+        reward=sample.reward - overlong.penalty(int(sample.mask.sum()), settings),
+        mask=sample.mask,
+        turn_starts=sample.turn_starts,
+        turn_rewards=sample.turn_rewards,
+        is_greedy=_is_greedy(sample),
+    )
+
+
+def _is_greedy(sample: Sample) -> bool:
+    return sample.sampling is not None and sample.sampling.temperature == 0
 
 
 def _train_sample(sample: Sample, advantages: Float32) -> TrainSample | None:

@@ -3,9 +3,16 @@
 Samples are shuffled by ``(seed, step)`` and divided into updates of equal numbers of samples. Each update is dealt to
 the ranks longest sample first, always to the rank with the fewest tokens (Graham's LPT rule, 1969: at most 4/3 of the
 best that is possible). What the sum over an update's tokens is divided by is that of the whole update, so gradients
-are summed over ranks and not averaged.
+are summed over ranks and not averaged: with ``s`` samples, ``n`` tokens in a sample, and ``u`` updates::
+
+    trainer.loss_normalizer     weight of a token, over all micro-batches and ranks         an update is ...
+    batch                       u / (response tokens of the batch)                          a token-level mean, DAPO's
+    update                      1 / (trained tokens of the update)                          the same, of itself
+    sequence                    u / (s n)                                                   a mean of means, GRPO's
+    constant                    u / (s trainer.max_tokens)                                  a sum, Dr. GRPO's
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,8 +31,8 @@ class Update:
     samples: Sequence[TrainSample]
     divisor: float
     """What the sum over the tokens of all ranks is divided by."""
-    trained_tokens: int
-    """Tokens that the loss of all ranks is over."""
+    weight: float
+    """What those tokens weigh together before that: as many as they are, where each weighs 1."""
 
     def shard(self, rank: int, ranks: int) -> "Update":
         """Return what one of the ranks trains on: at least one sample, which weighs nothing where none is left."""
@@ -72,14 +79,23 @@ def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> Ste
         # noise, and Adam makes full steps of it.
         count = max(1, round(count * len(samples) / batch.metrics["samples"]))
     parts = np.array_split(order, min(count, len(samples)))
+    # An equal part of the whole batch for each update, so that the less it teaches the smaller they are.
+    whole = {
+        "batch": batch.response_tokens,
+        "sequence": batch.metrics["samples"],
+        "constant": batch.metrics["samples"] * settings.max_tokens,
+    }
     updates = []
     for part in parts:
-        chosen = [samples[i] for i in part]
-        trained = sum(sample.trained_tokens for sample in chosen)
-        # Else an equal part of the whole batch for each update, so that the less it teaches the smaller they are.
-        divisor = trained if settings.loss_normalizer == "update" else batch.response_tokens / len(parts)
-        updates.append(Update(samples=chosen, divisor=divisor, trained_tokens=trained))
+        chosen = [_scaled(samples[i], settings) for i in part]
+        weight = math.fsum(sample.scale * sample.trained_tokens for sample in chosen)
+        divisor = weight if settings.loss_normalizer == "update" else whole[settings.loss_normalizer] / len(parts)
+        updates.append(Update(samples=chosen, divisor=divisor, weight=weight))
     return StepPlan(updates=updates, trained_tokens=tokens, metrics=batch.metrics)
+
+
+def _scaled(sample: TrainSample, settings: TrainerSettings) -> TrainSample:
+    return replace(sample, scale=1 / sample.trained_tokens) if settings.loss_normalizer == "sequence" else sample
 
 
 def balanced(sizes: Sequence[int], ranks: int) -> list[list[int]]:

@@ -17,6 +17,7 @@ from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import packing
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
+from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
@@ -79,8 +80,11 @@ class TorchEngine(RankEngine):
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`RankEngine`."""
+        return self._hf_views()
+
+    def _hf_views(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._network.named_parameters():  # what is tied is named once
-            yield name, parameter.detach()
+            yield from tensors.of_transformers(name, parameter.detach())
 
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
@@ -132,13 +136,13 @@ class TorchEngine(RankEngine):
         try:
             read = reader(folder)
             with torch.no_grad():
-                for name, parameter in self._network.named_parameters():
+                for name, own in self._hf_views():
                     tensor = read(name)
-                    if tensor.shape != parameter.shape:
+                    if tensor.shape != own.shape:
                         raise ConversionError(
-                            f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(parameter.shape)}"
+                            f"{folder}: {name} is {tuple(tensor.shape)}; config.json asks for {tuple(own.shape)}"
                         )
-                    parameter.copy_(tensor)
+                    own.copy_(tensor)
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
             raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
         except KeyError as error:

@@ -71,3 +71,11 @@ def taskset(log_level: LogLevel = "info") -> None:
     from workers.taskset.service import run
 
     _serve(run, connected_settings(), log_level)
+
+
+@app.command()
+def gateway(log_level: LogLevel = "info") -> None:
+    """Answer agents over HTTP, with what explorers draw."""
+    from workers.gateway.service import run
+
+    _serve(run, connected_settings(), log_level)

@@ -9,6 +9,7 @@
                               '--completed turns, where there are several --> turns
                         --Cancel----> attempt is cancelled in its runner, and aborted in the engine
     model-versions ----names it-----> weights received beside generation --> events: WeightsSynced
+    gateways, HTTP ----token ids-----> the engine --> token ids, log-probabilities     (where explorer.http_port is set)
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
     every runner_report_s -----------------------------------------------> events: RunnersReport
 
@@ -56,6 +57,7 @@ from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
 from workers.explorer.executor import IDLE, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats
+from workers.explorer.http_side import HttpSide
 from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.served_version import ServedVersion
@@ -130,6 +132,7 @@ class ExplorerService:
             model=settings.explorer.served_model,
         )
         self._follows: Follows = settings.explorer.follows or "trainer"
+        self._served = ServedVersion(engine.model_version, fixed=self._follows != "trainer")
         self._orders = OrderFilter(self._who.explorer, self._who.incarnation)
 
     async def run(self) -> None:
@@ -158,17 +161,27 @@ class ExplorerService:
             if self._follows == "trainer":
                 versions = await stack.enter_async_context(self._bus.reader(MODEL_VERSIONS, start="beginning"))
             stack.enter_context(watching("the orders", lane.keeps_up))
+            http = None
+            if self._settings.http_port is not None:
+                http = await stack.enter_async_context(HttpSide(self._settings, self._engine, self._served))
             runners = Runners(self._fork_server, self._engine, self._settings)
             runners.start()
             try:
-                await self._work(producer, lane, versions, runners, workflows)
+                await self._work(producer, lane, versions, runners, workflows, http=http)
             finally:
                 await runners.close()
 
     async def _work(
-        self, producer: Producer, lane: Reader, versions: Reader | None, runners: Runners, workflows: list[str]
+        self,
+        producer: Producer,
+        lane: Reader,
+        versions: Reader | None,
+        runners: Runners,
+        workflows: list[str],
+        *,
+        http: HttpSide | None,
     ) -> None:
-        served = ServedVersion(self._engine.model_version, fixed=versions is None)
+        served = self._served
         slots = Occupancy(IDLE, self._settings.slots)
         SLOT_TIME.watch(slots)
         RUNNER_DEATHS.add(0)
@@ -188,6 +201,7 @@ class ExplorerService:
                 follows=self._follows,
                 abilities=self._settings.abilities.split(","),
                 max_model_len=self._settings.max_model_len,
+                address="" if http is None else http.address,
             )
 
         heartbeats = Heartbeats(producer, interval_s=self._settings.heartbeat_s, make=heartbeat)
@@ -226,7 +240,8 @@ class ExplorerService:
         finally:
             heartbeats.state = "draining"
             await heartbeats.send()
-            await executor.drain(drain_s)
+            drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
+            await asyncio.gather(*drained)
             await self._leave(producer, reason)
 
     async def _handle_orders(self, lane: Reader, executor: RolloutExecutor, producer: Producer) -> None:

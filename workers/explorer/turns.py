@@ -112,6 +112,9 @@ class TurnKeeper:
                 turn = received.record
                 if not isinstance(turn, Turn) or turn.task_id != order.task.task_id:
                     continue
+                if turn.workflow != order.task.workflow:
+                    # A session of a gateway, by the same name.
+                    continue
                 size += len(received.raw)
                 if size > MAX_TURNS_BYTES:
                     _log.warning("task %s has more turns than an attempt may have", order.task.task_id)

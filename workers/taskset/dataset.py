@@ -1,41 +1,87 @@
-"""A dataset as an endless, seeded order of tasks. Pure, but for reading the file.
+"""Task sets as an endless order of tasks. Pure, but for reading files.
 
-Each epoch has all lines once, in an order of its own that the seed fixes. The task at place ``k`` follows from the
-file, the seed and ``k`` alone, so a restart needs to know nothing but how many were produced. Task ids are
-``<taskset>/<epoch>/<id of the line>``: a task id may be used once in a mesh's lifetime, so each use of a line has its
-own.
+::
 
-Failures: a line that is no task, or an id that two lines share, is an error that names the line, before anything runs.
+    description --> sources --> rows --formatter--> tasks     all of them, before anything runs
+                                                      |
+    place k --> whose turn (shares) --> which line (order) --> task, under an id of its own
+
+The task at place ``k`` follows from the files, the seed, ``k``, and where the order goes by them the results so far: so
+a restart needs to know nothing but how many were produced. Task ids are ``<taskset>/<use>/<id of the row>``. A task id
+may be used once in a mesh's lifetime, so each use of a row has a number of its own: its epoch, or its place.
+
+Failures: see ``reading`` and ``description``.
 """
 
 import hashlib
-import random
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Any, Protocol
 
 from schemas import Sampling, Task
 from schemas.record import MAX_ID_LENGTH
-from trinity_bus.errors import TrinityError
+from trinity_bus.config.taskset import OrderName
 from trinity_bus.rollout.workflow import merge_sampling
-from workers.task_lines import BadLine, parse
+from workers.taskset.description import DatasetError, RowSource, describe
+from workers.taskset.gym import Gym
+from workers.taskset.orders import Order, PassRates, make_order, turns
+from workers.taskset.reading import Lines, read
 
-_LONGEST_EPOCH = 12
+_LONGEST_USE = 20
+"""Digits and slashes between the names of taskset and row."""
 
 
-class DatasetError(TrinityError):
-    """A file that is to become tasks cannot."""
+class TaskStream(Protocol):
+    """What has its turn among others."""
+
+    @property
+    def size(self) -> int | None:
+        """How many rows there are; None: without end."""
+        ...
+
+    def use(self, place: int) -> tuple[int, Task]:
+        """Return what tells this use of a row from every other, and its task."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Tasks that were read, in an order."""
+
+    tasks: Sequence[Task]
+    order: Order
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return len(self.tasks)
+
+    def use(self, place: int) -> tuple[int, Task]:
+        """See ``TaskStream.use``."""
+        line, use = self.order(place)
+        return use, self.tasks[line]
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The tasks of a file."""
+    """What to train on."""
 
-    tasks: tuple[Task, ...]
-    seed: int
+    parts: Sequence[TaskStream]
+    """That take turns."""
+    shares: Sequence[int]
+    """How often each has its turn in a round."""
     fingerprint: str
-    """Of the file's bytes and the seed: two of the same give the same tasks in the same order."""
+    """Of files, seed and description: two of the same give the same tasks in the same order."""
+    lines: Mapping[str, tuple[PassRates, int]]
+    """Where the results of a row are noted, by its id; empty where the order does not go by results."""
+
+    @property
+    def size(self) -> int | None:
+        """How many rows there are; None: without end."""
+        sizes = [part.size for part in self.parts]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     def task(self, taskset: str, place: int) -> Task:
         """Return the train task at a place.
@@ -44,63 +90,127 @@ class Dataset:
             taskset: Stands in front of the id.
             place: 0, 1, 2 ... over all epochs.
         """
-        epoch, index = divmod(place, len(self.tasks))
-        task = self.tasks[_order(len(self.tasks), self.seed, epoch)[index]]
-        return task.model_copy(update={"task_id": f"{taskset}/{epoch}/{task.task_id}"})
+        round_, turn = divmod(place, sum(self.shares))
+        order = turns(tuple(self.shares))
+        chosen = order[turn]
+        use, task = self.parts[chosen].use(round_ * self.shares[chosen] + order[:turn].count(chosen))
+        return task.model_copy(update={"task_id": f"{taskset}/{use}/{task.task_id}"})
 
-    def eval_tasks(
-        self, taskset: str, name: str, version: int, *, repeat_times: int = 1, temperature: float = 0.0
-    ) -> list[Task]:
+    def saw(self, row_id: str, reward: float) -> None:
+        """Note the mean reward of a row's runs."""
+        if (found := self.lines.get(row_id)) is not None:
+            rates, line = found
+            rates.saw(line, reward)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """What versions are evaluated with."""
+
+    name: str
+    tasks: tuple[Task, ...]
+
+    def of_version(self, taskset: str, version: int) -> list[Task]:
         """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so.
 
         Args:
             taskset: Stands in front of the ids.
-            name: Of the evaluation.
             version: That is examined.
-            repeat_times: Runs of tasks that name no number.
-            temperature: Of tasks that name none.
         """
         return [
             task.model_copy(
                 update={
                     "task_id": f"{taskset}/exam/{version}/{task.task_id}",
-                    "batch_id": f"{version}/{name}",
+                    "batch_id": f"{version}/{self.name}",
                     "batch_type": "eval",
                     "batch_size": len(self.tasks),
-                    "repeat_times": task.repeat_times or repeat_times,
-                    "sampling": merge_sampling(Sampling(temperature=temperature), task.sampling),
+                    # Once and greedily, unless the set or the task says otherwise.
+                    "repeat_times": task.repeat_times or 1,
+                    "sampling": merge_sampling(Sampling(temperature=0.0), task.sampling),
                 }
             )
             for task in self.tasks
         ]
 
 
-def load(path: Path, *, taskset: str, seed: int) -> Dataset:
-    """Read a file of JSON lines, a task each.
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    """All that a path stands for."""
+
+    train: Dataset | None
+    evals: tuple[EvalSet, ...]
+
+
+def load(path: Path, *, taskset: str = "", seed: int = 0, order: OrderName = "shuffled") -> TaskSets:
+    """Read what a path stands for: a file of tasks, or a description and the files that it names.
 
     Raises:
-        DatasetError: It cannot be read, has no task, or one of its lines is none.
+        DatasetError: Something of it cannot be read, is empty, or has a row that is no task.
     """
+    description = describe(path)
+    longest_id = MAX_ID_LENGTH - len(taskset) - _LONGEST_USE
+
+    def tasks_of(source: RowSource) -> Lines:
+        if source.gym is not None:
+            return Gym(source, seed).lines(source.size or 0)
+        return read(source, path.parent, longest_id=longest_id)
+
+    evals = tuple(EvalSet(source.name, tuple(tasks_of(source).tasks)) for source in description.eval)
+    if not description.train:
+        return TaskSets(None, evals)
+    found: list[Gym | Lines] = [
+        Gym(source, seed) if source.gym is not None and source.size is None else tasks_of(source)
+        for source in description.train
+    ]
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
-    tasks = []
-    for found in parse(raw.splitlines()):
-        if isinstance(found, BadLine):
-            raise DatasetError(f"{path}:{found.number}: {found.reason}")
-        number, task = found
-        if len(task.task_id) + len(taskset) + _LONGEST_EPOCH > MAX_ID_LENGTH:
-            raise DatasetError(f"{path}:{number}: task_id {task.task_id!r} is too long beside the taskset's name")
-        tasks.append(task)
-    if not tasks:
-        raise DatasetError(f"{path} has no task")
-    fingerprint = hashlib.sha256(raw + str(seed).encode()).hexdigest()
-    return Dataset(tuple(tasks), seed, fingerprint)
+        return TaskSets(_dataset(description.train, found, seed, order), evals)
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from error
 
 
-@lru_cache(maxsize=2)
-def _order(count: int, seed: int, epoch: int) -> Sequence[int]:
-    order = list(range(count))
-    random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - an order that a seed repeats is the point
-    return order
+def _dataset(sources: Sequence[RowSource], found: Sequence[Gym | Lines], seed: int, order: OrderName) -> Dataset:
+    digest = hashlib.sha256(b"".join(part.digest for part in found) + str(seed).encode())
+    described = [source.model_dump(mode="json", exclude_defaults=True, exclude={"path", "rows"}) for source in sources]
+    # One file of tasks in the order of always has no more to it.
+    if described != [{}] or order != "shuffled":
+        digest.update(json.dumps([order, *described], sort_keys=True).encode())
+    if sources[0].share is None:
+        found = [_joined(found)]
+    parts: list[TaskStream] = []
+    noted: dict[str, tuple[PassRates, int]] = {}
+    for part in found:
+        if isinstance(part, Gym):
+            parts.append(part)
+            continue
+        rates = PassRates(len(part.tasks))
+        parts.append(_ordered(part, seed, order, rates))
+        if order == "by_difficulty":
+            noted |= {task.task_id: (rates, i) for i, task in enumerate(part.tasks)}
+    shares = [source.share or 1 for source in sources[: len(parts)]]
+    return Dataset(parts, shares, digest.hexdigest(), noted)
+
+
+def _joined(found: Sequence[Gym | Lines]) -> Gym | Lines:
+    """Return all rows as one set; where there is one without end there is no other."""
+    first, *others = found
+    for other in others:
+        if isinstance(first, Lines) and isinstance(other, Lines):
+            first = first.joined(other)
+    return first
+
+
+def _ordered(lines: Lines, seed: int, order: OrderName, rates: PassRates) -> Ordered:
+    if order == "easy_to_hard" and len(lines.difficulties) != len(lines.tasks):
+        raise DatasetError(
+            "the order easy_to_hard needs the column of difficulties of every [[train]]: difficulty = ..."
+        )
+    ranks = _ranks(lines.difficulties) if order == "easy_to_hard" else ()
+    return Ordered(lines.tasks, make_order(order, len(lines.tasks), seed, ranks, rates))
+
+
+def _ranks(difficulties: Sequence[Any]) -> Sequence[float | str]:
+    """Return numbers where all are, else text."""
+    try:
+        return [float(value) for value in difficulties]
+    except (TypeError, ValueError):
+        return [str(value) for value in difficulties]

@@ -14,7 +14,8 @@ name would wait for ever.
 from collections.abc import Iterable, Mapping
 
 from schemas import Position, TasksetPosition
-from workers.taskset.dataset import Dataset, DatasetError
+from workers.taskset.dataset import Dataset
+from workers.taskset.description import DatasetError
 
 type Offsets = dict[int, int]
 """Partition to the offset to read next."""
@@ -32,7 +33,7 @@ class TasksetProgress:
         last: The position that was committed last, by this or an earlier incarnation.
 
     Raises:
-        DatasetError: That position counts the lines of another dataset.
+        DatasetError: That position counts the lines of another dataset, or there is no end of what has epochs.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class TasksetProgress:
                 f"taskset {name!r} has produced {last.produced} tasks of another dataset or in another order; give "
                 "this one a name of its own (TRINITY_BUS_TASKSET__NAME)"
             )
+        if epochs is not None and dataset.size is None:
+            raise DatasetError(f"taskset {name!r} has no end, and so no epochs: leave taskset.epochs unset")
         self.produced = 0 if last is None else last.produced
         self.ended = 0 if last is None else last.ended
         self.examined = -1 if last is None else last.examined
@@ -58,7 +61,7 @@ class TasksetProgress:
         self._name = name
         self._dataset = dataset
         self._ahead = ahead
-        self._total = None if epochs is None else epochs * len(dataset.tasks)
+        self._total = None if epochs is None or dataset.size is None else epochs * dataset.size
         self._eval_interval = eval_interval
 
     @property
@@ -77,10 +80,16 @@ class TasksetProgress:
         prefix = f"{self._name}/"
         return task_id is not None and task_id.startswith(prefix) and task_id[len(prefix) :].partition("/")[0].isdigit()
 
-    def read_result(self, task_id: str, partition: int, offset: int) -> None:
-        """Note that a result was read."""
+    def read_result(self, task_id: str, partition: int, offset: int, reward: float | None = None) -> None:
+        """Note that a result was read, with the mean reward of its runs if it has one."""
         self.results[partition] = offset + 1
         self.ended += self.is_ours(task_id)
+        self.learn(task_id, reward)
+
+    def learn(self, task_id: str, reward: float | None) -> None:
+        """Note how a task was answered, for orders that go by it; to hear it again changes nothing."""
+        if reward is not None and self.is_ours(task_id):
+            self._dataset.saw(task_id.removeprefix(f"{self._name}/").partition("/")[2], reward)
 
     def read_dead_letter(self, key: str | None, partition: int, offset: int) -> None:
         """Note that a dead letter was read; that of a task has its key."""

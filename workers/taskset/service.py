@@ -1,4 +1,4 @@
-"""The taskset service: keeps the mesh supplied with tasks from a file, and examines versions with another.
+"""The taskset service: keeps the mesh supplied with tasks of task sets, and examines versions with others.
 
 ::
 
@@ -13,7 +13,7 @@ produced ahead is bounded, so the order of training stays close to the order of 
 ==============================  =======================================================================================
 what fails                      what happens
 ==============================  =======================================================================================
-a file has a bad line           the process ends before anything runs, with the line's number
+a file has a bad row            the process ends before anything runs, with file, row and reason
 the dataset was changed         likewise: what was produced counts another order
 another taskset of this name    the earlier one is fenced: it writes nothing more and ends
 the broker                      it waits, and after ``kafka.outage_s`` the process ends with one line
@@ -36,7 +36,8 @@ from trinity_bus.errors import ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import setup_telemetry
 from workers.preconditions import dataset, ensure
-from workers.taskset.dataset import Dataset, load
+from workers.taskset.dataset import TaskSets, load
+from workers.taskset.description import DatasetError
 from workers.taskset.progress import TasksetProgress
 
 log = logging.getLogger("workers.taskset")
@@ -57,13 +58,12 @@ async def run(settings: Settings) -> None:
     """
     own = settings.taskset
     ensure("taskset", settings)
-    train = load(dataset(settings), taskset=own.name, seed=own.seed)
-    eval_set = None if own.eval_path is None else load(own.eval_path, taskset=own.name, seed=own.seed)
+    sets = load(dataset(settings), taskset=own.name, seed=own.seed, order=own.order)
     telemetry = setup_telemetry("taskset", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
         async with Bus(settings.kafka, client_id=own.name) as bus:
             await bus.ensure_topics()
-            await Taskset(settings, bus, train, eval_set).run()
+            await Taskset(settings, bus, sets).run()
     finally:
         telemetry.shutdown()
 
@@ -74,16 +74,20 @@ class Taskset:
     Args:
         settings: The sections ``taskset`` and ``coordinator`` (the model's name) are used.
         bus: Connected.
-        train: What to train on.
-        eval_set: What to evaluate versions with; None: they are not.
+        sets: What to train on, and what to evaluate versions with.
+
+    Raises:
+        DatasetError: There is nothing to train on.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, train: Dataset, eval_set: Dataset | None) -> None:
+    def __init__(self, settings: Settings, bus: Bus, sets: TaskSets) -> None:
+        if sets.train is None:
+            raise DatasetError(f"{settings.taskset.path} has nothing to train on: no [[train]]")
         self._settings = settings.taskset
         self._model = settings.mesh.model
         self._bus = bus
-        self._train = train
-        self._eval_set = eval_set
+        self._train = sets.train
+        self._evals = sets.evals
         self._newest = -1
         """The newest model version."""
 
@@ -106,6 +110,7 @@ class Taskset:
                     last=await self._last_position(),
                 )
                 await self._place(progress)
+                await self._learn(progress)
                 await self._work(producer, progress)
         except ProducerFencedError as error:
             raise ProducerFencedError(f"another taskset {name!r} has started; this one stops") from error
@@ -117,6 +122,15 @@ class Taskset:
                 if received.key == self._settings.name and isinstance(received.record, TasksetPosition):
                     last = received.record
         return last
+
+    async def _learn(self, progress: TasksetProgress) -> None:
+        """Hear again how rows were answered, as far as the log goes back, for an order that goes by it."""
+        if not self._train.lines:
+            return
+        async with self._bus.reader(RESULTS, start="beginning") as reader:
+            async for received in reader.replay():
+                if isinstance(received.record, TaskResult):
+                    progress.learn(received.record.task_id, received.record.metrics.get("reward"))
 
     async def _place(self, progress: TasksetProgress) -> None:
         """Fix where answers are read from: at the first start from now on, later past what retention deleted."""
@@ -139,7 +153,7 @@ class Taskset:
             self._bus.reader(MODEL_VERSIONS, start="beginning") as versions,
         ):
             mark_ready()
-            log.info("ready: %d tasks an epoch, %d produced so far", len(self._train.tasks), progress.produced)
+            log.info("ready: %s rows, %d tasks produced so far", self._train.size or "endless", progress.produced)
             while not progress.done:
                 await self._produce(producer, progress)
                 await self._listen(reader, versions, progress)
@@ -151,8 +165,9 @@ class Taskset:
             if received.topic is DEAD_LETTERS:
                 progress.read_dead_letter(received.key, received.partition, received.last_offset)
             else:
-                task_id = received.record.task_id if isinstance(received.record, TaskResult) else ""
-                progress.read_result(task_id, received.partition, received.last_offset)
+                result = received.record if isinstance(received.record, TaskResult) else None
+                task_id, reward = ("", None) if result is None else (result.task_id, result.metrics.get("reward"))
+                progress.read_result(task_id, received.partition, received.last_offset, reward)
         for received in await versions.batch(0.0):
             self._saw(received)
 
@@ -164,18 +179,13 @@ class Taskset:
     async def _produce(self, producer: Producer, progress: TasksetProgress) -> None:
         """One transaction, where there is anything to produce."""
         count = min(progress.room, _MOST_TASKS)
-        evaluate = self._eval_set is not None and self._newest >= 0 and progress.is_eval_due(self._newest)
+        evaluate = bool(self._evals) and self._newest >= 0 and progress.is_eval_due(self._newest)
         if not count and not evaluate:
             return
         tasks = [self._train.task(self._settings.name, progress.produced + i) for i in range(count)]
-        if evaluate and self._eval_set is not None:
-            tasks += self._eval_set.eval_tasks(
-                self._settings.name,
-                self._settings.eval_name,
-                self._newest,
-                repeat_times=self._settings.eval_repeat_times,
-                temperature=self._settings.eval_temperature,
-            )
+        if evaluate:
+            for evaluated in self._evals:
+                tasks += evaluated.of_version(self._settings.name, self._newest)
             progress.examined = self._newest
         progress.produced += count
         position = progress.position()

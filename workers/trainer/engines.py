@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, required
-from trinity_bus.training import checkpoint, resume
+from trinity_bus.training import checkpoint, layout_rules, resume
 from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress
 from trinity_bus.training.digests import model_digest
 from trinity_bus.training.engine import TrainingEngine
@@ -40,7 +40,7 @@ def load(
         TrinityError: Training cannot begin.
     """
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
-    read_shape(source)
+    layout_rules.check(settings.trainer, read_shape(source))
     run, shaping = run_identity(settings, source, batches), resume.shaping(settings.mesh, settings.trainer)
     folder = checkpoint.latest(directory)
     if folder is not None:

@@ -19,6 +19,8 @@ from trinity_bus.errors import RecordGoneError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from trinity_bus.training import choice
+from trinity_bus.training.objectives import registry
+from trinity_bus.training.objectives.advantages.advantage import Advantage
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.errors import BatchError, way_out
@@ -59,6 +61,7 @@ class StepInputs:
         self._who = who
         self._run = run
         self._bounds = bounds
+        self._wants_greedy = registry.make("advantage", Advantage, settings).wants_greedy
         self._records = records
         self._bus = bus
         self._producer = producer
@@ -121,7 +124,7 @@ class StepInputs:
             next_offset=due.next_offset,
             seed=self._settings.seed,
             groups=[StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries],
-            left_out=choice.left_out(groups, self._bounds, train_limited=limited),
+            left_out=choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._wants_greedy),
             skipped=due.skip,
         )
         begun = self._records.binding(chosen)

@@ -33,13 +33,18 @@ class Files:
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
         self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
         self.folder = folder
-        self.train, self.eval_file = folder / "train.jsonl", folder / "held-out.jsonl"
-        for path, count in ((self.train, LINES), (self.eval_file, 3)):
+        self.train = folder / "train.jsonl"
+        for path, count in ((self.train, LINES), (folder / "held-out.jsonl", 3)):
             tasks = [
                 {"task_id": f"{path.stem}-{i}", "workflow": "math", "prompt": "1 + 1", "answer": "2"}
                 for i in range(count)
             ]
             path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        self.sets = folder / "tasks.toml"
+        self.sets.write_text(
+            '[[train]]\npath = "train.jsonl"\n'
+            '[[eval]]\nname = "held-out"\npath = "held-out.jsonl"\n[[eval]]\nname = "again"\npath = "held-out.jsonl"\n'
+        )
 
     @contextlib.contextmanager
     def service(self, module: str, **settings: object) -> Iterator[Child]:
@@ -57,8 +62,7 @@ class Files:
     def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Child]:
         return self.service(
             "taskset",
-            taskset__path=self.train,
-            taskset__eval_path=self.eval_file,
+            taskset__path=self.sets,
             taskset__eval_interval=4,
             taskset__epochs=2,
             taskset__ahead=12,
@@ -105,6 +109,7 @@ async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files
         evals = Counter(task.batch_id for task in seen if task.batch_type == "eval")
         assert evals
         assert set(evals.values()) == {3}
+        assert {str(batch_id).partition("/")[2] for batch_id in evals} == {"held-out", "again"}
         assert {int(str(batch_id).partition("/")[0]) % 4 for batch_id in evals} == {0}
 
 

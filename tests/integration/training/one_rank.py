@@ -7,27 +7,40 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from tests.support.training.conformance import CHECKS, Subject, batch, same, saved, weights
+from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, same, saved, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import parallel, saving
-from trinity_bus.training.families import FAMILIES
+from trinity_bus.training import layout_rules, parallel, saving
+from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.families import FAMILIES, read_shape
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.rank_engine import RankEngine
 
 LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, "qwen2"),
+    "tp2, sequence": ({"tensor_parallel": 2, "sequence_parallel": True}, "qwen3_moe"),
     "pp2": ({"pipeline_parallel": 2}, "qwen3"),
+    "pp2, interleaved": ({"pipeline_parallel": 2, "virtual_pipeline": 2}, "qwen3"),
+    "cp2": ({"context_parallel": 2}, "llama"),
     "dp2": ({"data_parallel": 2}, "llama"),
     "dp2, distributed optimizer": ({"data_parallel": 2, "distributed_optimizer": True}, "qwen3"),
+    "dp2, ep2": ({"data_parallel": 2, "expert_parallel": 2}, "qwen3_moe"),
+    "cp2, ep2": ({"context_parallel": 2, "expert_parallel": 2, "distributed_optimizer": True}, "qwen3_moe"),
 }
-"""How two ranks share the work; and the family that all checks are made with, the others only those of NUMBERS."""
+"""How two ranks share the work; and the family that more than numbers is checked with."""
+THOROUGH = ("tp2", "pp2", "dp2")
+"""What is made with all checks and objectives."""
 NUMBERS = ("logits", "gradients_of_one_update")
+MORE = (*NUMBERS, "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
 ALONE = ("an_interruption",)
 """What is for one rank only: where one stops, the others wait for it in vain."""
 
 
-RESHARDED = ("qwen2", "qwen3")
-"""Families whose training is handed from layout to layout: with biases, and with an embedding that is shared."""
+CHAINS = {
+    "qwen2": ("tp2", "pp2"),
+    "qwen3": ("pp2, interleaved", "dp2, distributed optimizer"),
+    "qwen3_moe": ("tp2, sequence", "dp2, ep2", "cp2, ep2"),
+}
+"""Through which layouts, in their order above, training is handed on by checkpoints, from one rank and to one rank."""
 
 
 def chained(folder: Path, family: str, number: int) -> Path:
@@ -49,19 +62,30 @@ def go_on(engine: RankEngine, before: Path, after: Path) -> None:
 
 
 def run(folder: Path, name: str, port: str) -> None:
-    layout, family_of_all = LAYOUTS[name]
-    number = list(LAYOUTS).index(name) + 1
+    layout, family_of_more = LAYOUTS[name]
     # A port of its own: one rank may still hold the store of the layout before.
     os.environ["MASTER_PORT"] = port
     with parallel.initialized(TrainerSettings(**layout)) as joined:
         for family in FAMILIES:
-            for check in [c for c in CHECKS if c not in ALONE] if family == family_of_all else NUMBERS:
+            try:
+                layout_rules.check(TrainerSettings(**layout), read_shape(folder / family))
+            except ParallelError as refusal:
+                print(f"{name}, {family}: {refusal}")
+                continue
+            thorough = family == family_of_more and name in THOROUGH
+            checks = (
+                [c for c in CHECKS if c not in ALONE] if thorough else MORE if family == family_of_more else NUMBERS
+            )
+            objectives = tuple(OBJECTIVES)[: None if thorough else 1]
+            for check in checks:
                 print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
                 scratch = folder / "scratch" / name / family / check
-                CHECKS[check](Subject(lambda s: MegatronEngine(s, joined), folder / family, scratch, layout))
-        for family in RESHARDED:
+                subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, scratch, layout, objectives)
+                CHECKS[check](subject)
+        for family in [family for family, chain in CHAINS.items() if name in chain]:
             print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
             subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, folder / "scratch", layout)
+            number = CHAINS[family].index(name) + 1
             go_on(subject.make(), chained(folder, family, number - 1), chained(folder, family, number))
 
 

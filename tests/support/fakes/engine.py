@@ -4,14 +4,14 @@
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.completion import EngineCompletion, EngineDelta
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
@@ -38,12 +38,16 @@ class FakeEngine:
         self.waiting = 0
         self.most_waiting = 0
         self.aborted = 0
+        self.prompts: list[list[int]] = []
+        self.hang_after: int | None = None
+        """So many tokens of a stream are drawn, and no more."""
         self.on_sync: Callable[[ModelVersion], Any] = lambda _: None
         self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[EngineCompletion]:
+        self.prompts.append(list(prompt_token_ids))
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
         try:
@@ -58,6 +62,31 @@ class FakeEngine:
         versions = [(0, self.model_version)] if self.model_version >= 0 else []
         completion = EngineCompletion(token_ids, [-0.5] * len(token_ids), "stop", versions)
         return [completion] * n
+
+    async def stream(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> AsyncGenerator[EngineDelta]:
+        """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
+        self.prompts.append(list(prompt_token_ids))
+        prompt = "".join(map(chr, prompt_token_ids))
+        drawn = next((k for k in range(len(self.answer) - 1, 0, -1) if prompt.endswith(self.answer[:k])), 0)
+        rest = self.answer[drawn:][: sampling.max_tokens]
+        versions = [(0, self.model_version)] if self.model_version >= 0 else []
+        self.waiting += 1
+        try:
+            for at, character in enumerate(rest, 1):
+                await self.open.wait()
+                if self.hang_after == at - 1:
+                    await asyncio.Event().wait()
+                reason = "stop" if at == len(rest) else None
+                for index in range(n):
+                    self.tokens_generated += 1
+                    yield EngineDelta(index, [ord(character)], [-0.5], reason, versions if reason else [])
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted += 1
+            raise
+        finally:
+            self.waiting -= 1
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         result = self.on_sync(announced)

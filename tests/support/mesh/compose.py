@@ -277,13 +277,13 @@ def new_secure_stack(folder: Path) -> ComposeStack:
     Args:
         folder: For the secrets, and for the file of what differs here.
     """
-    ports = {"KAFKA_PORT": quiet_ports(1)[0]}
+    ports = dict(zip(("KAFKA_PORT", "GATEWAY_PORT"), quiet_ports(2), strict=True))
     secrets = folder / "secrets"
     made = {**os.environ, "SECRETS_DIR": str(secrets), "KAFKA_PORT": str(ports["KAFKA_PORT"])}
     subprocess.run([FOLDER / "secure.sh"], env=made, check=True, capture_output=True)
     # The tests' authority, where the files have the user's.
     authority = [f"{secrets / 'ca.pem'}:/etc/trinity-bus/ca.pem:ro"]
-    services = ("access", "topics", "coordinator", "explorer", "trainer", "taskset")
+    services = ("access", "topics", "coordinator", "explorer", "trainer", "taskset", "gateway")
     here: dict[str, Any] = {service: {"volumes": authority} for service in services}
     here["taskset"]["profiles"] = ["absent"]
     files = [*(FOLDER / name for name in SECURE_FILES), _override(folder, here)]

@@ -18,6 +18,7 @@ from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint, model
 from trinity_bus.training.errors import TrainingInterruptedError
+from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.packing import PackedArrays, TrainSample
@@ -34,6 +35,21 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "ppo, recomputed, kl, entropy": {"old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01},
     "gspo, rloo, masked": {"loss": "gspo", "advantage": "rloo", "correction": "masked", "old_logprobs": "recompute"},
     "one update, by its own tokens": {"mini_batches": 1, "loss_normalizer": "update"},
+    "cispo, by sequences, k2, whole sequences corrected": {
+        "loss": "cispo",
+        "loss_normalizer": "sequence",
+        "old_logprobs": "recompute",
+        "correction": "icepop",
+        "correction_level": "geometric",
+        "kl_coef": 0.1,
+        "kl_estimator": "k2",
+    },
+    "topr, reinforce++, kl in the reward": {
+        "loss": "topr",
+        "advantage": "reinforce_plus_plus",
+        "kl_coef": 0.1,
+        "kl_placement": "reward",
+    },
     "warm, activations computed again": {"temperature": 0.7, "recompute": True},
 }
 
@@ -49,6 +65,8 @@ class Subject:
     """Empty, of this check alone, the same on all ranks."""
     layout: dict[str, Any]
     """Settings."""
+    objectives: Sequence[str] = tuple(OBJECTIVES)
+    """Those whose losses and gradients are compared."""
 
     def settings(self, **settings: Any) -> TrainerSettings:
         values = {"learning_rate": SMALL_RATE, "mini_batches": 2, "micro_batch_tokens": 24, "weight_decay": 0.1}
@@ -71,10 +89,11 @@ def weights(engine: RankEngine) -> dict[str, torch.Tensor]:
 
 def gradients(engine: RankEngine) -> dict[str, torch.Tensor]:
     if isinstance(engine, MegatronEngine):
-        network = engine._runner._model
-        return dict(model.hf_tensors(network, engine.shape, engine.layout, lambda p: p.main_grad.clone()))
+        chunks = engine._runner._model
+        return dict(model.hf_tensors(chunks, engine.shape, engine.layout, lambda p: p.main_grad.clone()))
     assert isinstance(engine, TorchEngine)
-    return {name: parameter.grad for name, parameter in engine._network.named_parameters()}
+    named = engine._network.named_parameters()
+    return {n: g for name, parameter in named for n, g in tensors.of_transformers(name, parameter.grad)}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -96,7 +115,8 @@ def samples_of(engine: RankEngine) -> list[TrainSample]:
 
 
 def losses(subject: Subject) -> None:
-    for name, settings in OBJECTIVES.items():
+    for name in subject.objectives:
+        settings = OBJECTIVES[name]
         engine, reference = subject.make(**settings), subject.reference(**settings)
         for step in range(2):
             ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))
@@ -126,12 +146,16 @@ def logits(subject: Subject) -> None:
     with torch.no_grad():
         outputs = engine._runner.run(mine, collect, token_weight=0.0, forward_only=True)
         assert bool(outputs) == engine.layout.last_stage
-        for indices, _, found in outputs:
-            tokens = [torch.from_numpy(mine[i].tokens.astype(np.int64))[None] for i in indices]
-            expected = torch.cat([reference._network(row).logits[0] for row in tokens])
+        for indices, arrays, found in outputs:
+            rows = np.arange(len(arrays.tokens))[engine._runner._own_tokens(arrays)]
+            expected = torch.full((len(arrays.tokens), VOCABULARY), torch.nan)
+            for i, start in zip(indices, arrays.bounds.tolist(), strict=False):
+                tokens = torch.from_numpy(mine[i].tokens.astype(np.int64))[None]
+                expected[start : start + tokens.shape[1]] = reference._network(tokens).logits[0]
             first = found.shape[1] * engine.layout.tensor_rank
-            columns = expected[:, first : first + found.shape[1]]
-            torch.testing.assert_close(found[:, : columns.shape[1]], columns, rtol=0, atol=1e-5)
+            columns = expected[rows, first : first + found.shape[1]]
+            real = ~columns.isnan().any(1)
+            torch.testing.assert_close(found[real, : columns.shape[1]], columns[real], rtol=0, atol=1e-5)
 
 
 def logprobs(subject: Subject) -> None:
@@ -160,12 +184,13 @@ def temperatures(subject: Subject) -> None:
 def gradients_of_one_update(subject: Subject) -> None:
     if subject.layout.get("distributed_optimizer"):
         return  # no rank has all of them
-    for name, settings in OBJECTIVES.items():
+    for name in subject.objectives:
+        settings = OBJECTIVES[name]
         both = subject.make(**{**settings, "mini_batches": 1}), subject.reference(**{**settings, "mini_batches": 1})
         found = []
         for engine in both:
             step = engine.plan(batch(0)).shard(engine.layout.data_rank, engine.layout.data_parallel)
-            (update,) = engine._with_logprobs(step.updates)
+            (update,), _ = engine._with_passes(step.updates)
             engine._accumulate(update.samples, 1 / update.divisor)
             found.append(gradients(engine))
         ours, theirs = found

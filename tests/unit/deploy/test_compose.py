@@ -26,6 +26,7 @@ from trinity_bus.bus.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_paths
 from trinity_bus.config.template import SCHEMA
 from workers.preconditions import PRECONDITIONS, problems
+from workers.taskset.dataset import load
 
 SERVICES = pytest.mark.parametrize(
     ("name", "service"), [pytest.param(name, service, id=f"{file}:{name}") for file, name, service in services()]
@@ -133,9 +134,8 @@ def test_every_service_can_start_with_its_file_and_its_variables(
             monkeypatch.setenv(variable, filled(str(value)))
     monkeypatch.setenv("TRINITY_BUS_CONFIG", str(source))
     # Files that are in the containers alone.
-    for variable in ("TRINITY_BUS_TASKSET__PATH", "TRINITY_BUS_TASKSET__EVAL_PATH"):
-        if variable in os.environ:
-            monkeypatch.setenv(variable, __file__)
+    if "TRINITY_BUS_TASKSET__PATH" in os.environ:
+        monkeypatch.setenv("TRINITY_BUS_TASKSET__PATH", __file__)
     settings = Settings()
     assert problems(name, settings) == []
     assert settings.mesh.model_path == ("/model/tiny" if len(files) == 1 else "/models/own")
@@ -181,9 +181,10 @@ def test_the_images_have_the_version_of_the_package() -> None:
 
 def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
     environment = parsed(FOLDER / "compose.yaml")["services"]["taskset"]["environment"]
-    for name in ("PATH", "EVAL_PATH"):
-        inside = environment[f"TRINITY_BUS_TASKSET__{name}"].partition("/site-packages/")[2]
-        assert (ROOT / inside).is_file()
+    inside = environment["TRINITY_BUS_TASKSET__PATH"].partition("/site-packages/")[2]
+    sets = load(ROOT / inside, taskset="taskset-0")
+    assert sets.train is not None
+    assert (sets.train.size, [len(one.tasks) for one in sets.evals]) == (800, [200])
 
 
 def stages() -> dict[str, list[str]]:

@@ -17,9 +17,9 @@ SERVICES = {
 }
 """What runs in each image."""
 NOT_THERE = {
-    "explorer": {"transformer_engine"},
+    "explorer": {"transformer_engine", "reasoning_gym"},
     # Rewards are computed and prompts are written by explorers; the trainer shares their modules.
-    "trainer": {"transformer_engine", "math_verify", "renderers"},
+    "trainer": {"transformer_engine", "math_verify", "renderers", "reasoning_gym"},
 }
 """Used where it is installed, or imported by a function that is never called there."""
 

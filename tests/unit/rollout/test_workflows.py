@@ -20,6 +20,7 @@ from trinity_bus.rollout import (
     get_workflow,
     register,
 )
+from trinity_bus.rollout.stamp import stamped
 from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
 
 
@@ -74,12 +75,13 @@ class ScriptedEngine:
             for ids in (tokenizer.encode(text, add_special_tokens=False) for text in texts)
         ]
         self.asked: list[tuple[list[int], Sampling, int, str | None]] = []
+        self.as_many_as_asked = False
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
     ) -> Sequence[Said]:
         self.asked.append((list(prompt_token_ids), sampling, n, traceparent))
-        return self.answers
+        return self.answers[:n] if self.as_many_as_asked else self.answers
 
 
 def context(texts: list[str], *, runs: int | None = None, finish_reason: str = "stop") -> RolloutContext:
@@ -116,6 +118,32 @@ async def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
     assert rollouts[0].mask is None
     assert rollouts[0].versions == [(0, 7)]
     assert rollouts[0].metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 4.0, "truncated": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("runs", "base", "batch_type", "asked"),
+    [
+        (3, 0, "train", [(0.0, 1), (0.5, 2)]),
+        (1, 0, "train", [(0.0, 1)]),
+        (3, 3, "train", [(0.5, 3)]),
+        (3, 0, "eval", [(0.5, 3)]),
+    ],
+)
+async def test_the_first_run_of_a_task_that_wants_a_baseline_is_greedy(
+    runs: int, base: int, batch_type: Any, asked: list[tuple[float, int]]
+) -> None:
+    ctx = dataclasses.replace(context(["4"] * runs), run_id_base=base, batch_type=batch_type)
+    assert isinstance(ctx.engine, ScriptedEngine)
+    ctx.engine.as_many_as_asked = True
+    wishes = Sampling(temperature=0.5)
+    task = Task(
+        task_id="t", workflow="math", prompt="2 + 2 ?", answer="4", sampling=wishes, data={"greedy_baseline": True}
+    )
+    rollouts = await run("math", task, ctx)
+    assert [(sampling.temperature, n) for _, sampling, n, _ in ctx.engine.asked] == asked
+    found = [one.sampling.temperature for one in rollouts if one.sampling is not None]
+    assert found == [temperature for temperature, n in asked for _ in range(n)]
+    assert stamped(rollouts, ctx.asked) == rollouts
 
 
 async def test_sequence_gives_partial_credit() -> None:

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from schemas import Task, TasksetPosition
 from schemas.codec import decode, encode
-from workers.taskset.dataset import Dataset, DatasetError
+from workers.taskset.dataset import Dataset, Ordered
+from workers.taskset.description import DatasetError
+from workers.taskset.orders import PassRates, make_order
 from workers.taskset.progress import TasksetProgress
 
-DATASET = Dataset(
-    tuple(Task(task_id=f"t-{i}", workflow="math", prompt="1 + 1") for i in range(5)), seed=0, fingerprint="00ff"
-)
+TASKS = [Task(task_id=f"t-{i}", workflow="math", prompt="1 + 1") for i in range(5)]
+DATASET = Dataset([Ordered(TASKS, make_order("shuffled", 5, 0, (), PassRates(5)))], [1], fingerprint="00ff", lines={})
 
 EVENTS = ["produce", "produce, not committed", "answer", "refuse", "restart"]
 

@@ -11,7 +11,9 @@ from schemas import ExperienceGroup
 from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.choice import counts, left_out, without
+from trinity_bus.training.objectives import overlong
 from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training.objectives.advantages.remax import ReMax
 from trinity_bus.training.samples import prepare
 
 BOUNDS = Bounds(vocabulary=32, positions=128)
@@ -68,7 +70,7 @@ def test_what_is_left_out_might_never_have_been_drawn(
 ) -> None:
     good = group(task_id="task-7")
     poisoned = replace(good, **damage(good))
-    (found,) = left_out([poisoned], BOUNDS, train_limited=False)
+    (found,) = left_out([poisoned], BOUNDS, train_limited=False, wants_greedy=False)
     assert (found.task_id, found.reason, found.samples) == ("task-7", reason, [0])
     assert detail in found.detail
     samples, metrics = trained(without([poisoned], [found]))
@@ -83,9 +85,9 @@ def test_limited_samples_are_trained_on_where_the_setting_says_so_but_never_gree
     one = group()
     limited = replace(one, sampling=drawn(one, (0.7, 0.9, 0, 0)))
     greedy = replace(one, sampling=drawn(one, (0, 0.9, 0, 0)))
-    assert left_out([limited], BOUNDS, train_limited=True) == []
+    assert left_out([limited], BOUNDS, train_limited=True, wants_greedy=False) == []
     assert trained([limited])[1]["samples_limited"] == 1
-    assert [found.reason for found in left_out([greedy], BOUNDS, train_limited=True)] == ["greedy"]
+    assert [found.reason for found in left_out([greedy], BOUNDS, train_limited=True, wants_greedy=False)] == ["greedy"]
 
 
 def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:
@@ -97,10 +99,10 @@ def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:
         logprobs=logprobs,
         mask_bits=np.packbits(np.ones(len(logprobs), np.bool_)),
     )
-    (found,) = left_out([bare], BOUNDS, train_limited=False)
+    (found,) = left_out([bare], BOUNDS, train_limited=False, wants_greedy=False)
     assert (found.reason, found.samples) == ("no_prompt", [0, 1, 2, 3])
     assert without([bare], [found]) == []
-    (long,) = left_out([whole], Bounds(32, 2), train_limited=False)
+    (long,) = left_out([whole], Bounds(32, 2), train_limited=False, wants_greedy=False)
     assert (long.reason, long.samples) == ("too_long", [0, 1, 2, 3])
 
 
@@ -108,7 +110,7 @@ def test_nothing_is_asked_of_logprobs_that_are_not_trained_on(group: MakeGroup) 
     whole = group()
     spoiled = replace(whole, logprobs=np.where(whole.mask, whole.logprobs, np.float32(np.nan)))
     assert not whole.mask.all()
-    assert left_out([spoiled], BOUNDS, train_limited=False) == []
+    assert left_out([spoiled], BOUNDS, train_limited=False, wants_greedy=False) == []
     for sample in prepare([spoiled], version=0, advantage=GRPO(TrainerSettings())).samples:
         assert np.isfinite(sample.rollout_logprobs).all()
         assert np.isfinite(sample.old_logprobs).all()
@@ -119,7 +121,7 @@ def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_rewar
     mask = whole.mask.copy()
     mask[: int((whole.lengths - whole.prompt_lengths)[0])] = False
     masked = replace(whole, mask_bits=np.packbits(mask))
-    (found,) = left_out([masked], BOUNDS, train_limited=False)
+    (found,) = left_out([masked], BOUNDS, train_limited=False, wants_greedy=False)
     assert (found.reason, found.samples) == ("all_masked", [0])
     assert without([masked], [found]) == [masked]
     others, _ = trained([masked])
@@ -132,4 +134,43 @@ def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_rewar
         mask_bits=np.zeros(0, np.uint8),
         versions=np.zeros((0, 3), np.int32),
     )
-    assert [one.reason for one in left_out([empty], BOUNDS, train_limited=False)] == ["empty"]
+    assert [one.reason for one in left_out([empty], BOUNDS, train_limited=False, wants_greedy=False)] == ["empty"]
+
+
+def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_never_trained_on(
+    group: MakeGroup,
+) -> None:
+    one = group(rewards=[0.25, 1.0, 0.0, 1.0])
+    mixed = replace(one, sampling=drawn(one, (0, 1, 0, 0)))
+    (found,) = left_out([mixed], BOUNDS, train_limited=False, wants_greedy=True)
+    assert (found.reason, found.samples) == ("baseline", [0])
+    (kept,) = without([mixed], [found])
+    assert kept is mixed
+    batch = prepare([kept], version=0, advantage=ReMax(TrainerSettings()))
+    assert [float(sample.advantages[0]) for sample in batch.samples] == [0.75, -0.25, 0.75]
+    # A step that is taken again with another advantage trains on what it would have been given.
+    assert (
+        trained([kept])[0]
+        == trained(without([mixed], left_out([mixed], BOUNDS, train_limited=False, wants_greedy=False)))[0]
+    )
+    assert trained([kept])[1]["samples"] == len(one) - 1
+
+
+def test_overlong_responses_lose_of_their_reward(group: MakeGroup) -> None:
+    one = group(rewards=[1.0, 1.0, 1.0, 0.0])
+    lengths = [int(sample.mask.sum()) for sample in one.samples()]
+    longest = max(lengths)
+    settings = TrainerSettings(max_tokens=longest, overlong_buffer=4, overlong_penalty=0.5, advantage_std="none")
+    # Eq. 13 of DAPO, case by case.
+    rewards = [
+        reward - 0.5 * (0.0 if n <= longest - 4 else (n - (longest - 4)) / 4)
+        for reward, n in zip(one.rewards.tolist(), lengths, strict=True)
+    ]
+    assert len(set(rewards)) > 2
+    batch = prepare([one], version=0, advantage=GRPO(settings))
+    expected = [reward - sum(rewards) / 4 for reward in rewards]
+    assert [float(sample.advantages[0]) for sample in batch.samples] == pytest.approx(expected, abs=1e-6)
+    # What is told of rewards is what they were.
+    assert batch.metrics["reward_mean"] == 0.75
+    assert overlong.penalty(longest + 9, settings) == 0.5
+    assert overlong.penalty(longest, TrainerSettings()) == 0.0

@@ -28,8 +28,11 @@ def open_one(request: pytest.FixtureRequest, layout: Layout) -> Callable[[Traine
     return (lambda settings: MegatronEngine(settings, layout)) if request.param == "megatron" else TorchEngine
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    ("family", "check"),
+    # Dense families differ in their numbers alone.
+    [(f, c) for f in FAMILIES for c in CHECKS if f in {"qwen3", "qwen3_moe"} or c in {"logits", "losses"}],
+)
 def test_an_engine(
     check: str,
     family: str,

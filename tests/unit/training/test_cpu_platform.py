@@ -18,10 +18,18 @@ from trinity_bus.training.megatron_engine import MegatronEngine
 pytestmark = pytest.mark.skipif(not cpu_platform.on_cpu(), reason="there is CUDA: nothing is shimmed")
 
 
+@pytest.fixture(scope="session")
+def experts_folder(tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]) -> Path:
+    return model_at(tmp_path_factory.mktemp("models") / "experts", family="qwen3_moe")
+
+
 @pytest.fixture
-def train(model_folder: Path, group: Callable[..., ExperienceGroup], layout: Layout) -> Callable[..., None]:
-    def run(*also: str) -> None:
-        values = {"model_path": str(model_folder), "learning_rate": 1e-3, **dict.fromkeys(also, True)}
+def train(
+    model_folder: Path, experts_folder: Path, group: Callable[..., ExperienceGroup], layout: Layout
+) -> Callable[..., None]:
+    def run(*also: str, experts: bool = False) -> None:
+        folder = experts_folder if experts else model_folder
+        values = {"model_path": str(folder), "learning_rate": 1e-3, **dict.fromkeys(also, True)}
         engine = MegatronEngine(TrainerSettings(**values), layout)
         assert engine.train_step([group()])["updates"] == 1
 
@@ -31,6 +39,7 @@ def train(model_folder: Path, group: Callable[..., ExperienceGroup], layout: Lay
 def test_none_is_missing(train: Callable[..., None]) -> None:
     train()
     train("distributed_optimizer", "recompute")
+    train(experts=True)
 
 
 @pytest.mark.parametrize("name", cpu_platform.CUDA_CALLS)
@@ -40,6 +49,41 @@ def test_each_cuda_call_is_needed(name: str, train: Callable[..., None], monkeyp
     monkeypatch.setattr(view.cuda, name, getattr(torch.cuda, name))
     with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
         train()
+
+
+@pytest.mark.parametrize("name", cpu_platform.EXPERT_CUDA_CALLS)
+def test_each_cuda_call_of_experts_is_needed(
+    name: str, train: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = sys.modules[cpu_platform.COUNTS[0]].MoEAlltoAllTokenDispatcher
+    view = cpu_platform.prepare()
+    assert view is not None
+    monkeypatch.setattr(view.cuda, name, getattr(torch.cuda, name))
+    monkeypatch.setattr(dispatcher, "cuda_dtoh_stream", None)
+    with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+        train(experts=True)
+
+
+def test_counts_are_not_copied_on_streams(train: Callable[..., None]) -> None:
+    replaced: list[Any] = []
+
+    def genuine(shimmed: Any) -> Any:
+        replaced.append(shimmed)
+        return shimmed.__wrapped__
+
+    cpu_platform.replace_function(*cpu_platform.COUNTS, genuine)
+    try:
+        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+            train(experts=True)
+    finally:
+        cpu_platform.replace_function(*cpu_platform.COUNTS, lambda _: replaced[0])
+
+
+def test_the_undefined_name_is_needed(train: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = cpu_platform.UNDEFINED
+    monkeypatch.delattr(sys.modules[module], name)
+    with pytest.raises(NameError, match=name):
+        train(experts=True)
 
 
 @pytest.mark.parametrize("name", cpu_platform.FACTORIES)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.packing import TrainSample, first_fit_decreasing, pack, unpack
+from trinity_bus.training.packing import TrainSample, context_part, divided, first_fit_decreasing, pack, unpack
 from trinity_bus.training.samples import prepare
 
 lengths_of_samples = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -60,10 +60,12 @@ def test_layout_by_hand() -> None:
     assert arrays.ref_logprobs is None
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=6))
-def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=6), st.sampled_from([1, 4]))
+def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]], multiple: int) -> None:
     samples = [sample(list(range(p + r)), p, advantage=0.0, mask=[True] * r) for p, r in sizes]
-    arrays = pack(samples, token_weight=1.0)
+    arrays = pack(samples, token_weight=1.0, multiple=multiple)
+    assert not (np.diff(arrays.bounds) % multiple).any()
+    assert arrays.weight.sum() == sum(r for _, r in sizes)
     for values, original in zip(unpack(arrays.rollout_logprobs, arrays, samples), samples, strict=True):
         np.testing.assert_array_equal(values, original.rollout_logprobs)
 
@@ -79,3 +81,22 @@ def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup])
     assert metrics["reward_mean"] == pytest.approx(0.75)
     assert (metrics["staleness_min"], metrics["staleness_max"]) == (2, 5)
     assert metrics["trained_tokens"] == sum(int(s.mask.sum()) for s in batch.samples)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4))
+def test_parts_of_a_row_make_the_whole_and_mirror_each_other(sizes: list[int], ranks: int) -> None:
+    bounds = np.concatenate([[0], np.cumsum(sizes) * 2 * ranks]).astype(np.int32)
+    parts = [context_part(bounds, rank, ranks) for rank in range(ranks)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(bounds[-1]))
+    # What a token attends to is what lies before it: all ranks have as much of it.
+    assert len({int(part.sum()) for part in parts}) == 1
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 12))
+def test_bins_are_divided_into_as_many_as_there_can_be(sizes: list[int], wanted: int) -> None:
+    items = iter(range(sum(sizes)))
+    bins = [[next(items) for _ in range(size)] for size in sizes]
+    found = divided(bins, wanted)
+    assert [item for one in found for item in one] == list(range(sum(sizes)))
+    assert len(found) == max(len(sizes), min(wanted, sum(sizes)))
+    assert all(found)

@@ -30,7 +30,7 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
             not in {
                 *("name", "host", "weights_port", "bucket_mib", "heartbeat_s", "total_steps", "export_dir"),
                 *("checkpoint_dir", "publish", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
-                *("model_path", "dtype", "engine"),
+                *("model_path", "max_tokens", "dtype", "engine"),
                 "objective_options",
             }
         ),
@@ -44,7 +44,7 @@ def test_each_difference_is_a_line() -> None:
         learning_rate=2e-3,
         loss="gspo",
         dual_clip=3.0,
-        normalize_std=False,
+        advantage_std="none",
         objective_options={"beta": 2},
         total_steps=9,
     )
@@ -53,7 +53,7 @@ def test_each_difference_is_a_line() -> None:
         "mesh.max_tokens: 256 -> 100",
         "trainer.learning_rate: 0.001 -> 0.002",
         "trainer.loss: ppo -> gspo",
-        "trainer.normalize_std: true -> false",
+        "trainer.advantage_std: group -> none",
         "trainer.dual_clip: unset -> 3.0",
         "trainer.objective_options.beta: 1 -> 2",
         "trainer.objective_options.gone: true -> unset",

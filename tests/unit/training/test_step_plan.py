@@ -1,17 +1,19 @@
 """A batch is divided into updates, and each update is dealt to the ranks: nothing is lost, and none has much more."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExperienceGroup
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import rank_protocol
+from trinity_bus.training import packing, rank_protocol
 from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.packing import TrainSample, pack
 from trinity_bus.training.samples import TrainBatch, prepare
 from trinity_bus.training.step_plan import StepPlan, balanced, plan_step
 
@@ -51,10 +53,10 @@ def test_shards_make_the_step(seed: int, groups: int, updates: int, ranks: int) 
     for number, update in enumerate(whole.updates):
         parts = [shard.updates[number] for shard in shards]
         assert all(part.samples for part in parts)
-        assert {(part.divisor, part.trained_tokens) for part in parts} == {(update.divisor, update.trained_tokens)}
+        assert {(part.divisor, part.weight) for part in parts} == {(update.divisor, update.weight)}
         weighing = [s for part in parts for s in part.samples if s.mask.any()]
         assert sorted(map(id, weighing)) == sorted(map(id, update.samples))
-    assert sum(update.trained_tokens for update in whole.updates) == whole.trained_tokens
+    assert sum(update.weight for update in whole.updates) == whole.trained_tokens
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 40))
@@ -70,18 +72,37 @@ def test_every_sample_is_in_one_update_and_the_seed_says_in_which(seed: int, gro
     np.testing.assert_allclose([u.divisor for u in one.updates], batch.response_tokens / len(ids))
 
 
+def test_what_a_token_weighs_by_hand() -> None:
+    """Two groups, of which one teaches nothing, in two updates."""
+    groups = [make_group(seed=0, rewards=[0.0, 1.0, 1.0]), make_group(seed=1, rewards=[1.0, 1.0])]
+    batch = batch_of(groups)
+    response_tokens = sum(int(group.mask.sum()) for group in groups)
+    for normalizer, weight in {
+        "batch": lambda _: 2 / response_tokens,
+        "sequence": lambda sample: 2 / (5 * int(sample.mask.sum())),
+        "constant": lambda _: 2 / (5 * 100),
+    }.items():
+        settings = TrainerSettings(mini_batches=2, loss_normalizer=normalizer, max_tokens=100)
+        for update in plan_step(batch, settings, step=0).updates:
+            packed = pack(update.samples, token_weight=1 / update.divisor)
+            expected = [s.mask * weight(s) for s in update.samples]
+            found = packing.unpack(packed.weight, packed, update.samples)
+            np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), rtol=1e-6)
+            assert packed.weight.sum() == pytest.approx(update.weight / update.divisor, rel=1e-5)
+    alone = plan_step(batch, TrainerSettings(loss_normalizer="update"), step=0).updates
+    assert [update.divisor for update in alone] == [sum(s.trained_tokens for s in batch.samples)]
+
+
 def test_a_shard_survives_the_wire() -> None:
     whole = plan(3, 2, mini_batches=2)
     samples = [s for update in whole.updates for s in update.samples]
     order, frames = rank_protocol.train_order(whole)
     bodies = iter(frames)
     back = rank_protocol.step_of(order, lambda: rank_protocol.decode_sample(next(bodies)))
-    assert [(u.divisor, u.trained_tokens) for u in back.updates] == [
-        (u.divisor, u.trained_tokens) for u in whole.updates
-    ]
+    assert [(u.divisor, u.weight) for u in back.updates] == [(u.divisor, u.weight) for u in whole.updates]
     for ours, theirs in zip([s for u in back.updates for s in u.samples], samples, strict=True):
         assert_equal(ours, theirs)
-    with_reference = samples[0].with_ref_logprobs(samples[0].old_logprobs + 1)
+    with_reference = replace(samples[0].with_ref_logprobs(samples[0].old_logprobs + 1), scale=0.25)
     assert_equal(rank_protocol.decode_sample(rank_protocol.encode_sample(with_reference)), with_reference)
 
 
@@ -91,4 +112,4 @@ def assert_equal(left: TrainSample, right: TrainSample) -> None:
         ours, theirs = getattr(left, name), getattr(right, name)
         compare(ours, theirs)
         assert theirs is None or ours.dtype == theirs.dtype
-    assert left.prompt_length == right.prompt_length
+    assert (left.prompt_length, left.scale) == (right.prompt_length, right.scale)

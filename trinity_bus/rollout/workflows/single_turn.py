@@ -1,10 +1,18 @@
-"""One prompt, one response, one reward: the frame of every single-turn workflow."""
+"""One prompt, one response, one reward: the frame of every single-turn workflow.
 
+With ``data={"greedy_baseline": true}`` the first run of a task that is trained on is drawn at temperature 0: what an
+advantage such as ReMax compares the others with.
+"""
+
+import dataclasses
+import itertools
 from typing import Protocol
 
 from schemas.experience import Rollout
+from schemas.sampling import Sampling
 from schemas.task import Task
-from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, prompt_tokens
+from trinity_bus.chat import Completion
+from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling, prompt_tokens
 
 
 class Reward(Protocol):
@@ -30,7 +38,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
         raise WorkflowError(f"task {task.task_id!r} has no answer, which workflow {task.workflow!r} needs")
     prompt = prompt_tokens(task, ctx.tokenizer)
     rollouts = []
-    for completion in await ctx.generate(prompt, task.sampling, ctx.repeat_times):
+    for sampling, completion in await _drawn(task, ctx, prompt):
         text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         value = await reward(text, task.answer, ended=completion.finish_reason == "stop")
         rollouts.append(
@@ -47,6 +55,21 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
                 },
                 finish_reason=completion.finish_reason,
                 versions=completion.versions,
+                sampling=merge_sampling(ctx.sampling, sampling),
             )
         )
     return rollouts
+
+
+async def _drawn(task: Task, ctx: RolloutContext, prompt: list[int]) -> list[tuple[Sampling | None, Completion]]:
+    """Return a response for each run, and how it was asked for."""
+    if not (task.data.get("greedy_baseline") is True and ctx.batch_type == "train" and ctx.run_id_base == 0):
+        return [(task.sampling, one) for one in await ctx.generate(prompt, task.sampling, ctx.repeat_times)]
+    greedy = (task.sampling or Sampling()).model_copy(update={"temperature": 0.0})
+    # A context of its own: what the other runs draw does not hang on who draws the first.
+    baseline = await dataclasses.replace(ctx, requests=itertools.count()).generate(prompt, greedy)
+    drawn: list[tuple[Sampling | None, Completion]] = [(greedy, one) for one in baseline]
+    if left := ctx.repeat_times - 1:
+        others = await dataclasses.replace(ctx, run_id_base=1).generate(prompt, task.sampling, left)
+        drawn += [(task.sampling, one) for one in others]
+    return drawn

@@ -13,11 +13,14 @@ from trinity_bus.training.families.family import ModelFamily, UnsupportedError
 from trinity_bus.training.families.llama import Llama
 from trinity_bus.training.families.qwen2 import Qwen2
 from trinity_bus.training.families.qwen3 import Qwen3
+from trinity_bus.training.families.qwen3_moe import Qwen3Moe
 from trinity_bus.training.families.shape import ModelShape
 
 __all__ = ["FAMILIES", "ModelFamily", "ModelShape", "read_shape"]
 
-FAMILIES: Final[dict[str, ModelFamily]] = {family.model_type: family for family in (Llama(), Qwen2(), Qwen3())}
+FAMILIES: Final[dict[str, ModelFamily]] = {
+    family.model_type: family for family in (Llama(), Qwen2(), Qwen3(), Qwen3Moe())
+}
 """By ``model_type`` of ``config.json``."""
 
 

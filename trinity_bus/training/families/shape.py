@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from trinity_bus.training.errors import ParallelError
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A dense decoder with RMS norms, rotary positions, grouped-query attention and a SwiGLU MLP."""
+    """A decoder with RMS norms, rotary positions, grouped-query attention, and SwiGLU MLPs: one a layer, or experts."""
 
     layers: int
     hidden: int
@@ -16,6 +14,7 @@ class ModelShape:
     """Key-value heads; each serves ``heads / groups`` query heads."""
     head_dim: int
     intermediate: int
+    """Width of a layer's MLP; where there are experts, of each of them."""
     vocabulary: int
     max_positions: int
     norm_epsilon: float
@@ -28,29 +27,12 @@ class ModelShape:
     """The projections to queries, keys and values have biases."""
     llama3_rope_factor: float | None = None
     """Low frequencies of the rotary positions are divided by this, as in Llama 3.1; None: positions are not scaled."""
-
-    def layers_per_stage(self, pipeline_parallel: int) -> int:
-        """Layers that each stage of a pipeline holds.
-
-        Raises:
-            ParallelError: They cannot be distributed evenly.
-        """
-        if self.layers % pipeline_parallel:
-            raise ParallelError(
-                f"pipeline_parallel={pipeline_parallel} does not divide the model's {self.layers} layers"
-            )
-        return self.layers // pipeline_parallel
+    experts: int = 0
+    """In each layer, of which a router chooses some for each token; 0: the model is dense."""
+    experts_per_token: int = 0
+    normalized_routing: bool = True
+    """The weights of the chosen experts add up to 1."""
 
     def padded_vocabulary(self, tensor_parallel: int) -> int:
-        """Return the vocabulary's size as Megatron holds it.
-
-        Raises:
-            ParallelError: The model cannot be split over so many ranks.
-        """
-        for name, size in (("heads", self.heads), ("key-value heads", self.groups), ("MLP width", self.intermediate)):
-            if size % tensor_parallel:
-                raise ParallelError(f"tensor_parallel={tensor_parallel} does not divide the model's {size} {name}")
-        rows = -(-self.vocabulary // tensor_parallel)
-        if rows * (tensor_parallel - 1) >= self.vocabulary:
-            raise ParallelError(f"a vocabulary of {self.vocabulary} leaves ranks of {tensor_parallel} without a token")
-        return rows * tensor_parallel
+        """Return the vocabulary's size as Megatron holds it: a multiple of the ranks that it is split over."""
+        return -(-self.vocabulary // tensor_parallel) * tensor_parallel

@@ -1,4 +1,4 @@
-"""Names and layouts of a dense decoder's tensors, in Hugging Face's folders and in Megatron's model, both ways.
+"""Names and layouts of a decoder's tensors, in Hugging Face's folders and in Megatron's model, both ways.
 
 This is the only place that knows how the two spell and lay out the same weights. Llama, Qwen2 and Qwen3 spell them
 alike; what a family does not have is never looked up:
@@ -8,6 +8,8 @@ alike; what a family does not have is never looked up:
 * *attention*: Megatron joins query, key and value into one matrix (and one bias), query group by query group: the
   group's query heads, its key head, its value head, then the next group;
 * *MLP*: gate and up are one matrix, gate first; each tensor-parallel shard holds its part of both;
+* *experts*: each is an MLP, numbered from 0 on each rank in Megatron's model, over all ranks in folders; transformers'
+  own model has one tensor for all experts of a layer (:func:`of_transformers`);
 * *vocabulary*: padded with zero rows to a multiple of the tensor-parallel size, and cut again on the way out. Padding
   never gets a gradient (see ``logprobs``), so it stays zero.
 
@@ -35,13 +37,14 @@ _LAYER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
     "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
+    "mlp.router.weight": ("mlp.gate.weight",),
 }
 _MODEL_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "embedding.word_embeddings.weight": ("model.embed_tokens.weight",),
     "decoder.final_layernorm.weight": ("model.norm.weight",),
     "output_layer.weight": ("lm_head.weight",),
 }
-_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(?:mlp\.experts\.local_experts\.(\d+)\.)?(.+)")
 _QKV: Final = ("linear_qkv.weight", "linear_qkv.bias")
 _GATE_UP: Final = "linear_fc1.weight"
 _SPLIT_BY_COLUMN: Final = ("linear_proj.weight", "linear_fc2.weight")
@@ -52,21 +55,66 @@ def hf_names(name: str) -> tuple[str, ...]:
     """Return the Hugging Face names of the tensors that make up a Megatron parameter, in :func:`merge`'s order.
 
     Raises:
-        ConversionError: The parameter is not one of a dense decoder.
+        ConversionError: The parameter is not one of such a decoder.
     """
     match = _LAYER.fullmatch(name)
     try:
         if match is None:
             return _MODEL_NAMES[name]
-        return tuple(f"model.layers.{match[1]}.{part}" for part in _LAYER_NAMES[match[2]])
+        layer, expert, part = match.groups()
+        if expert is None:
+            return tuple(f"model.layers.{layer}.{hf_part}" for hf_part in _LAYER_NAMES[part])
+        hf_parts = (hf_part.removeprefix("mlp.") for hf_part in _LAYER_NAMES[f"mlp.{part}"])
+        return tuple(f"model.layers.{layer}.mlp.experts.{expert}.{hf_part}" for hf_part in hf_parts)
     except KeyError as error:
         raise ConversionError(f"Megatron's parameter {name!r} has no counterpart in a Hugging Face model") from error
 
 
-def global_name(name: str, first_layer: int) -> str:
-    """Return a parameter's name in the whole model, where this rank's layers begin with ``first_layer``."""
+def global_name(name: str, first_layer: int, first_expert: int = 0) -> str:
+    """Return a parameter's name in the whole model.
+
+    Args:
+        name: In a stage of it on one rank.
+        first_layer: The stage's first.
+        first_expert: The rank's first, of each layer.
+    """
     match = _LAYER.fullmatch(name)
-    return name if match is None else f"decoder.layers.{first_layer + int(match[1])}.{match[2]}"
+    if match is None:
+        return name
+    layer, expert, part = match.groups()
+    if expert is not None:
+        part = f"mlp.experts.local_experts.{first_expert + int(expert)}.{part}"
+    return f"decoder.layers.{first_layer + int(layer)}.{part}"
+
+
+def of_expert(name: str, expert: int) -> str:
+    """Return the name of another expert's parameter of the same kind."""
+    return re.sub(r"local_experts\.\d+", f"local_experts.{expert}", name)
+
+
+def expert_of(name: str) -> int | None:
+    """Return the number of the expert that a parameter belongs to; None where it belongs to none."""
+    match = _LAYER.fullmatch(name)
+    return None if match is None or match[2] is None else int(match[2])
+
+
+def of_transformers(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Return a parameter of transformers' own model as folders have it: each expert by itself.
+
+    Args:
+        name: Of the parameter.
+        tensor: Its value, or such a thing as its gradient; views of it are returned.
+    """
+    experts, _, kind = name.rpartition(".")
+    if not experts.endswith(".mlp.experts"):
+        return [(name, tensor)]
+    if kind == "down_proj":
+        return [(f"{experts}.{number}.down_proj.weight", one) for number, one in enumerate(tensor)]
+    return [
+        (f"{experts}.{number}.{part}.weight", half)
+        for number, one in enumerate(tensor)
+        for part, half in zip(("gate_proj", "up_proj"), one.chunk(2), strict=True)
+    ]
 
 
 def split_axis(name: str) -> int | None:

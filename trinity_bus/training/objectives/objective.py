@@ -2,13 +2,10 @@
 
 For each token, with ``w`` of the correction::
 
-    k3    = exp(logp_ref - logp) - 1 - (logp_ref - logp)       KL to a reference, where kl_coef is above 0
-    loss  = sum over tokens of weight * (w * policy loss + kl_coef * k3 - entropy_coef * H)
+    loss = sum over tokens of weight * (w * policy loss + kl_coef * kl - entropy_coef * H)
 
-``weight`` is 0 on prompt and masked tokens and else the same for every token of an update, over all micro-batches and
-ranks, however long its sample is: 1 / (response tokens of the batch / updates), or 1 / (trained tokens of the update);
-see ``trainer.loss_normalizer``. The token-level mean is DAPO's, Yu et al., arXiv:2503.14476, eq. 12. k3: Schulman,
-"Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html.
+``weight`` is 0 on prompt and masked tokens, and else what ``step_plan`` makes of ``trainer.loss_normalizer``. ``kl`` is
+an estimate of the divergence from a reference, where ``kl_coef`` is above 0 and not the reward bears it; see ``kl``.
 """
 
 from typing import Final
@@ -16,10 +13,12 @@ from typing import Final
 import torch
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
+from trinity_bus.training.objectives.advantages.advantage import Advantage, TokenAdvantage
 from trinity_bus.training.objectives.corrections.correction import Correction, importance_weights
-from trinity_bus.training.objectives.losses.loss import PolicyLoss, Tokens, bounded
+from trinity_bus.training.objectives.kl import ESTIMATORS, k3
+from trinity_bus.training.objectives.losses.loss import PolicyLoss, Tokens
 from trinity_bus.training.objectives.needs import Need
 
 METRICS: Final = (
@@ -35,12 +34,6 @@ METRICS: Final = (
 to means over the mini-batch. ``rollout_k3`` estimates KL(rollout || trained) in nats, ``kl`` that to the reference."""
 
 
-def k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Schulman's estimator of KL(a || b) from samples of ``a``: with ``log_ratio = log b - log a``; never negative."""
-    within = bounded(log_ratio)
-    return torch.expm1(within) - within
-
-
 class Objective:
     """What the settings ask to optimize.
 
@@ -48,13 +41,25 @@ class Objective:
         settings: Of the trainer.
 
     Raises:
-        ConfigError: They name a part that is not known.
+        ConfigError: They name a part that is not known, or parts that do not go together.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.advantage: Advantage = registry.make("advantage", Advantage, settings)
         self._loss: PolicyLoss = registry.make("loss", PolicyLoss, settings)
         self._correction: Correction = registry.make("correction", Correction, settings)
+        if self._loss.corrects and settings.old_logprobs == "recompute" and settings.correction != "none":
+            raise ConfigError(
+                f"trainer.loss={settings.loss!r} makes up for other policies by itself: set trainer.correction to "
+                f"'none', it is {settings.correction!r}"
+            )
+        self._kl_in_loss = settings.kl_placement == "loss"
+        if not self._kl_in_loss and not isinstance(self.advantage, TokenAdvantage):
+            raise ConfigError(
+                f"trainer.advantage={settings.advantage!r} knows no rewards of tokens: "
+                "set trainer.kl_placement to 'loss'"
+            )
+        self._level, self._kl = settings.correction_level, ESTIMATORS[settings.kl_estimator]
         self._kl_coef, self._entropy_coef = settings.kl_coef, settings.entropy_coef
         self.needs = self.advantage.needs | self._loss.needs | self._correction.needs
         if settings.kl_coef > 0:
@@ -65,6 +70,10 @@ class Objective:
         self.metrics = (*METRICS, *self._loss.metrics)
         """Names of what :meth:`loss` reports, in order."""
 
+    def penalties(self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+        """Return what the divergence from the reference costs each token of its reward."""
+        return torch.zeros_like(logprobs) if self._kl_in_loss else self._kl_coef * self._kl(logprobs - ref_logprobs)
+
     def loss(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of a micro-batch and what there is to report about it.
 
@@ -72,7 +81,7 @@ class Objective:
             The loss, a scalar to differentiate, and the values of :attr:`metrics`, [metrics], detached.
         """
         weight = tokens.weight
-        importance = importance_weights(tokens)
+        importance = importance_weights(tokens, self._level)
         corrected = self._correction(importance, tokens)
         found = self._loss(tokens)
         policy_loss = (found.losses * corrected.weights * weight).sum()
@@ -82,8 +91,9 @@ class Objective:
             loss = loss - self._entropy_coef * entropy
         kl = torch.zeros_like(loss)
         if tokens.ref_logprobs is not None:
-            kl = (k3(tokens.ref_logprobs - tokens.logprobs) * weight).sum()
-            loss = loss + self._kl_coef * kl
+            kl = (self._kl(tokens.logprobs - tokens.ref_logprobs) * weight).sum()
+            if self._kl_in_loss:
+                loss = loss + self._kl_coef * kl
         with torch.no_grad():
             metrics = torch.stack([
                 loss,
@@ -91,7 +101,7 @@ class Objective:
                 entropy,
                 (importance * weight).sum(),
                 (corrected.limited * weight).sum(),
-                (k3(tokens.logprobs - tokens.rollout_logprobs) * weight).sum(),
+                (k3(tokens.rollout_logprobs - tokens.logprobs) * weight).sum(),
                 kl,
                 *((found.metrics[name] * weight).sum() for name in self._loss.metrics),
             ])  # fmt: skip

@@ -15,12 +15,28 @@ if TYPE_CHECKING:
 
 _HERE: Final = "trinity_bus.training.objectives"
 BUILT_IN: Final[dict[str, dict[str, str]]] = {
-    "advantage": {"grpo": "advantages.grpo:GRPO", "rloo": "advantages.rloo:RLOO"},
-    "loss": {"ppo": "losses.ppo:PPO", "gspo": "losses.gspo:GSPO"},
+    "advantage": {
+        "grpo": "advantages.grpo:GRPO",
+        "rloo": "advantages.rloo:RLOO",
+        "opmd": "advantages.opmd:OPMD",
+        "remax": "advantages.remax:ReMax",
+        "stepwise": "advantages.stepwise:StepWise",
+        "reinforce_plus_plus": "advantages.reinforce:ReinforcePlusPlus",
+        "reinforce_plus_plus_baseline": "advantages.reinforce:ReinforcePlusPlusBaseline",
+    },
+    "loss": {
+        "ppo": "losses.ppo:PPO",
+        "gspo": "losses.gspo:GSPO",
+        "cispo": "losses.cispo:CISPO",
+        "topr": "losses.topr:TOPR",
+        "opmd": "losses.opmd:OPMD",
+    },
     "correction": {
         "none": "corrections.uncorrected:Uncorrected",
         "truncated": "corrections.truncated:Truncated",
         "masked": "corrections.masked:Masked",
+        "icepop": "corrections.icepop:IcePop",
+        "unbounded": "corrections.unbounded:Unbounded",
     },
 }
 """Kind of part, name, and where it is."""

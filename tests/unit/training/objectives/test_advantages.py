@@ -1,7 +1,9 @@
 """Advantages of runs, by hand and by property."""
 
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives.advantages.advantage import RunAdvantage, ScoredSample
 from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training.objectives.advantages.opmd import OPMD
+from trinity_bus.training.objectives.advantages.remax import ReMax
 from trinity_bus.training.objectives.advantages.rloo import RLOO
+from trinity_bus.training.objectives.advantages.stepwise import StepWise
 
 TOKENS = 3
 NAN = float("nan")
 rewards_of_a_group = st.lists(st.floats(-100, 100, width=32) | st.just(NAN), min_size=1, max_size=32)
-methods = pytest.mark.parametrize("method", [GRPO(TrainerSettings()), RLOO(TrainerSettings())], ids=["grpo", "rloo"])
+methods = pytest.mark.parametrize(
+    "method", [GRPO(TrainerSettings()), RLOO(TrainerSettings()), OPMD(TrainerSettings())], ids=["grpo", "rloo", "opmd"]
+)
 
 
 def sample(reward: float, run: int) -> ScoredSample:
@@ -37,7 +45,87 @@ def test_grpo_by_hand() -> None:
     rewards = [0.0, 1.0, 1.0, 2.0]
     expected = [(reward - 1.0) / (np.sqrt(0.5) + 1e-4) for reward in rewards]
     assert advantages(GRPO(TrainerSettings()), rewards) == pytest.approx(expected, rel=1e-6)
-    assert advantages(GRPO(TrainerSettings(normalize_std=False)), rewards) == [-1.0, 0.0, 0.0, 1.0]
+    assert advantages(GRPO(TrainerSettings(advantage_std="none")), rewards) == [-1.0, 0.0, 0.0, 1.0]
+
+
+def test_grpo_over_the_deviation_of_the_batch() -> None:
+    groups = [[0.0, 1.0], [3.0, 3.0], [0.0, 4.0]]
+    rewards = [0.0, 1.0, 3.0, 3.0, 0.0, 4.0]
+    mean = sum(rewards) / 6
+    deviation = (sum((reward - mean) ** 2 for reward in rewards) / 6) ** 0.5
+    first, second, third = GRPO(TrainerSettings(advantage_std="batch"))(
+        [[sample(reward, run) for run, reward in enumerate(group)] for group in groups]
+    )
+    assert first is not None
+    assert third is not None
+    assert [a[0] for a in first] == pytest.approx([-0.5 / (deviation + 1e-4), 0.5 / (deviation + 1e-4)], rel=1e-6)
+    assert [a[0] for a in third] == pytest.approx([-2 / (deviation + 1e-4), 2 / (deviation + 1e-4)], rel=1e-6)
+    # What has equal rewards counts in the deviation, and teaches nothing.
+    assert second is None
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.5, 10.0])
+def test_opmd_by_hand(tau: float) -> None:
+    rewards = [0.0, 1.0, 1.0, 5.0]
+    assert advantages(OPMD(TrainerSettings()), rewards) == [-1.75, -0.75, -0.75, 3.25]
+    soft = TrainerSettings(opmd_baseline="logavgexp", opmd_tau=tau)
+    baseline = tau * math.log(math.fsum(math.exp(reward / tau) for reward in rewards) / 4)
+    expected = [reward - baseline for reward in rewards]
+    assert advantages(OPMD(soft), rewards) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_remax_compares_with_the_greedy_answer_and_does_not_train_on_it() -> None:
+    def group(rewards: list[float], greedy: list[float]) -> list[ScoredSample]:
+        drawn = [sample(reward, run) for run, reward in enumerate(rewards)]
+        return drawn + [replace(sample(reward, 10 + i), is_greedy=True) for i, reward in enumerate(greedy)]
+
+    groups = [group([0.0, 1.0, NAN], [0.25]), group([1.0, 1.0], [1.0]), group([0.0, 1.0], []), group([1.0], [0.0, 0.5])]
+    first, none_better, without, two = ReMax(TrainerSettings())(groups)
+    assert first is not None
+    np.testing.assert_array_equal([a[0] for a in first], [-0.25, 0.75, NAN, NAN])
+    assert none_better is None
+    assert without is None
+    assert two is not None
+    np.testing.assert_array_equal([a[0] for a in two], [0.75, NAN, NAN])
+    with pytest.raises(TrainingError, match=r"remax.*no task of this batch has one: send tasks with data="):
+        ReMax(TrainerSettings())([group([0.0, 1.0], [])])
+    assert ReMax(TrainerSettings())([]) == []
+
+
+def turns(rewards: list[float], starts: list[int], tokens: int, reward: float = NAN) -> ScoredSample:
+    return ScoredSample(
+        run=0,
+        reward=reward,
+        mask=np.ones(tokens, np.bool_),
+        turn_starts=np.array(starts, np.int32),
+        turn_rewards=np.array(rewards, np.float32),
+    )
+
+
+def test_stepwise_by_hand() -> None:
+    # Turn rewards 1, none, 3 and 0; the second sample's turns begin at its second token.
+    groups = [[turns([1.0, NAN, 3.0], [0, 2, 3], 5), turns([0.0], [1], 3)]]
+    (found,) = StepWise(TrainerSettings(advantage_std="none"))(groups)
+    assert found is not None
+    mean = 4 / 3
+    of_first, of_third, of_other = 1 - mean, 3 - mean, 0 - mean
+    np.testing.assert_allclose(found[0], [of_first + of_third] * 2 + [of_third] * 3, rtol=1e-6)
+    np.testing.assert_allclose(found[1], [of_other] * 3, rtol=1e-6)
+    deviation = math.sqrt(((1 - mean) ** 2 + (3 - mean) ** 2 + mean**2) / 3) + 1e-4
+    (scaled,) = StepWise(TrainerSettings())(groups)
+    assert scaled is not None
+    np.testing.assert_allclose(scaled[0], found[0] / deviation, rtol=1e-6)
+
+
+def test_stepwise_takes_a_sample_without_turn_rewards_as_one_turn() -> None:
+    rewards = [0.0, 1.0, NAN, 2.0]
+    samples = [sample(reward, run) for run, reward in enumerate(rewards)]
+    samples[1] = turns([NAN, NAN], [0, 1], TOKENS, reward=1.0)
+    (found,) = StepWise(TrainerSettings())([samples])
+    assert found is not None
+    expected = advantages(GRPO(TrainerSettings()), rewards)
+    np.testing.assert_allclose([a[0] for a in found], np.array(expected), rtol=1e-6)
+    assert StepWise(TrainerSettings())([[sample(1.0, 0), sample(1.0, 1)], [sample(NAN, 0)], []]) == [None] * 3
 
 
 def test_rloo_by_hand() -> None:
@@ -45,20 +133,20 @@ def test_rloo_by_hand() -> None:
 
 
 def test_a_sample_without_reward_takes_no_part() -> None:
-    found = advantages(GRPO(TrainerSettings(normalize_std=False)), [0.0, NAN, 1.0])
+    found = advantages(GRPO(TrainerSettings(advantage_std="none")), [0.0, NAN, 1.0])
     np.testing.assert_array_equal(found, [-0.5, NAN, 0.5])
 
 
 def test_each_run_weighs_the_same_however_many_samples_it_gave() -> None:
     # Runs 0 and 2 give one sample each, run 1 three: their rewards are 0, 1 and 2.
     rewards, runs = [0.0, 1.0, 1.0, 1.0, 2.0], [0, 1, 1, 1, 2]
-    assert advantages(GRPO(TrainerSettings(normalize_std=False)), rewards, runs) == [-1.0, 0.0, 0.0, 0.0, 1.0]
+    assert advantages(GRPO(TrainerSettings(advantage_std="none")), rewards, runs) == [-1.0, 0.0, 0.0, 0.0, 1.0]
     assert advantages(RLOO(TrainerSettings()), rewards, runs) == [-1.5, 0.0, 0.0, 0.0, 1.5]
     alone = advantages(GRPO(TrainerSettings()), [0.0, 1.0, 2.0])
     assert alone is not None
     assert advantages(GRPO(TrainerSettings()), rewards, runs) == [alone[run] for run in runs]
     # The steps of a run may differ; the run counts with their mean, and one without reward is not looked at.
-    mixed = advantages(GRPO(TrainerSettings(normalize_std=False)), [0.0, NAN, 2.0, 3.0], [0, 0, 0, 1])
+    mixed = advantages(GRPO(TrainerSettings(advantage_std="none")), [0.0, NAN, 2.0, 3.0], [0, 0, 0, 1])
     np.testing.assert_array_equal(np.array(mixed), np.array([-2.0, NAN, 0.0, 1.0]))
 
 

@@ -6,42 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.training.objectives import evaluate, tokens
 from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives.losses.loss import Tokens
 from trinity_bus.training.objectives.needs import Need
-from trinity_bus.training.objectives.objective import Objective, k3
-
-
-def tokens(
-    logprobs: list[float],
-    *,
-    old: list[float] | None = None,
-    rollout: list[float] | None = None,
-    ref: list[float] | None = None,
-    advantages: list[float],
-    weight: list[float] | None = None,
-    entropy: list[float] | None = None,
-    bounds: list[int] | None = None,
-) -> Tokens:
-    n = len(logprobs)
-    return Tokens(
-        logprobs=torch.tensor(logprobs, requires_grad=True),
-        entropy=torch.tensor(entropy or [0.0] * n, requires_grad=True),
-        old_logprobs=torch.tensor(old or logprobs),
-        rollout_logprobs=torch.tensor(rollout or old or logprobs),
-        ref_logprobs=None if ref is None else torch.tensor(ref),
-        advantages=torch.tensor(advantages),
-        weight=torch.tensor(weight or [1.0 / n] * n),
-        bounds=torch.tensor(bounds or [0, n], dtype=torch.int32),
-    )
-
-
-def evaluate(what: Tokens, settings: TrainerSettings) -> tuple[float, list[float], dict[str, float]]:
-    objective = Objective(settings)
-    loss, metrics = objective.loss(what)
-    loss.backward()
-    assert what.logprobs.grad is not None
-    return loss.item(), what.logprobs.grad.tolist(), dict(zip(objective.metrics, metrics.tolist(), strict=True))
+from trinity_bus.training.objectives.objective import Objective
 
 
 def log(ratio: float) -> float:
@@ -157,23 +127,6 @@ def test_against_plain_autograd() -> None:
     torch.testing.assert_close(what.logprobs.grad, logprobs.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_k3_is_never_negative_and_zero_only_where_policies_agree() -> None:
-    ratios = torch.linspace(-3, 3, 61)
-    assert (k3(ratios) >= 0).all()
-    assert k3(torch.zeros(1)).item() == 0.0
-    assert (k3(ratios[ratios.abs() > 0.05]) > 0).all()
-
-
-def test_masked_importance_weights_leave_tokens_out_on_both_sides() -> None:
-    # old / rollout is 1.5, 5 and 0.1; the cap is 2.
-    drawn = [-1.0 - log(1.5), -1.0 - log(5.0), -1.0 - log(0.1)]
-    what = tokens([-1.0] * 3, rollout=drawn, advantages=[1.0] * 3, old=[-1.0] * 3)
-    value, gradients, metrics = evaluate(what, TrainerSettings(correction="masked", tis_cap=2.0))
-    assert value == pytest.approx(-1.5 / 3, rel=1e-5)
-    assert gradients == pytest.approx([-0.5, 0.0, 0.0], rel=1e-5)
-    assert metrics["importance_limited_fraction"] == pytest.approx(2 / 3)
-
-
 def test_gspo_clips_whole_sequences() -> None:
     # Two sequences of two trained tokens and one that weighs nothing; the mean log ratios are 0.1 and 0.5.
     old = [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0]
@@ -207,3 +160,15 @@ def test_gspo_clips_whole_sequences() -> None:
 )
 def test_only_what_is_needed_is_asked_for(settings: dict[str, Any], needs: Need) -> None:
     assert Objective(TrainerSettings(**settings)).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "topr", "old_logprobs": "recompute"}, "'topr' makes up for other policies by itself: set .*'none'"),
+        ({"kl_coef": 0.1, "kl_placement": "reward"}, "'grpo' knows no rewards of tokens"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(TrainerSettings(**settings))

@@ -1,4 +1,4 @@
-"""The contract of advantages, and a base for those that compare the runs of one task. Pure numpy."""
+"""The contract of advantages, and what those share that compare the runs of one task. Pure numpy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.experience import Bool, Float32
+from schemas.experience import Bool, Float32, Int32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.needs import Need
 
@@ -17,6 +17,7 @@ type Int64 = NDArray[np.int64]
 
 EQUAL: Final = 1e-6
 """A standard deviation below this is rounding, not a difference."""
+_EPSILON: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,12 @@ class ScoredSample:
     """NaN where there is none; never infinite."""
     mask: Bool
     """[response] True on tokens that the policy drew."""
+    turn_starts: Int32 | None = None
+    """[turns] the first response token of each, ascending."""
+    turn_rewards: Float32 | None = None
+    """[turns] NaN where there is none."""
+    is_greedy: bool = False
+    """Drawn at temperature 0: for comparison, not to be trained on."""
 
 
 type GroupAdvantages = list[Float32] | None
@@ -43,6 +50,8 @@ class Advantage(ABC):
     """
 
     needs: ClassVar[Need] = Need.NOTHING
+    wants_greedy: ClassVar[bool] = False
+    """Whether it compares with samples that were drawn at temperature 0; else it is given none."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings = settings
@@ -59,37 +68,121 @@ class Advantage(ABC):
         """
 
 
+def deviation(setting: str, group: Float64, batch: Float64) -> float:
+    """Return what advantages are divided by.
+
+    Args:
+        setting: ``trainer.advantage_std``.
+        group: The rewards of a task.
+        batch: Those of all tasks.
+    """
+    among = {"group": group, "batch": batch}.get(setting)
+    return 1.0 if among is None else float(among.std()) + _EPSILON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The runs of one task, and the samples that they gave, without those that have no reward."""
+
+    samples: list[int]
+    """Index of each in its group."""
+    rewards: Float64
+    """[samples]"""
+    owners: Int64
+    """[samples] index of the run of each."""
+    means: Float64
+    """[runs] the mean reward of each: one that gave many samples weighs no more than the others."""
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether there is nothing to choose between them."""
+        return len(self.means) == 0 or bool(self.means.std() < EQUAL)
+
+
+def runs_of(samples: Sequence[ScoredSample]) -> Runs:
+    """Return the runs of a group."""
+    given = [index for index, sample in enumerate(samples) if not np.isnan(sample.reward)]
+    # In float64: a mean of equal float32 values need not be equal to them.
+    rewards = np.array([samples[index].reward for index in given], np.float64)
+    _, owners, counts = np.unique([samples[i].run for i in given], return_inverse=True, return_counts=True)
+    return Runs(
+        samples=given, rewards=rewards, owners=owners, means=np.bincount(owners, weights=rewards) / counts
+    )  # fmt: skip
+
+
+def spread(runs: Runs, values: Float64, samples: Sequence[ScoredSample]) -> list[Float32]:
+    """Return the advantages of a group all tokens of whose samples have the same; NaN where there is no reward.
+
+    Args:
+        runs: Of the group.
+        values: [samples] of those that have a reward.
+        samples: Of the group.
+    """
+    advantages = dict(zip(runs.samples, values.tolist(), strict=True))
+    return [
+        np.full(len(sample.mask), advantages.get(index, np.nan), np.float32) for index, sample in enumerate(samples)
+    ]
+
+
 class RunAdvantage(Advantage):
     """One advantage for each sample: its reward against those of the task's runs. All tokens of the sample get it.
 
-    A run counts with the mean reward of its samples: one that gave many, a turn each, weighs no more than the others.
     Samples without a reward take no part. A group whose runs have equal rewards teaches nothing and is skipped, as in
     DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2).
     """
 
     @abstractmethod
-    def compare(self, rewards: Float64, owners: Int64, runs: Float64) -> Float64:
-        """Compute the advantage of each sample.
+    def compare(self, runs: Runs, batch: Float64) -> Float64:
+        """Compute the advantage of each sample that has a reward, [samples].
 
         Args:
-            rewards: [samples] of those that have one.
-            owners: [samples] index of the run of each.
-            runs: [runs] the mean reward of each, not all of them equal.
+            runs: Of one task, not all of them equal.
+            batch: The mean rewards of all runs of all tasks.
         """
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
         """See :meth:`Advantage.__call__`."""
-        return [self._of_group(samples) for samples in groups]
-
-    def _of_group(self, samples: Sequence[ScoredSample]) -> GroupAdvantages:
-        given = [index for index, sample in enumerate(samples) if not np.isnan(sample.reward)]
-        # In float64: a mean of equal float32 values need not be equal to them.
-        rewards = np.array([samples[index].reward for index in given], np.float64)
-        _, owners, counts = np.unique([samples[i].run for i in given], return_inverse=True, return_counts=True)
-        runs = np.bincount(owners, weights=rewards) / counts
-        if len(runs) == 0 or runs.std() < EQUAL:
-            return None
-        advantages = dict(zip(given, self.compare(rewards, owners, runs).tolist(), strict=True))
+        found = [runs_of(samples) for samples in groups]
+        batch = np.concatenate([np.empty(0), *(runs.means for runs in found)])
         return [
-            np.full(len(sample.mask), advantages.get(index, np.nan), np.float32) for index, sample in enumerate(samples)
+            None if runs.are_equal else spread(runs, self.compare(runs, batch), samples)
+            for runs, samples in zip(found, groups, strict=True)
         ]
+
+
+class TokenAdvantage(Advantage):
+    """Advantages that wait for what a reference says of each token.
+
+    ::
+
+        groups --__call__--> rewards of tokens --passes--> less the KL penalty, where that is in the reward
+                                               --finish--> advantages --> normalized over all tokens of the step
+
+    The first is done once for a step, the rest by each rank for the samples that it trains on.
+    """
+
+    def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
+        """Return rewards in the place of advantages: of each sample at its last trained token."""
+        return [[_at_the_end(s.mask, r) for s, r in zip(samples, self.rewards(samples), strict=True)]
+                for samples in groups]  # fmt: skip
+
+    def rewards(self, samples: Sequence[ScoredSample]) -> Sequence[float]:
+        """Return the reward of each sample of a group; NaN where there is none."""
+        return [sample.reward for sample in samples]
+
+    @abstractmethod
+    def finish(self, rewards: Float64) -> Float64:
+        """Compute the advantages of a sample.
+
+        Args:
+            rewards: [trained tokens]
+
+        Returns:
+            [trained tokens]
+        """
+
+
+def _at_the_end(mask: Bool, reward: float) -> Float32:
+    rewards = np.zeros(len(mask), np.float32)
+    rewards[np.flatnonzero(mask)[-1:]] = reward
+    return rewards

@@ -4,14 +4,15 @@
 section 3.3; Kool et al., 2019).
 """
 
-from trinity_bus.training.objectives.advantages.advantage import Float64, Int64, RunAdvantage
+from trinity_bus.training.objectives.advantages.advantage import Float64, RunAdvantage, Runs
 
 
 class RLOO(RunAdvantage):
     """Advantages over a baseline that leaves the run itself out."""
 
-    def compare(self, rewards: Float64, owners: Int64, runs: Float64) -> Float64:
+    def compare(self, runs: Runs, batch: Float64) -> Float64:
         """See :meth:`RunAdvantage.compare`."""
-        others = (runs.sum() - runs) / (len(runs) - 1)
-        advantages: Float64 = rewards - others[owners]
+        del batch  # a task is compared with itself
+        others = (runs.means.sum() - runs.means) / (len(runs.means) - 1)
+        advantages: Float64 = runs.rewards - others[runs.owners]
         return advantages

@@ -3,6 +3,17 @@
 A token was drawn by the behaviour policy ``mu``; the loss stays close to the old policy. Its importance weight is
 ``pi_old / mu``, the same for every gradient: a constant. With ``trainer.old_logprobs=rollout`` the two are one, and
 every weight is 1.
+
+``trainer.correction_level`` says whose probabilities these are. All tokens of a sequence have the same, but for the
+first:
+
+=============  =======================================================================================================
+``token``      the token's own: little variance, biased, as what came before it is from ``mu`` too
+``sequence``   the whole sequence's, the product over its trained tokens: no bias, a variance that grows with length
+``geometric``  the same to the power of one over their number, so that bounds fit sequences of any length
+=============  =======================================================================================================
+
+Source: Liu et al., "When Speed Kills Stability", 2025.
 """
 
 from abc import ABC, abstractmethod
@@ -48,6 +59,16 @@ class Correction(ABC):
         """
 
 
-def importance_weights(tokens: Tokens) -> torch.Tensor:
-    """Return probability under the old policy over that under the behaviour policy, [tokens], without a gradient."""
-    return bounded(tokens.old_logprobs - tokens.rollout_logprobs).exp().detach()
+def importance_weights(tokens: Tokens, level: str) -> torch.Tensor:
+    """Return probability under the old policy over that under the behaviour policy, [tokens], without a gradient.
+
+    Args:
+        tokens: Of a micro-batch.
+        level: See the module's docstring.
+    """
+    log_ratio = (tokens.old_logprobs - tokens.rollout_logprobs).detach()
+    if level == "sequence":
+        log_ratio = tokens.sequence_sum(log_ratio)
+    elif level == "geometric":
+        log_ratio = tokens.sequence_mean(log_ratio)
+    return bounded(log_ratio).exp()

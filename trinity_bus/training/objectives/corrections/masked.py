@@ -1,7 +1,7 @@
-"""Masked importance sampling: ``w = pi_old / mu`` where that is at most the cap, else the token is left out.
+"""Masked importance sampling: ``w = pi_old / mu`` where that is at most the cap, else what it weighs is left out.
 
-Source: "IcePop" of the Ling team, "Every Step Evolves", arXiv:2510.18855, with the lower bound at
-``1 / cap``: tokens on which rollout engine and trainer disagree beyond that carry noise, not signal.
+Source: Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025,
+which does so sequence by sequence: ``trainer.correction_level``.
 """
 
 import torch
@@ -11,11 +11,10 @@ from trinity_bus.training.objectives.losses.loss import Tokens
 
 
 class Masked(Correction):
-    """Leaves out tokens whose weight is above ``trainer.tis_cap`` or below its inverse."""
+    """Leaves out weights above ``trainer.tis_cap``."""
 
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
         """See :meth:`Correction.__call__`."""
-        del tokens  # each weight is its own
-        cap = self.settings.tis_cap
-        limited = (importance > cap) | (importance < 1 / cap)
+        del tokens  # their importance is enough
+        limited = importance > self.settings.tis_cap
         return Corrected(importance.masked_fill(limited, 0.0), limited)

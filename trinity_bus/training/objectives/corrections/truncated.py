@@ -15,6 +15,6 @@ class Truncated(Correction):
 
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
         """See :meth:`Correction.__call__`."""
-        del tokens  # each weight is its own
+        del tokens  # their importance is enough
         cap = self.settings.tis_cap
         return Corrected(importance.clamp(max=cap), importance > cap)

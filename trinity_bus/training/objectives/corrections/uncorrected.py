@@ -11,5 +11,5 @@ class Uncorrected(Correction):
 
     def __call__(self, importance: torch.Tensor, tokens: Tokens) -> Corrected:
         """See :meth:`Correction.__call__`."""
-        del tokens  # weighs all of them alike
+        del tokens  # their importance is enough
         return Corrected(torch.ones_like(importance), torch.zeros_like(importance, dtype=torch.bool))

@@ -41,14 +41,17 @@ class Tokens:
     bounds: torch.Tensor
     """[sequences + 1] int32: where each sequence begins; the last entry is the number of tokens."""
 
+    def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return for each token the sum of values over the trained tokens of its sequence, [tokens]."""
+        count = len(self.bounds) - 1
+        owner = torch.repeat_interleave(torch.arange(count, device=values.device), self.bounds.diff().long())
+        # Where nothing is trained values need not be numbers.
+        trained = torch.where(self.weight != 0, values, 0.0)
+        return values.new_zeros(count).index_add(0, owner, trained)[owner]
+
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
         """Return for each token the mean of values over the trained tokens of its sequence, [tokens]."""
-        count = len(self.bounds) - 1
-        lengths = self.bounds.diff().long()
-        owner = torch.repeat_interleave(torch.arange(count, device=values.device), lengths)
-        trained = (self.weight != 0).to(values.dtype)
-        sums = values.new_zeros(count).index_add(0, owner, values * trained)
-        return (sums / values.new_zeros(count).index_add(0, owner, trained).clamp(min=1.0))[owner]
+        return self.sequence_sum(values) / self.sequence_sum(torch.ones_like(values)).clamp(min=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class PolicyLoss(ABC):
     """
 
     needs: ClassVar[Need] = Need.NOTHING
+    corrects: ClassVar[bool] = False
+    """Whether it weighs tokens by itself by what another policy drew them with, so that no correction may do so too."""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Names of what it reports: means over trained tokens."""
 

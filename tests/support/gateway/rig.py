@@ -1,0 +1,92 @@
+"""A gateway with real HTTP on both sides, on FAKE engines and a fake log: no model, no broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+
+from schemas import ExplorerHeartbeat
+from schemas.topics import EXPLORER_EVENTS
+from tests.support.fakes.engine import FakeEngine
+from tests.support.fakes.log import FakeBus, FakeLog
+from tests.support.mesh.waiting import until
+from trinity_bus.bus import Bus
+from trinity_bus.config import ExplorerSettings, GatewaySettings, KafkaSettings, Settings
+from trinity_bus.testing import CharacterTokenizer
+from workers.explorer.http_side import HttpSide
+from workers.explorer.served_version import ServedVersion
+from workers.gateway.service import Gateway
+
+KEY = "a-key-of-the-client"
+OTHERS_KEY = "another-clients-key"
+SECRET = SecretStr("what-gateways-show")
+
+
+@dataclass(slots=True)
+class Rig:
+    """A gateway, and what it needs."""
+
+    log: FakeLog
+    gateway: Gateway
+    engines: dict[str, FakeEngine] = field(default_factory=dict)
+    sides: dict[str, HttpSide] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.gateway.address}"
+
+    def client(self, key: str = KEY, session: str | None = None, **options: Any) -> AsyncOpenAI:
+        """OpenAI's own, of which the caller disposes."""
+        path = "" if session is None else f"/sessions/{session}"
+        return AsyncOpenAI(base_url=f"{self.url}{path}/v1", api_key=key, max_retries=0, **options)
+
+    async def heard(self, name: str, **said: Any) -> None:
+        """Has an explorer send a heartbeat, and waits until the gateway has it."""
+        beat: dict[str, Any] = {
+            "explorer": name,
+            "incarnation": "life",
+            "state": "ready",
+            "slots": 1,
+            "model_version": 0,
+            "address": self.sides[name].address,
+            **said,
+        }
+        await (await FakeBus(self.log).producer().send(EXPLORER_EVENTS, name, ExplorerHeartbeat(**beat)))
+        usable = beat["state"] == "ready"
+        await until(lambda: (name in [one.name for one in self.gateway.explorers.usable]) == usable, 10)
+
+    async def lose(self, name: str) -> None:
+        """Has an explorer end at once, amid whatever it answers."""
+        await self.sides[name].__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def rig(explorers: int = 1, **gateway: Any) -> AsyncIterator[Rig]:
+    """A gateway that listens, and has heard of its explorers."""
+    settings = Settings(
+        kafka=KafkaSettings(bootstrap_servers="fake:9092"),
+        gateway=GatewaySettings(port=0, api_keys=SecretStr(f"me:{KEY} you:{OTHERS_KEY}"), **gateway),
+        explorer=ExplorerSettings(http_port=0, http_key=SECRET),
+    )
+    log = FakeLog()
+    async with AsyncExitStack() as stack:
+        here = Rig(log, Gateway(settings, cast("Bus", FakeBus(log)), CharacterTokenizer()))
+        for number in range(explorers):
+            name = f"explorer-{number}"
+            engine = here.engines[name] = FakeEngine()
+            here.sides[name] = await stack.enter_async_context(
+                HttpSide(settings.explorer, engine, ServedVersion(engine.model_version))
+            )
+        running = asyncio.create_task(here.gateway.run())
+        try:
+            await until(lambda: bool(here.gateway.address) or running.done(), 10)
+            for name in here.engines:
+                await here.heard(name)
+            yield here
+        finally:
+            running.cancel()
+            await asyncio.wait([running])

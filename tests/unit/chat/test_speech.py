@@ -1,0 +1,67 @@
+"""What is shown of a turn while it is drawn is what it reads as when it has ended, however it came."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.chat.models import END, FAMILIES, tokenizer_of
+from trinity_bus.chat import renderer_for
+from trinity_bus.chat.renderer import DrawnTurn
+from trinity_bus.chat.speech import Speech
+from trinity_bus.testing import CharacterTokenizer
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+parts = st.sampled_from(
+    [
+        "<think>",
+        "</think>",
+        "\n",
+        " ",
+        "So ",
+        "3 < 4",
+        "<tool",
+        CALL,
+        "<function=",
+        "é",
+        "日本",
+        "{",
+        '{"name": "x"}',
+        "STOP",
+        "ST",
+    ]
+)
+TOKENIZERS = {family: tokenizer_of(family) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(texts=st.lists(parts, max_size=8), sizes=st.lists(st.integers(1, 5), min_size=1), stop=st.booleans())
+def test_what_was_shown_is_what_it_reads_as(family: str, texts: list[str], sizes: list[int], stop: bool) -> None:
+    tokenizer = TOKENIZERS[family]
+    renderer = renderer_for(tokenizer)
+    ids = tokenizer.encode("".join(texts) + END[family], add_special_tokens=False)
+    stops = ("STOP",) if stop else ()
+    speech = renderer.speech([], stops)
+    shown, at, turn = "", 0, 0
+    while at < len(ids):
+        size = sizes[turn % len(sizes)]
+        shown += speech.hear(ids[at : at + size])
+        at, turn = at + size, turn + 1
+    content = renderer.read(DrawnTurn([], ids, True), None).content
+    for text in stops:
+        content = content.partition(text)[0]
+    # Blanks at the ends of a turn mean nothing.
+    assert (shown + speech.end(content)).strip() == content.strip()
+    assert content.strip().startswith(shown.strip())
+
+
+def test_content_is_shown_at_once_and_marks_and_stops_are_held() -> None:
+    speech = Speech(CharacterTokenizer(), stop=("STOP",))
+    heard = [speech.hear([ord(character)]) for character in "<think>x</think>\n\nHi <b> STO"]
+    assert "".join(heard) == "Hi <b>"
+    assert speech.hear([ord("P")]) == ""
+    assert speech.end("Hi <b> ") == " "
+
+
+def test_a_prompt_that_opens_reasoning_is_followed_by_reasoning() -> None:
+    speech = Speech(CharacterTokenizer(), opened=True)
+    assert speech.hear([ord(character) for character in "so 3</think>3"]) == "3"

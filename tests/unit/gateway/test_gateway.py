@@ -1,0 +1,195 @@
+"""The gateway with OpenAI's own client and real HTTP on both sides, on FAKE engines."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.support.gateway.rig import KEY, OTHERS_KEY, SECRET, rig
+from tests.support.mesh.waiting import until
+from trinity_bus.gateway import wire
+
+ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
+
+
+async def test_a_conversation_is_answered_with_what_an_explorer_draws() -> None:
+    async with rig() as here, here.client() as client:
+        answer = await client.chat.completions.create(model="policy", messages=ASKED, logprobs=True, n=2)
+        assert [choice.message.content for choice in answer.choices] == ["42", "42"]
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.choices[0].logprobs is not None
+        assert [one.logprob for one in answer.choices[0].logprobs.content or ()] == [-0.5, -0.5]
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len("user: 6*7=\nassistant: "), 4)
+        (prompt,) = here.engines["explorer-0"].prompts
+        assert "".join(map(chr, prompt)) == "user: 6*7=\nassistant: "
+        assert [model.id async for model in client.models.list()] == ["policy"]
+
+
+async def test_a_prompt_is_completed_as_it_stands() -> None:
+    async with rig() as here, here.client() as client:
+        answer = await client.completions.create(model="policy", prompt="6*7=")
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("42", "stop")
+        here.engines["explorer-0"].answer = "42. So"
+        answer = await client.completions.create(model="policy", prompt=[ord("?")], stop=". ")
+        assert answer.choices[0].text == "42"
+        chunks = [one async for one in await client.completions.create(model="policy", prompt="?", stream=True)]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "42. So"
+        assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None:
+    async with rig() as here, here.client() as client:
+        engine = here.engines["explorer-0"]
+        engine.answer = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        engine.hang_after = 5
+        text = ""
+        async with await client.chat.completions.create(model="policy", messages=ASKED, stream=True) as stream:
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if text == "So:":
+                    # Nothing more would come before it was seen.
+                    assert engine.waiting == 1
+                    break
+        await until(lambda: engine.aborted == 1, 10)
+        engine.hang_after = None
+        text, calls, reasons, usage = "", list[Any](), list[str](), None
+        async for chunk in await client.chat.completions.create(
+            model="policy", messages=ASKED, stream=True, stream_options={"include_usage": True}
+        ):
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                calls += choice.delta.tool_calls or []
+                reasons += [choice.finish_reason] if choice.finish_reason else []
+            usage = chunk.usage or usage
+        assert text == "So:"
+        assert [call.function.name for call in calls] == ["add"]
+        assert reasons == ["tool_calls"]
+        assert usage is not None
+        assert usage.completion_tokens == len(engine.answer)
+
+
+async def test_a_stream_whose_explorer_is_lost_goes_on_from_the_last_token() -> None:
+    async with rig(explorers=2) as here, here.client() as client:
+        for engine in here.engines.values():
+            engine.answer, engine.hang_after = "abcdef", 3
+        stream = await client.chat.completions.create(model="policy", messages=ASKED, stream=True)
+        text = ""
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            if text == "abc" and all(engine.hang_after is not None for engine in here.engines.values()):
+                (lost,) = [name for name, engine in here.engines.items() if engine.waiting]
+                for engine in here.engines.values():
+                    engine.hang_after = None
+                await here.lose(lost)
+        assert text == "abcdef"
+        (other,) = [engine for name, engine in here.engines.items() if name != lost]
+        (prompt,) = other.prompts
+        assert "".join(map(chr, prompt)).endswith("assistant: abc")
+
+
+async def test_an_answer_whose_explorer_is_lost_is_drawn_by_another() -> None:
+    async with rig(explorers=2) as here, here.client() as client:
+        for engine in here.engines.values():
+            engine.open.clear()
+        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        await until(lambda: any(engine.waiting for engine in here.engines.values()), 10)
+        (lost,) = [name for name, engine in here.engines.items() if engine.waiting]
+        for name, engine in here.engines.items():
+            if name != lost:
+                engine.open.set()
+        await here.lose(lost)
+        assert (await asked).choices[0].message.content == "42"
+
+
+async def test_a_client_that_goes_away_has_its_request_aborted() -> None:
+    async with rig() as here, here.client() as client:
+        engine = here.engines["explorer-0"]
+        engine.open.clear()
+        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        await until(lambda: engine.waiting == 1, 10)
+        asked.cancel()
+        await until(lambda: engine.aborted == 1, 10)
+
+
+async def test_who_has_no_key_is_told_so() -> None:
+    async with rig() as here:
+        for key in ("wrong", KEY[:-1], ""):
+            async with aiohttp.ClientSession() as http:
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                async with http.post(f"{here.url}/v1/chat/completions", headers=headers) as response:
+                    assert response.status == 401
+        async with here.client("wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.chat.completions.create(model="policy", messages=ASKED)
+        assert here.engines["explorer-0"].prompts == []
+
+
+async def test_more_requests_than_one_client_may_make_are_refused() -> None:
+    async with rig(max_requests=1) as here, here.client() as client, here.client(OTHERS_KEY) as other:
+        engine = here.engines["explorer-0"]
+        engine.open.clear()
+        asked = asyncio.create_task(client.chat.completions.create(model="policy", messages=ASKED))
+        await until(lambda: engine.waiting == 1, 10)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(model="policy", messages=ASKED)
+        assert refused.value.response.headers["Retry-After"] == "1"
+        others = asyncio.create_task(other.chat.completions.create(model="policy", messages=ASKED))
+        await until(lambda: engine.waiting == 2, 10)
+        engine.open.set()
+        await asyncio.gather(asked, others)
+
+
+async def test_what_cannot_be_had_is_refused_by_its_status() -> None:
+    async with rig(timeout_s=0.2, engine_wait_s=0.1, max_body_mib=1) as here, here.client() as client:
+        with pytest.raises(openai.NotFoundError, match="is not served here"):
+            await client.chat.completions.create(model="another", messages=ASKED)
+        with pytest.raises(openai.BadRequestError, match="at least one message"):
+            await client.chat.completions.create(model="policy", messages=[])
+        with pytest.raises(openai.APIStatusError, match="1 MiB at most") as large:
+            await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "x" * (1 << 20)}]
+            )
+        assert large.value.status_code == 413
+        here.engines["explorer-0"].open.clear()
+        with pytest.raises(openai.APIStatusError, match=r"no answer within 0\.2 s") as slow:
+            await client.chat.completions.create(model="policy", messages=ASKED)
+        assert slow.value.status_code == 504
+        await here.heard("explorer-0", state="draining")
+        with pytest.raises(openai.InternalServerError, match="no explorer") as nobody:
+            await client.chat.completions.create(model="policy", messages=ASKED)
+        assert (nobody.value.status_code, nobody.value.response.headers["Retry-After"]) == (503, "1")
+
+
+async def test_explorers_of_other_pools_are_not_asked() -> None:
+    async with rig(engine_wait_s=0.1) as here, here.client() as client:
+        await here.heard("explorer-0", state="draining")
+        judge = {"explorer": "judge-0", "pool": "judge"}
+        here.sides["judge-0"] = here.sides["explorer-0"]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(here.heard("judge-0", **judge), 0.3)
+        with pytest.raises(openai.InternalServerError, match="no explorer"):
+            await client.chat.completions.create(model="policy", messages=ASKED)
+
+
+async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> None:
+    async with rig() as here, aiohttp.ClientSession() as http:
+        url = f"http://{here.sides['explorer-0'].address}{wire.PATH}"
+        right = {"Authorization": f"Bearer {SECRET.get_secret_value()}"}
+        ask = wire.encode_ask(wire.Ask(prompt=wire.token_bytes([1]), sampling={}))
+        for headers, body, status in (
+            ({}, ask, 401),
+            ({"Authorization": "Bearer wrong"}, ask, 401),
+            (right, b"no request", 400),
+            (right, wire.encode_ask(wire.Ask(prompt=b"abc", sampling={})), 400),
+            (right, wire.encode_ask(wire.Ask(prompt=b"", sampling={"temperature": -1})), 400),
+            (right, wire.encode_ask(wire.Ask(prompt=b"", sampling={}, n=0)), 400),
+            (right, ask, 200),
+        ):
+            async with http.post(url, data=body, headers=headers) as response:
+                assert response.status == status
+        await here.sides["explorer-0"].drain(1)
+        async with http.post(url, data=ask, headers=right) as response:
+            assert response.status == 503

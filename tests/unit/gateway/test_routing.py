@@ -1,0 +1,91 @@
+"""Who is asked, and who can be."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import ExplorerHeartbeat, ExplorerLeft
+from trinity_bus.gateway import routing
+from trinity_bus.gateway.fleet import Explorer, Fleet
+from trinity_bus.gateway.routing import BLOCK, FACTOR, SLACK, Router, digests_of
+
+
+def explorer(name: str, *, version: int = 0, attempts: int = 0) -> Explorer:
+    return Explorer(name, "life", f"{name}:1", version, attempts)
+
+
+NAMES = [f"e{number}" for number in range(4)]
+loads = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 40))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400), loads), max_size=30), st.integers(1, 4))
+def test_nobody_with_too_much_to_do_is_asked_and_of_the_others_who_knows_most(
+    history: list[tuple[int, int, dict[str, int]]], count: int
+) -> None:
+    router, explorers = Router(), [explorer(name) for name in NAMES[:count]]
+    asked: dict[str, set[bytes]] = {one.name: set() for one in explorers}
+    for conversation, length, requests in history:
+        prompt = [conversation] * length
+        chosen = router.choose(prompt, explorers, requests)
+        assert chosen in explorers
+        load = {one.name: requests.get(one.name, 0) for one in explorers}
+        most = max(min(load.values()) + SLACK, min(load.values()) * FACTOR)
+        assert load[chosen.name] <= most
+        digests = list(digests_of(prompt))
+        known = {name: sum(digest in asked[name] for digest in digests) for name in load if load[name] <= most}
+        assert known[chosen.name] == max(known.values())
+        assert load[chosen.name] == min(load[name] for name in known if known[name] == known[chosen.name])
+        asked[chosen.name].update(digests)
+
+
+def test_a_conversation_stays_with_its_explorer_until_its_weights_are_new() -> None:
+    router, explorers = Router(), [explorer(name) for name in NAMES]
+    prompt = list(range(BLOCK))
+    first = router.choose(prompt, explorers, {})
+    assert first is not None
+    for turn in range(2, 20):
+        assert router.choose(list(range(BLOCK * turn)), explorers, {}) is first
+    renewed = [explorer(one.name, version=1) for one in explorers]
+    asked = {router.choose([number] * BLOCK, renewed, {}) for number in range(20)}
+    assert asked == set(renewed)
+
+
+def test_what_nobody_knows_goes_to_the_least_busy_in_turn() -> None:
+    router, explorers = Router(), [explorer(name) for name in NAMES]
+    asked = [router.choose([number] * BLOCK, explorers, {"e0": 3}) for number in range(30)]
+    assert {one.name for one in asked if one} == {"e1", "e2", "e3"}
+    busy = [explorer("e0"), explorer("e1", attempts=5)]
+    assert {router.choose([number] * BLOCK, busy, {}) for number in range(100, 110)} == {busy[0]}
+    assert router.choose([1], [], {}) is None
+
+
+def beat(name: str, **said: object) -> ExplorerHeartbeat:
+    fields = {"incarnation": "life", "state": "ready", "slots": 1, "address": f"{name}:1", **said}
+    return ExplorerHeartbeat.model_validate({"explorer": name, **fields})
+
+
+def test_who_is_heard_of_at_an_address_can_be_asked_until_it_is_silent() -> None:
+    fleet = Fleet("policy", model="policy", silence_s=10)
+    fleet.heard(beat("a", model_version=3), 0)
+    fleet.heard(beat("b", pool="policy"), 5)
+    fleet.heard(beat("judge", pool="judge"), 5)
+    fleet.heard(beat("no-http", address=""), 5)
+    assert [(one.name, one.version) for one in fleet.usable(5)] == [("a", 3), ("b", -1)]
+    fleet.doubt("b")
+    assert [one.name for one in fleet.usable(5)] == ["a"]
+    fleet.heard(beat("b", state="syncing"), 6)
+    assert [one.name for one in fleet.usable(11)] == ["b"]
+    fleet.left(ExplorerLeft(explorer="b", incarnation="former"))
+    assert [one.name for one in fleet.usable(11)] == ["b"]
+    fleet.left(ExplorerLeft(explorer="b", incarnation="life"))
+    fleet.heard(beat("a"), 11)
+    fleet.heard(beat("a", state="draining"), 12)
+    assert fleet.usable(12) == []
+
+
+def test_what_is_noted_is_bounded_and_beginnings_are_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_BLOCKS", 10)
+    router, one = Router(), explorer("e0")
+    prompt = list(range(BLOCK * 20))
+    router.choose(prompt, [one], {})
+    assert list(reversed(router._prefixes["e0"])) == list(digests_of(prompt))[:10]

@@ -1,0 +1,112 @@
+"""Advantages of tokens, against the formulas in plain Python."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.experience import Float32
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.objectives.advantages.advantage import ScoredSample, TokenAdvantage
+from trinity_bus.training.objectives.objective import Objective
+from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.token_advantages import finish
+
+NAN = float("nan")
+MASKS = [[True, True, False, True], [False, True], [True, True, True]]
+
+
+def scored(rewards: list[float]) -> list[ScoredSample]:
+    """Two runs of one task, and one of another."""
+    return [
+        ScoredSample(run=i, reward=r, mask=np.array(m)) for i, (r, m) in enumerate(zip(rewards, MASKS, strict=True))
+    ]
+
+
+def train_sample(mask: list[bool], rewards: Float32, seed: int, *, reference: bool) -> TrainSample:
+    rng, n = np.random.default_rng(seed), len(mask)
+    old = -rng.exponential(1.0, n).astype(np.float32)
+    return TrainSample(
+        tokens=np.zeros(n + 1, np.int32),
+        prompt_length=1,
+        mask=np.array(mask),
+        advantages=rewards,
+        rollout_logprobs=old,
+        old_logprobs=old,
+        ref_logprobs=(old + rng.normal(0, 0.5, n)).astype(np.float32) if reference else None,
+    )
+
+
+def finished(
+    rewards: list[float], *, reference: bool = False, **settings: Any
+) -> tuple[list[TrainSample], list[TrainSample], dict[str, float]]:
+    """The samples before and after, and what is told."""
+    objective = Objective(TrainerSettings(**settings))
+    assert isinstance(objective.advantage, TokenAdvantage)
+    first, second = objective.advantage([scored(rewards)[:2], [scored([0.0, 0.0, rewards[2]])[2]]])
+    assert first is not None
+    assert second is not None
+    samples = [
+        train_sample(mask, of_sample, seed, reference=reference)
+        for seed, (mask, of_sample) in enumerate(zip(MASKS, [*first, *second], strict=True))
+    ]
+    done, told = finish(samples, objective.advantage, objective, Layout.alone(torch.device("cpu")))
+    return samples, done, told
+
+
+def normalized(advantages: list[list[float]]) -> list[list[float]]:
+    every = [value for of_sample in advantages for value in of_sample]
+    mean = math.fsum(every) / len(every)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in every) / len(every))
+    return [[(value - mean) / deviation for value in of_sample] for of_sample in advantages]
+
+
+def of_trained_tokens(samples: list[TrainSample]) -> list[list[float]]:
+    for sample in samples:
+        assert (sample.advantages[~sample.mask] == 0).all()
+    return [sample.advantages[sample.mask].tolist() for sample in samples]
+
+
+def check(found: list[TrainSample], expected: list[list[float]]) -> None:
+    for ours, theirs in zip(of_trained_tokens(found), normalized(expected), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+
+
+def test_reinforce_plus_plus_compares_with_the_whole_batch() -> None:
+    _, found, told = finished([1.0, 3.0, 0.5], advantage="reinforce_plus_plus")
+    check(found, [[1.0] * 3, [3.0], [0.5] * 3])
+    assert told["advantage_mean"] == pytest.approx(7.5 / 7)
+    assert (told["advantage_min"], told["advantage_max"]) == (0.5, 3.0)
+
+
+def test_reinforce_plus_plus_with_a_baseline_takes_the_mean_of_the_task() -> None:
+    _, found, _ = finished([1.0, 4.0, 0.5], advantage="reinforce_plus_plus_baseline")
+    check(found, [[-1.5] * 3, [1.5], [0.0] * 3])
+
+
+def test_kl_in_the_reward_is_what_is_still_to_come_of_it() -> None:
+    settings = {"kl_coef": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}
+    samples, found, _ = finished([1.0, 3.0, 0.5], reference=True, advantage="reinforce_plus_plus", **settings)
+    expected = []
+    for sample, reward in zip(samples, [1.0, 3.0, 0.5], strict=True):
+        assert sample.ref_logprobs is not None
+        divergence = (sample.old_logprobs - sample.ref_logprobs)[sample.mask].astype(float).tolist()
+        expected.append([reward - 0.1 * sum(divergence[t:]) for t in range(len(divergence))])
+    check(found, expected)
+
+
+def test_a_sample_without_a_reward_is_known_by_it() -> None:
+    (found,) = Objective(TrainerSettings(advantage="reinforce_plus_plus")).advantage([scored([NAN, 1.0, 2.0])])
+    assert found is not None
+    assert np.isnan(found[0]).any()
+    np.testing.assert_array_equal(found[1], [0.0, 1.0])
+    np.testing.assert_array_equal(found[2], [0.0, 0.0, 2.0])
+
+
+def test_equal_rewards_make_no_advantages() -> None:
+    _, found, told = finished([0.1, 0.1, 0.1], advantage="reinforce_plus_plus")
+    assert max(abs(value) for of_sample in of_trained_tokens(found) for value in of_sample) < 1e-3
+    assert told["advantage_mean"] == pytest.approx(0.1)

@@ -1,0 +1,73 @@
+"""The explorers that can be asked over HTTP, by what their heartbeats say. Pure: told the time, owns nothing.
+
+::
+
+    unknown --heartbeat with an address, of this pool--> USABLE --asked, and did not answer--> DOUBTED
+                                                          ^  |                                    |
+                                                          |  '--draining, left, silent--> gone    |
+                                                          '------------the next heartbeat---------'
+
+One that takes new weights (``syncing``) is asked like any other: its engine goes on while they arrive.
+"""
+
+from dataclasses import dataclass
+
+from schemas import ExplorerHeartbeat, ExplorerLeft
+
+
+@dataclass(frozen=True, slots=True)
+class Explorer:
+    """One that can be asked."""
+
+    name: str
+    incarnation: str
+    address: str
+    """``host:port``"""
+    version: int
+    attempts: int
+    """Of tasks, that it works on beside what it is asked over HTTP."""
+
+
+class Fleet:
+    """Those of one pool.
+
+    Args:
+        pool: Its name.
+        model: That is trained: its explorers name no pool.
+        silence_s: After which an explorer is taken to be gone.
+    """
+
+    def __init__(self, pool: str, *, model: str, silence_s: float) -> None:
+        self._pool = pool
+        self._model = model
+        self._silence_s = silence_s
+        self._known: dict[str, tuple[Explorer, float]] = {}
+        self._doubted: set[str] = set()
+
+    def heard(self, beat: ExplorerHeartbeat, now: float) -> None:
+        """Take a heartbeat into account."""
+        if not beat.address or (beat.pool or self._model) != self._pool:
+            return
+        if beat.state in ("starting", "draining"):
+            self._known.pop(beat.explorer, None)
+            return
+        self._doubted.discard(beat.explorer)
+        explorer = Explorer(beat.explorer, beat.incarnation, beat.address, beat.model_version, len(beat.running))
+        self._known[beat.explorer] = explorer, now
+
+    def left(self, event: ExplorerLeft) -> None:
+        """Note that one has shut down."""
+        known = self._known.get(event.explorer)
+        if known is not None and known[0].incarnation == event.incarnation:
+            del self._known[event.explorer]
+
+    def doubt(self, name: str) -> None:
+        """Note that one did not answer: it is not asked before it is heard of again."""
+        self._doubted.add(name)
+
+    def usable(self, now: float) -> list[Explorer]:
+        """Return those that can be asked, by name."""
+        for name in [name for name, (_, at) in self._known.items() if now - at > self._silence_s]:
+            del self._known[name]
+            self._doubted.discard(name)
+        return [self._known[name][0] for name in sorted(self._known) if name not in self._doubted]

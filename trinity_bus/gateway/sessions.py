@@ -1,0 +1,282 @@
+"""What a gateway's clients have said, which reward it got, and what is to be contributed of it. Pure: told the time.
+
+::
+
+    request --open--> Conversation --answered--> answer ids, each of one or several samples
+                                                      |
+    feedback: ids, or a conversation; a reward -------'--> REWARDED, under a task and a run --pending--> Contribution
+                                                                                                  |
+                                                              settled: forgotten, but that it was -'
+
+Without a session in its URL each request is a conversation of its own, known by the id of its answer. Of a client only
+what it has said itself is known to it. A reward is of the sample that its answer is in; of several for one sample
+the last is the sample's, and each its own turn's. Samples without a reward are not contributed.
+
+A conversation is forgotten when nobody went on with it for long, or when there are too many: then its ids are unknown.
+An id that has had its reward is remembered longer, so that a second one is known to be a second one.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from schemas.experience import Rollout
+from schemas.sampling import Sampling
+from trinity_bus.chat import Renderer, Session, TokenSample
+from trinity_bus.errors import TrinityError
+
+MOST_COUNTED: Final = 100_000
+"""Ids that are remembered to have had their reward."""
+MOST_SAMPLES: Final = 1024
+"""Of one conversation."""
+
+
+class UnknownAnswerError(TrinityError, LookupError):
+    """Feedback on something that this client was never answered, or that is forgotten."""
+
+
+class ConversationFullError(TrinityError, ValueError):
+    """A conversation with more turns or samples than one may have."""
+
+
+@dataclass(slots=True)
+class Reward:
+    """What a sample is worth."""
+
+    value: float
+    task_id: str
+    run_id: int
+    turns: dict[int, float] = field(default_factory=dict)
+    """Of the turns that got one by themselves."""
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """What one client says in one session."""
+
+    owner: str
+    name: str
+    session: Session
+    sampling: Sampling
+    """How its answers are drawn."""
+    used_at: float
+    single: bool = False
+    """Whether it is one request by itself."""
+    part: int = 1
+    """Grows when it is gone on with after it was contributed."""
+    answers: list[str] = field(default_factory=list)
+    rewards: dict[int, Reward] = field(default_factory=dict)
+    """By sample."""
+
+    @property
+    def task_id(self) -> str:
+        """Under which it is contributed, unless the feedback names another."""
+        return self.name if self.part == 1 else f"{self.name}/{self.part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """The samples of one task."""
+
+    task_id: str
+    rollouts: Sequence[Rollout]
+    conversations: Sequence[Conversation]
+
+
+class Sessions:
+    """Of all clients.
+
+    Args:
+        renderer: The model's.
+        sampling: How all is drawn.
+        most: Conversations that are kept.
+        keep_s: How long one is kept that nobody goes on with.
+    """
+
+    def __init__(self, renderer: Renderer, sampling: Sampling, *, most: int, keep_s: float) -> None:
+        self._renderer = renderer
+        self._sampling = sampling
+        self._most = most
+        self._keep_s = keep_s
+        self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        """The one that was idle longest first."""
+        self._places: dict[tuple[str, str], tuple[Conversation, list[tuple[int, int]]]] = {}
+        """By owner and id of an answer: the sample and turn of each of its responses."""
+        self._runs: dict[tuple[str, str], dict[str, int]] = {}
+        """By owner and task, the run that each of its conversations is."""
+        self._counted: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.forgotten = 0
+        """Conversations with answers that were never rewarded."""
+
+    def __len__(self) -> int:
+        """Return how many conversations are known."""
+        return len(self._open)
+
+    @property
+    def ready(self) -> int:
+        """Samples that have a reward and are not contributed yet."""
+        return sum(len(one.rewards) for one in self._open.values())
+
+    def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Conversation:
+        """Return a conversation, a new one where there is none of this name.
+
+        Args:
+            owner: Who speaks.
+            name: Of the session; of the answer, where there is none.
+            now: Seconds of any steady clock.
+            single: Whether nobody can go on with it.
+
+        Raises:
+            ConversationFullError: It has as many turns and samples as it may have.
+        """
+        key = owner, name
+        known = self._open.get(key)
+        if known is None:
+            known = self._open[key] = Conversation(owner, name, Session(self._renderer), self._sampling, now, single)
+            self._forget(now)
+        elif len(known.session.samples) >= MOST_SAMPLES or len(known.answers) >= MOST_SAMPLES:
+            raise ConversationFullError(f"session {name!r} has {MOST_SAMPLES} answers: begin another one")
+        known.used_at = now
+        self._open.move_to_end(key)
+        return known
+
+    def answered(
+        self, conversation: Conversation, session: Session, answer_id: str, places: Iterable[tuple[int, int]]
+    ) -> None:
+        """Note what an answer consists of: the sample and turn of each of its responses.
+
+        Nothing is noted of one that came when its conversation was contributed, or forgotten, already.
+        """
+        if self._open.get((conversation.owner, conversation.name)) is not conversation:
+            return
+        if conversation.session is not session:
+            return
+        conversation.answers.append(answer_id)
+        self._places[conversation.owner, answer_id] = conversation, list(places)
+
+    def feedback(
+        self,
+        owner: str,
+        answers: Sequence[str],
+        reward: float,
+        *,
+        session: str | None = None,
+        task_id: str | None = None,
+        run_id: int | None = None,
+    ) -> int:
+        """Give a reward to answers, or to all of a session; return how many have had none before.
+
+        Args:
+            owner: Whose they are.
+            answers: Their ids.
+            reward: A number.
+            session: All samples of it that have no reward.
+            task_id: Under which they are contributed, with others of the same. None: each conversation by itself.
+            run_id: Which run of the task. None: each conversation is one.
+
+        Raises:
+            UnknownAnswerError: One of them is not known; nothing is counted.
+        """
+        whole = None if session is None else self._open.get((owner, session))
+        if session is not None and (whole is None or not whole.session.samples):
+            raise UnknownAnswerError(f"session {session!r} is not known")
+        for one in answers:
+            if (owner, one) not in self._places and (owner, one) not in self._counted:
+                raise UnknownAnswerError(f"{one!r} is not known")
+        counted = 0
+        if whole is not None:
+            for sample in whole.session.samples:
+                if sample.number not in whole.rewards:
+                    self._give(whole, sample.number, reward, task_id, run_id)
+                    counted += 1
+        for one in dict.fromkeys(answers):
+            if (owner, one) in self._counted:
+                continue
+            self._count(owner, one)
+            conversation, places = self._places[owner, one]
+            for sample_number, turn in places:
+                given = self._give(conversation, sample_number, reward, task_id, run_id)
+                given.turns[turn] = reward
+            counted += 1
+        return counted
+
+    def pending(self, owner: str, task_ids: Sequence[str] | None = None) -> list[Contribution]:
+        """Return what of a client's has a reward, by task: of these tasks, or of all."""
+        tasks: dict[str, list[tuple[Conversation, TokenSample, Reward]]] = {}
+        for one in self._open.values():
+            if one.owner != owner:
+                continue
+            for number, reward in sorted(one.rewards.items()):
+                if task_ids is None or reward.task_id in task_ids:
+                    tasks.setdefault(reward.task_id, []).append((one, one.session.samples[number], reward))
+        return [
+            Contribution(
+                task_id,
+                [_rollout(*sample) for sample in samples],
+                list({id(of): of for of, _, _ in samples}.values()),
+            )
+            for task_id, samples in tasks.items()
+        ]
+
+    def settled(self, contribution: Contribution) -> None:
+        """Note that this was contributed, or refused for good: its conversations begin anew, where they go on."""
+        for one in contribution.conversations:
+            # While it was contributed it may have been forgotten.
+            if self._open.get((one.owner, one.name)) is one:
+                self._drop(one)
+                if not one.single:
+                    one.session = Session(self._renderer)
+                    one.answers, one.rewards, one.part = [], {}, one.part + 1
+                    self._open[one.owner, one.name] = one
+
+    def _give(
+        self, conversation: Conversation, sample: int, value: float, task_id: str | None, run_id: int | None
+    ) -> Reward:
+        given = conversation.rewards.get(sample)
+        if given is None:
+            task = task_id or conversation.task_id
+            run = self._run_of(conversation, task, run_id)
+            given = conversation.rewards[sample] = Reward(value, task, run)
+        given.value = value
+        return given
+
+    def _run_of(self, conversation: Conversation, task_id: str, asked: int | None) -> int:
+        """Return the run of a task that a conversation is: as it was asked for, that which it has, or the next."""
+        runs = self._runs.setdefault((conversation.owner, task_id), {})
+        if asked is not None:
+            runs[conversation.name] = asked
+        elif conversation.name not in runs:
+            runs[conversation.name] = max(runs.values(), default=-1) + 1
+        return runs[conversation.name]
+
+    def _count(self, owner: str, answer_id: str) -> None:
+        self._counted[owner, answer_id] = None
+        while len(self._counted) > MOST_COUNTED:
+            self._counted.popitem(last=False)
+
+    def _forget(self, now: float) -> None:
+        while self._open:
+            oldest = next(iter(self._open.values()))
+            if len(self._open) <= self._most and now - oldest.used_at <= self._keep_s:
+                return
+            self.forgotten += bool(oldest.answers)
+            self._drop(oldest)
+
+    def _drop(self, conversation: Conversation) -> None:
+        del self._open[conversation.owner, conversation.name]
+        for answer in conversation.answers:
+            del self._places[conversation.owner, answer]
+        for task_id in {reward.task_id for reward in conversation.rewards.values()}:
+            runs = self._runs.get((conversation.owner, task_id), {})
+            runs.pop(conversation.name, None)
+            if not runs:
+                self._runs.pop((conversation.owner, task_id), None)
+
+
+def _rollout(conversation: Conversation, sample: TokenSample, reward: Reward) -> Rollout:
+    turns = [reward.turns.get(turn, math.nan) for turn in range(len(sample.turn_starts))]
+    made = sample.rollout(reward=reward.value, metrics={"reward": reward.value}, run_id=reward.run_id)
+    told = len(turns) > 1 and bool(reward.turns)
+    return replace(made, sampling=conversation.sampling, turn_rewards=turns if told else None)

@@ -1,0 +1,62 @@
+"""Which layouts fit a model: checked before anything is loaded. Pure.
+
+=========================  ===========================================================================================
+``tensor_parallel``        divides the heads, the key-value heads and the width of the MLP; each rank has tokens
+``sequence_parallel``      is for several tensor-parallel ranks; experts that are split need it, as Megatron has it
+``pipeline_parallel``      times ``virtual_pipeline`` divides the layers
+``virtual_pipeline``       is for several pipeline ranks
+``expert_parallel``        is for models with experts, divides their number, and the ranks of a layer's copies
+=========================  ===========================================================================================
+"""
+
+from math import gcd
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.errors import ParallelError
+from trinity_bus.training.families.shape import ModelShape
+
+
+def check(settings: TrainerSettings, shape: ModelShape) -> None:
+    """Pass a layout that a model can be trained in.
+
+    Args:
+        settings: Of the trainer.
+        shape: Of the model.
+
+    Raises:
+        ParallelError: It cannot; the message says what could be.
+    """
+    tensor, pipeline, virtual = settings.tensor_parallel, settings.pipeline_parallel, settings.virtual_pipeline
+    width = "width of an expert" if shape.experts else "MLP width"
+    for name, size in (("heads", shape.heads), ("key-value heads", shape.groups), (width, shape.intermediate)):
+        if size % tensor:
+            all_three = gcd(shape.heads, shape.groups, shape.intermediate)
+            raise _does_not_divide(f"tensor_parallel={tensor}", f"the model's {size} {name}", all_three)
+    if shape.padded_vocabulary(tensor) // tensor * (tensor - 1) >= shape.vocabulary:
+        raise ParallelError(f"a vocabulary of {shape.vocabulary} leaves ranks of {tensor} without a token")
+    if settings.sequence_parallel and tensor == 1:
+        raise ParallelError("sequence_parallel=true needs tensor_parallel above 1, by which the tokens are split")
+    if shape.experts and tensor > 1 and not settings.sequence_parallel:
+        raise ParallelError(f"tensor_parallel={tensor} of a model with experts needs sequence_parallel=true")
+    if virtual > 1 and pipeline == 1:
+        raise ParallelError(f"virtual_pipeline={virtual} needs pipeline_parallel above 1")
+    if shape.layers % (pipeline * virtual):
+        stages = f"pipeline_parallel={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
+        raise _does_not_divide(stages, f"the model's {shape.layers} layers", shape.layers)
+    _check_experts(settings, shape)
+
+
+def _check_experts(settings: TrainerSettings, shape: ModelShape) -> None:
+    experts, copies = settings.expert_parallel, settings.context_parallel * settings.data_parallel
+    asked = f"expert_parallel={experts}"
+    if experts > 1 and not shape.experts:
+        raise ParallelError(f"{asked}: the model has no experts; 1 can be trained")
+    if shape.experts % experts:
+        raise _does_not_divide(asked, f"the model's {shape.experts} experts", shape.experts)
+    if copies % experts:
+        raise _does_not_divide(asked, f"context_parallel times data_parallel, {copies}", gcd(copies, shape.experts))
+
+
+def _does_not_divide(asked: str, what: str, of: int) -> ParallelError:
+    known = ", ".join(str(number) for number in range(1, of + 1) if of % number == 0)
+    return ParallelError(f"{asked} does not divide {what}; {known} can be trained")

@@ -1,0 +1,60 @@
+"""Estimators of KL(policy || reference) from the tokens that the policy drew.
+
+With ``d = logp - logp_ref`` of a token:
+
+================  =======================================  ==========================================================
+name              value                                    gradient, where it is part of the loss
+================  =======================================  ==========================================================
+``k1``            ``d``                                    that of ``logp``: zero on average, so it pulls nowhere; it
+                                                           belongs into the reward, where it is unbiased
+``k2``            ``d^2 / 2``                              ``d * grad logp``: on policy that of KL(policy || reference)
+``k3``            ``exp(-d) - 1 + d``                      ``(1 - exp(-d)) * grad logp``: on policy that of
+                                                           KL(reference || policy); never negative, little variance
+``low_variance``  ``min(k3, 10)``                          that of k3, and zero where it is cut: bounded
+================  =======================================  ==========================================================
+
+On policy ``k1`` and ``k3`` are unbiased estimates of the divergence, ``k2`` is nearly so where the policies are near.
+
+Sources: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html; for the gradients Tang and
+Munos, "On a few pitfalls in KL divergence gradient estimation for RL", arXiv:2506.09477; the cut is that of verl's
+``low_var_kl``.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from trinity_bus.training.objectives.losses.loss import bounded
+
+_HIGHEST: Final = 10.0
+
+
+def k1(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return the estimate from ``log_ratio``, log-probability under the policy less that under the reference."""
+    return log_ratio
+
+
+def k2(log_ratio: torch.Tensor) -> torch.Tensor:
+    """See :func:`k1`."""
+    return bounded(log_ratio).square() / 2
+
+
+def k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """See :func:`k1`."""
+    within = bounded(log_ratio)
+    return torch.expm1(-within) + within
+
+
+def low_variance(log_ratio: torch.Tensor) -> torch.Tensor:
+    """See :func:`k1`."""
+    return k3(log_ratio).clamp(max=_HIGHEST)
+
+
+ESTIMATORS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_variance": low_variance,
+}
+"""By their names in ``trainer.kl_estimator``."""

@@ -1,0 +1,76 @@
+"""The advantages of tokens, from what passes over the samples have told: see ``TokenAdvantage``.
+
+Each rank finishes those of its own samples. What they are normalized by is of all ranks' samples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from schemas.experience import Float32
+from schemas.record import Metrics
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.objectives.advantages.advantage import Float64, TokenAdvantage
+from trinity_bus.training.objectives.objective import Objective
+from trinity_bus.training.packing import TrainSample
+
+_EPSILON: Final = 1e-8
+
+
+def finish(
+    samples: Sequence[TrainSample], advantage: TokenAdvantage, objective: Objective, layout: Layout
+) -> tuple[list[TrainSample], Metrics]:
+    """Return a rank's samples with their advantages, and what there is to say about those of all ranks.
+
+    Args:
+        samples: With rewards in the place of advantages, and with what the objective needs.
+        advantage: Of the objective.
+        objective: Knows what the divergence from a reference costs.
+        layout: Where this process stands.
+    """
+    found = [
+        advantage.finish((sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64))
+        for sample in samples
+    ]
+    mean, std, lowest, highest = _statistics(np.concatenate([np.empty(0), *found]), layout)
+    finished = [
+        replace(sample, advantages=_placed((advantages - mean) / (std + _EPSILON), sample))
+        for sample, advantages in zip(samples, found, strict=True)
+    ]
+    metrics = {"mean": mean, "std": std, "min": lowest, "max": highest}
+    return finished, {f"advantage_{name}": value for name, value in metrics.items()}
+
+
+def _penalties(sample: TrainSample, objective: Objective) -> Float32:
+    if sample.ref_logprobs is None:
+        return np.zeros_like(sample.advantages)
+    both = torch.from_numpy(sample.old_logprobs.copy()), torch.from_numpy(sample.ref_logprobs.copy())
+    penalties: Float32 = objective.penalties(*both).numpy()
+    return penalties
+
+
+def _placed(values: Float64, sample: TrainSample) -> Float32:
+    """Return values of trained tokens as values of the response."""
+    placed = np.zeros(len(sample.mask), np.float32)
+    placed[sample.mask] = values
+    return placed
+
+
+def _statistics(values: Float64, layout: Layout) -> tuple[float, float, float, float]:
+    """Return mean, deviation, lowest and highest of the values of all ranks; zeros where nobody has any."""
+    sums = torch.tensor([len(values), values.sum(), np.square(values).sum()], dtype=torch.float64, device=layout.device)
+    ends = torch.tensor(
+        [-values.min(initial=np.inf), values.max(initial=-np.inf)], dtype=torch.float64, device=layout.device
+    )
+    if (group := layout.data_group) is not None:
+        dist.all_reduce(sums, group=group)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
+    count, total, squares = sums.tolist()
+    if count == 0:
+        return 0.0, 0.0, 0.0, 0.0
+    mean = total / count
+    return mean, max(squares / count - mean * mean, 0.0) ** 0.5, -float(ends[0]), float(ends[1])

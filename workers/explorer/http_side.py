@@ -1,0 +1,157 @@
+"""The explorer's HTTP side: what gateways ask of its engine, by token ids, past the log.
+
+::
+
+    gateway --POST /generate, key--> OPEN --> engine.generate or .stream --> frames (``trinity_bus.gateway.wire``)
+                                       '--drain()--> DRAINING: new requests are 503, those under way have their time
+
+It answers while weights arrive: the engine goes on generating then. A client that goes away takes its request along:
+the engine stops drawing it.
+
+============================  ==========================================================================================
+what fails                    what the gateway gets
+============================  ==========================================================================================
+no key, or a wrong one        401
+no request, or one too long   400, 413
+what the engine refuses       400
+a response is not finished    500; amid a stream, a last frame that says so
+the engine is dead            503; this process ends anyway
+============================  ==========================================================================================
+"""
+
+import asyncio
+import hmac
+from contextlib import aclosing
+from types import TracebackType
+from typing import Final, Self
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from schemas.sampling import Sampling
+from trinity_bus.config import ExplorerSettings, required
+from trinity_bus.errors import ConfigError
+from trinity_bus.gateway import wire
+from trinity_bus.inference.completion import EngineDelta
+from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
+from trinity_bus.runners.engine import ExplorerEngine
+from workers.explorer.served_version import ServedVersion
+
+_CLOSE_S: Final = 0.1
+"""How long requests may still take when it is closed; 0 would be without end."""
+
+
+class HttpSide:
+    """Answers gateways. An async context manager: it is open within.
+
+    Args:
+        settings: Where it listens, and its key.
+        engine: Started.
+        served: Which version it serves.
+    """
+
+    def __init__(self, settings: ExplorerSettings, engine: ExplorerEngine, served: ServedVersion) -> None:
+        self._settings = settings
+        key = required(settings.http_key, "explorer.http_key", "to know gateways by")
+        self._authorization = f"Bearer {key.get_secret_value()}".encode()
+        self._engine = engine
+        self._served = served
+        self._draining = False
+        self._under_way: set[asyncio.Task[object]] = set()
+        app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
+        app.router.add_post(wire.PATH, self._generate)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S)
+        self.address = ""
+        """``host:port``, as gateways reach it."""
+
+    @property
+    def requests(self) -> int:
+        """How many are under way."""
+        return len(self._under_way)
+
+    async def __aenter__(self) -> Self:
+        host, port = self._settings.http_host, self._settings.http_port
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"explorer.http_host and http_port, {host}:{port}, cannot be listened on: {error}"
+            ) from None
+        named = f"[{host}]" if ":" in host else host
+        self.address = f"{named}:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no more requests; return when those under way are answered, or their time is up."""
+        self._draining = True
+        if self._under_way and limit_s > 0:
+            await asyncio.wait(self._under_way, timeout=limit_s)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if self._draining:
+            return web.Response(status=503, text="this explorer is shutting down")
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, self._authorization):
+            return web.Response(status=401, text="this is not the key of this explorer")
+        task = asyncio.current_task()
+        if task is not None:
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+        try:
+            ask = wire.decode_ask(await request.read())
+            sampling = Sampling.model_validate(ask.sampling)
+            return await (self._streamed(request, ask, sampling) if ask.stream else self._whole(ask, sampling))
+        except web.HTTPRequestEntityTooLarge:
+            return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
+        except (wire.WireError, ValidationError, RequestRefusedError) as error:
+            return web.Response(status=400, text=str(error))
+        except (EngineDeadError, GenerationError) as error:
+            return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
+        finally:
+            if task is not None:
+                self._under_way.discard(task)
+
+    async def _whole(self, ask: wire.Ask, sampling: Sampling) -> web.Response:
+        drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n, ask.traceparent)
+        frames = (
+            self._frame(EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions))
+            for i, one in enumerate(drawn)
+        )
+        return web.Response(body=b"".join(frames), content_type="application/octet-stream")
+
+    async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
+        try:
+            deltas = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n, ask.traceparent)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    if response is None:
+                        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+                        await response.prepare(request)
+                    await response.write(self._frame(delta))
+        except (EngineDeadError, GenerationError) as error:
+            if response is None:
+                raise
+            await response.write(wire.encode_frame(wire.Failed(reason=str(error))))
+        if response is None:
+            raise GenerationError("the engine drew nothing")
+        return response
+
+    def _frame(self, delta: EngineDelta) -> bytes:
+        return wire.encode_frame(
+            wire.Drawn(
+                index=delta.index,
+                token_ids=wire.token_bytes(delta.token_ids),
+                logprobs=wire.logprob_bytes(delta.logprobs),
+                version=self._served.version,
+                finish_reason=delta.finish_reason,
+                versions=delta.versions,
+            )
+        )

@@ -1,0 +1,1 @@
+"""The gateway: agents' requests over HTTP, answered by explorers, and made into experiences."""

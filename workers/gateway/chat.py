@@ -1,0 +1,132 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: OpenAI's."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from aiohttp import web
+
+from trinity_bus.chat import Said
+from trinity_bus.chat.completions import (
+    CompletionRequest,
+    CompletionShape,
+    read_completion_request,
+    text_of_completion,
+)
+from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_body, read_request
+from trinity_bus.chat.session import Prompt
+from trinity_bus.chat.speech import Speech
+from trinity_bus.errors import TrinityError
+from trinity_bus.gateway.explorers import Drawing
+from workers.gateway.door import json_response, status_of
+from workers.gateway.talk import Desk, Events, Talk
+
+_DONE: Final = b"[DONE]"
+
+
+class OpenAI:
+    """Answers OpenAI's clients.
+
+    Args:
+        desk: What requests need.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation."""
+        asked = read_request(await request.read(), self._desk.sampling)
+        self._desk.check_model(asked.model)
+        talk = self._desk.begin(request, "chatcmpl-")
+        prompt = talk.session.prompt(asked.messages, asked.tools)
+        if asked.stream:
+            return await self._stream_chat(request, talk, asked, prompt)
+        drawings = await talk.draw(prompt.token_ids, asked.sampling, asked.n)
+        said = talk.said(prompt, drawings, asked.sampling.stop or ())
+        choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
+        answer = ChatAnswer(talk.id, talk.created, self._desk.model, len(prompt.token_ids), choices)
+        return json_response(answer.body())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer a prompt."""
+        asked = read_completion_request(await request.read(), self._desk.sampling, self._desk.tokenizer)
+        self._desk.check_model(asked.model)
+        talk = self._desk.begin(request, "cmpl-")
+        shape = CompletionShape(talk.id, talk.created, self._desk.model, len(asked.prompt))
+        if asked.stream:
+            return await self._stream_completions(request, talk, asked, shape)
+        drawings = await talk.draw(asked.prompt, asked.sampling, asked.n)
+        talk.completed(asked.prompt, drawings)
+        choices = [(self._text(asked, one), one.finish_reason) for one in drawings]
+        return json_response(shape.body(choices, _drawn(drawings)))
+
+    async def _stream_chat(
+        self, request: web.Request, talk: Talk, asked: ChatRequest, prompt: Prompt
+    ) -> web.StreamResponse:
+        stop = asked.sampling.stop or ()
+        stream = ChatStream(talk.id, talk.created, self._desk.model)
+        speeches = [talk.session.speech(prompt, stop) for _ in range(asked.n)]
+        begun: set[int] = set()
+
+        def first(index: int) -> Iterable[Any]:
+            if index not in begun:
+                begun.add(index)
+                yield stream.first(index)
+
+        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
+            yield from first(index)
+            if text := speeches[index].hear(token_ids):
+                yield stream.more(index, text)
+
+        def last(index: int, said: Said, drawing: Drawing) -> Iterable[Any]:
+            yield from first(index)
+            yield from stream.last(index, said, speeches[index].end(said.content), self._logprobs(asked, drawing))
+
+        events = Events(request, _failed)
+        drawings = await talk.stream(prompt.token_ids, asked.sampling, asked.n, events=events, hear=hear)
+        if drawings is None:
+            return await events.send([])
+        said = talk.said(prompt, drawings, stop)
+        ends = [end for i, one in enumerate(said) for end in last(i, one, drawings[i])]
+        if asked.include_usage:
+            ends.append(stream.usage(len(prompt.token_ids), _drawn(drawings)))
+        return await events.send([*ends, _DONE])
+
+    async def _stream_completions(
+        self, request: web.Request, talk: Talk, asked: CompletionRequest, shape: CompletionShape
+    ) -> web.StreamResponse:
+        stop = asked.sampling.stop or ()
+        speeches = [Speech(self._desk.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
+
+        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
+            if text := speeches[index].hear(token_ids):
+                yield shape.chunk(index, text)
+
+        events = Events(request, _failed)
+        drawings = await talk.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
+        if drawings is None:
+            return await events.send([])
+        talk.completed(asked.prompt, drawings)
+        ends: list[Any] = [
+            shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason) for i, one in enumerate(drawings)
+        ]
+        if asked.include_usage:
+            ends.append(shape.usage(_drawn(drawings)))
+        return await events.send([*ends, _DONE])
+
+    def _text(self, asked: CompletionRequest, drawing: Drawing) -> str:
+        return text_of_completion(self._desk.tokenizer, drawing.token_ids, asked.sampling.stop or ())
+
+    def _logprobs(self, asked: ChatRequest, drawing: Drawing) -> list[tuple[str, float]] | None:
+        if not asked.logprobs:
+            return None
+        texts = [self._desk.tokenizer.decode([token]) for token in drawing.token_ids]
+        return list(zip(texts, drawing.logprobs, strict=True))
+
+
+def _drawn(drawings: Iterable[Drawing]) -> int:
+    return sum(len(one.token_ids) for one in drawings)
+
+
+def _failed(error: TrinityError) -> dict[str, Any]:
+    return error_body(str(error), status_of(error)[1])

@@ -1,0 +1,152 @@
+"""Who comes in, how many at once, and how it is told what went wrong.
+
+==============================  ========================================================================================
+what                            gets
+==============================  ========================================================================================
+no key, or a wrong one          401
+more requests at once than may  429, with ``Retry-After``
+no request, or what the engine  400; larger than ``gateway.max_body_mib``: 413
+refuses
+a model that is not served, an  404
+answer that is not known
+no explorer                     503, with ``Retry-After``
+an explorer that is slow        504
+explorers that fail             502
+a fault of this program         500; the traceback is in the log
+==============================  ========================================================================================
+
+A client that goes away takes its request along, to the engine. What goes wrong amid a stream is its last event.
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from trinity_bus.chat import ChatError
+from trinity_bus.chat.openai import error_body
+from trinity_bus.errors import TrinityError
+from trinity_bus.gateway.explorers import EngineFailedError, EngineSlowError, NoEngineError, RequestRefusedError
+from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
+
+log = logging.getLogger("workers.gateway")
+
+OWNER: Final = web.RequestKey("owner", str)
+"""By which name the client of a request is known."""
+_RETRY_S: Final = 1
+_REFUSED: Final = "invalid_request_error"
+
+type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class UnknownModelError(TrinityError, LookupError):
+    """A model that is not served here."""
+
+
+class Door:
+    """Lets requests in.
+
+    Args:
+        keys: Of the clients, each with its client's name.
+        open_paths: That need no key.
+        most: Requests of one client at once.
+        max_body_mib: Of one request.
+    """
+
+    def __init__(self, keys: Mapping[str, str], open_paths: frozenset[str], *, most: int, max_body_mib: int) -> None:
+        # Looked up by digest, so that the time it takes tells nothing of a key.
+        self._names = {_digest(key): name for key, name in keys.items()}
+        self._open = open_paths
+        self._most = most
+        self._max_body_mib = max_body_mib
+        self._requests: Counter[str] = Counter()
+        self.answered: Counter[tuple[str, int]] = Counter()
+        """Requests by path and status."""
+
+    @property
+    def requests(self) -> int:
+        """How many are under way."""
+        return self._requests.total()
+
+    @web.middleware
+    async def let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, or say why not."""
+        response = await self._answer(request, handler)
+        resource = request.match_info.route.resource
+        self.answered[resource.canonical if resource is not None else "unknown", response.status] += 1
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in self._open:
+            return await handler(request)
+        owner = self._names.get(_digest(_key_of(request)))
+        if owner is None:
+            return _refusal(401, "this key is not known here", "authentication_error")
+        if self._requests[owner] >= self._most:
+            return _refusal(429, f"{self._most} requests at once are the most", "rate_limit_error", retry=True)
+        request[OWNER] = owner
+        self._requests[owner] += 1
+        try:
+            return await handler(request)
+        except Exception as error:  # noqa: BLE001 (each has its answer; what is a fault of this program is logged)
+            return self._failed(request, error)
+        finally:
+            self._requests[owner] -= 1
+
+    def _failed(self, request: web.Request, error: Exception) -> web.Response:
+        if isinstance(error, web.HTTPRequestEntityTooLarge):
+            return _refusal(413, f"a request has {self._max_body_mib} MiB at most", _REFUSED)
+        if isinstance(error, web.HTTPException):
+            return _refusal(error.status, error.reason, _REFUSED)
+        status, kind = status_of(error)
+        if status == 500:
+            log.error("a request to %s failed", request.path, exc_info=error)
+        return _refusal(status, told(error), kind, retry=status == 503)
+
+
+def status_of(error: Exception) -> tuple[int, str]:
+    """Return an error's status, and its kind in OpenAI's words."""
+    match error:
+        case ChatError() | RequestRefusedError() | ConversationFullError():
+            return 400, _REFUSED
+        case UnknownModelError() | UnknownAnswerError():
+            return 404, "not_found_error"
+        case NoEngineError():
+            return 503, "overloaded_error"
+        case EngineSlowError():
+            return 504, "timeout_error"
+        case EngineFailedError():
+            return 502, "server_error"
+        case _:
+            return 500, "server_error"
+
+
+def told(error: Exception) -> str:
+    """Return what a client is told of an error: nothing of a fault of this program."""
+    return str(error) if isinstance(error, TrinityError) else "internal error"
+
+
+def json_response(body: Any, status: int = 200) -> web.Response:
+    """Return a response of JSON."""
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+def _refusal(status: int, message: str, kind: str, *, retry: bool = False) -> web.Response:
+    response = json_response({"type": "error", **error_body(message, kind)}, status)
+    if retry:
+        response.headers["Retry-After"] = str(_RETRY_S)
+    return response
+
+
+def _key_of(request: web.Request) -> str:
+    """Return the key that a client shows, as OpenAI's or as Anthropic's clients do."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

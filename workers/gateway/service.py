@@ -1,0 +1,157 @@
+"""The gateway service.
+
+::
+
+    start:  check settings and broker -> load the tokenizer -> heartbeats of explorers, from now on -> listen
+
+    agents --HTTP: messages, a prompt--> gateway --HTTP: token ids--> an explorer's engine
+           <------------- text ---------         <-- token ids ------
+    explorer-events --heartbeats--> whom to ask: model, pool, address, version, load
+
+    stop:   requests under way have ``drain_s``; then the port is closed
+
+Kafka stands between no request and its answer. Gateways know nothing of each other: any number of them work beside each
+other on one log, each with the conversations that it was told.
+
+============================  ==========================================================================================
+what fails                    what happens
+============================  ==========================================================================================
+an explorer                   its requests go to another one, see ``trinity_bus.gateway.explorers``
+all explorers                 503, until one is heard of
+the broker                    requests are answered by the explorers that are known; they are asked as long as they were
+                              heard of within ``gateway.explorer_silence_s`` before
+this process                  its clients' requests fail; what they have not given feedback on is lost
+============================  ==========================================================================================
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from aiohttp import web
+
+from schemas import ExplorerHeartbeat, ExplorerLeft
+from schemas.sampling import Sampling
+from schemas.topics import EXPLORER_EVENTS
+from trinity_bus.bus import Bus, Received, TopicFollower
+from trinity_bus.chat import Tokenizer, renderer_for
+from trinity_bus.config import Settings
+from trinity_bus.errors import ConfigError
+from trinity_bus.gateway.explorers import Explorers
+from trinity_bus.gateway.fleet import Fleet
+from trinity_bus.gateway.sessions import Sessions
+from trinity_bus.health.process import mark_ready
+from trinity_bus.rollout.tokenizer import load_tokenizer
+from trinity_bus.telemetry import setup_telemetry
+from workers.gateway.chat import OpenAI
+from workers.gateway.door import Door, json_response
+from workers.gateway.talk import Desk
+from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
+
+log = logging.getLogger("workers.gateway")
+
+_OPEN: Final = frozenset({"/health"})
+_DRAIN_S: Final = 10.0
+
+
+async def run(settings: Settings) -> None:
+    """Answer requests until it is cancelled.
+
+    Raises:
+        ConfigError: It cannot start with these settings.
+        BusError: The broker does not answer, or refuses.
+    """
+    ensure("gateway", settings)
+    own = settings.gateway
+    tokenizer = await asyncio.to_thread(load_tokenizer, str(gateway_model_path(settings)))
+    telemetry = setup_telemetry("gateway", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
+    try:
+        async with Bus(settings.kafka, client_id=own.name) as bus:
+            await bus.ensure_topics()
+            await Gateway(settings, bus, tokenizer).run()
+    finally:
+        telemetry.shutdown()
+
+
+class Gateway:
+    """One gateway over a connected bus.
+
+    Args:
+        settings: The sections ``gateway`` and ``explorer`` (the key) are used.
+        bus: Connected.
+        tokenizer: The model's.
+    """
+
+    def __init__(self, settings: Settings, bus: Bus, tokenizer: Tokenizer) -> None:
+        own = self._own = settings.gateway
+        self._bus = bus
+        self._fleet = Fleet(own.served, model=own.model, silence_s=own.explorer_silence_s)
+        self.explorers = Explorers(
+            self._fleet, key=explorer_key(settings), wait_s=own.engine_wait_s, timeout_s=own.timeout_s
+        )
+        """Whom it asks."""
+        sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
+        self._sessions = Sessions(renderer_for(tokenizer), sampling, most=own.max_sessions, keep_s=own.session_s)
+        self._desk = Desk(own.served, tokenizer, self.explorers, self._sessions, sampling)
+        self._door = Door(gateway_keys(settings), _OPEN, most=own.max_requests, max_body_mib=own.max_body_mib)
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.address = ""
+        """``host:port``, once it listens."""
+
+    async def run(self) -> None:
+        """Answer until cancelled.
+
+        Raises:
+            ConfigError: The port cannot be listened on.
+        """
+        async with AsyncExitStack() as stack:
+            follower = TopicFollower(
+                lambda start: self._bus.reader(EXPLORER_EVENTS, start=start), self._hear, self._lost.set_exception
+            )
+            await follower.start()
+            stack.push_async_callback(follower.stop)
+            await stack.enter_async_context(self.explorers)
+            runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_S)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            try:
+                await web.TCPSite(runner, self._own.host, self._own.port).start()
+            except OSError as error:
+                raise ConfigError(
+                    f"gateway.host and port, {self._own.host}:{self._own.port}, cannot be listened on: {error}"
+                ) from None
+            self.address = f"{self._own.host}:{runner.addresses[0][1]}"
+            mark_ready()
+            log.info("gateway %s is ready at http://%s/v1", self._own.name, self.address)
+            await self._lost
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
+        openai = OpenAI(self._desk)
+        for prefix in ("", "/sessions/{session}"):
+            app.router.add_post(f"{prefix}/v1/chat/completions", openai.chat)
+            app.router.add_post(f"{prefix}/v1/completions", openai.completions)
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        del request
+        model = {"id": self._own.served, "object": "model", "created": 0, "owned_by": "trinity-bus"}
+        return json_response({"object": "list", "data": [model]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Say whether there is an explorer to ask, and of which version each is."""
+        del request
+        usable = self.explorers.usable
+        body = {"status": "ok" if usable else "no explorer", "explorers": {one.name: one.version for one in usable}}
+        return json_response(body, 200 if usable else 503)
+
+    def _hear(self, received: Received[Any]) -> None:
+        match received.record:
+            case ExplorerHeartbeat() as beat:
+                self._fleet.heard(beat, time.monotonic())
+            case ExplorerLeft() as left:
+                self._fleet.left(left)

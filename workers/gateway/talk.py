@@ -1,0 +1,158 @@
+"""One request's way from its prompt to its answer, whatever shape client and answer have.
+
+::
+
+    prompt --Explorers--> tokens as they come --hear--> events, where it is streamed
+                            '--all of them--> the conversation's samples, the id of an answer --> the answer
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from schemas.sampling import Sampling
+from trinity_bus.chat import ChatError, Prompt, Said, Session, Tokenizer
+from trinity_bus.errors import TrinityError
+from trinity_bus.gateway.explorers import Drawing, Explorers
+from trinity_bus.gateway.sessions import Conversation, Sessions
+from workers.gateway.door import OWNER, UnknownModelError
+
+_SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+type Hear = Callable[[int, list[int]], Iterable[Any]]
+"""Returns the events of new tokens of a response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all requests need."""
+
+    model: str
+    """What its clients call it."""
+    tokenizer: Tokenizer
+    explorers: Explorers
+    sessions: Sessions
+    sampling: Sampling
+    """How all is drawn."""
+
+    def check_model(self, asked: str) -> None:
+        """Refuse another model than that which is served.
+
+        Raises:
+            UnknownModelError: It is another.
+        """
+        if asked not in ("", self.model):
+            raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self.model!r} is")
+
+    def begin(self, request: web.Request, kind: str) -> "Talk":
+        """Begin to answer a request; its id begins with ``kind``.
+
+        Raises:
+            ChatError: It is of a session that cannot be.
+            ConversationFullError: Its session has as many answers as it may have.
+        """
+        answer_id = f"{kind}{uuid.uuid4().hex}"
+        name = request.match_info.get("session")
+        if name is not None and not _SESSION.fullmatch(name):
+            raise ChatError("a session's name has up to 128 letters, digits and ._:-")
+        conversation = self.sessions.open(
+            request[OWNER], answer_id if name is None else name, time.monotonic(), single=name is None
+        )
+        return Talk(self, answer_id, int(time.time()), conversation, conversation.session)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """One request under way."""
+
+    desk: Desk
+    id: str
+    """Of the answer."""
+    created: int
+    conversation: Conversation
+    session: Session
+    """The conversation's, when the request came."""
+
+    async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
+        """Return ``n`` responses; see ``Explorers.draw``."""
+        return await self.desk.explorers.draw(prompt, sampling, n)
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
+    ) -> list[Drawing] | None:
+        """Draw, and send events as tokens come; None where it failed amid it, and the client has been told.
+
+        Raises:
+            TrinityError: It failed before anything was sent.
+        """
+
+        async def on_drawn(index: int, token_ids: list[int]) -> None:
+            if new := list(hear(index, token_ids)):
+                await events.send(new)
+
+        try:
+            return await self.desk.explorers.draw(prompt, sampling, n, on_drawn)
+        except TrinityError as error:
+            if not events.begun:
+                raise
+            await events.send([events.failure(error)])
+            return None
+
+    def said(self, prompt: Prompt, drawings: Sequence[Drawing], stop: Sequence[str]) -> list[Said]:
+        """Take the answers to a prompt into the conversation."""
+        said = [self.session.add(prompt, one, stop) for one in drawings]
+        self._note([(one.sample, one.turn) for one in said])
+        return said
+
+    def completed(self, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
+        """Take the completions of a prompt that is no conversation."""
+        self._note([(self.session.add_alone(prompt, one).number, 0) for one in drawings])
+
+    def _note(self, places: Iterable[tuple[int, int]]) -> None:
+        self.desk.sessions.answered(self.conversation, self.session, self.id, places)
+
+
+class Events:
+    """Server-sent events of one response, which begins with the first of them.
+
+    Args:
+        request: That is answered.
+        failure: Returns the event of an error.
+        name: Says what an event is called, where they have names.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        failure: Callable[[TrinityError], Any],
+        name: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._request = request
+        self.failure = failure
+        self._name = name
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was sent."""
+        return self._response is not None
+
+    async def send(self, events: Iterable[Any]) -> web.StreamResponse:
+        """Send events."""
+        if self._response is None:
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self._request)
+        if written := b"".join(map(self._written, events)):
+            await self._response.write(written)
+        return self._response
+
+    def _written(self, event: Any) -> bytes:
+        named = b"" if self._name is None else b"event: %s\n" % self._name(event).encode()
+        return b"%sdata: %s\n\n" % (named, event if isinstance(event, bytes) else msgspec.json.encode(event))

@@ -1,0 +1,132 @@
+"""How rows become tasks: by columns, as a description says, by a function that a package registers, or as they are.
+
+A formatter is a function from a row to the fields of a task. An installed package registers one by an entry point of
+the group ``trinity_bus.formatters``; its name comes from a description on this machine, never off the wire.
+
+Failures: a row that no task can be made of is a ``FormatError`` that says why; one that makes the function of somebody
+else raise, likewise.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from string import Template
+from typing import Any, Final
+
+from schemas.codec import encode
+from schemas.errors import SchemaError
+from schemas.task import Task
+from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.workflow import merge_sampling
+from workers.taskset.description import RowSource
+from workers.taskset.rows import Row
+
+type Formatter = Callable[[Row], Mapping[str, Any]]
+
+GROUP: Final = "trinity_bus.formatters"
+
+
+class FormatError(TrinityError):
+    """No task can be made of a row."""
+
+
+def formatter_of(source: RowSource) -> Formatter:
+    """Return what makes fields of a task from a row of this source.
+
+    Raises:
+        FormatError: No package registers the formatter that it names, or it cannot be imported.
+    """
+    if source.formatter is not None:
+        return _registered(source.formatter)
+    return (lambda row: _columns(source, row)) if source.workflow is not None else _as_it_is
+
+
+def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Task:
+    """Return the task that these fields make, with what the source says of all its tasks.
+
+    Args:
+        source: Where they are from.
+        fields: Of the task.
+        default_id: Where the fields have no id.
+
+    Raises:
+        FormatError: They make none, or one that no record can hold.
+    """
+    try:
+        task = completed(source, Task(**{"task_id": default_id, **fields}))
+        encode(task)
+    except SchemaError as error:
+        raise FormatError(str(error)) from error
+    return task
+
+
+def completed(source: RowSource, task: Task) -> Task:
+    """Return a task with what its source says of all its tasks, where it says nothing itself."""
+    own: dict[str, Any] = {
+        "repeat_times": task.repeat_times or source.repeat_times,
+        "pool": task.pool or source.pool,
+        "timeout_s": task.timeout_s or source.timeout_s,
+    }
+    if source.sampling is not None:
+        own["sampling"] = merge_sampling(source.sampling, task.sampling)
+    if source.name is not None:
+        own["task_id"] = f"{source.name}/{task.task_id}"
+    return task.model_copy(update=own)
+
+
+def _registered(name: str) -> Formatter:
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": there are {', '.join(known) or 'none'}"
+        raise FormatError(f"formatter {name!r} is not known{hint}; packages register them as {GROUP!r}")
+    try:
+        function: Formatter = known[name].load()
+    except (ImportError, AttributeError) as error:
+        raise FormatError(f"formatter {name!r}: {known[name].value} cannot be imported: {error}") from error
+
+    def call(row: Row) -> Mapping[str, Any]:
+        try:
+            return function(row)
+        # It is somebody else's, and whatever it raises is about this row.
+        except Exception as error:
+            raise FormatError(f"formatter {name!r} raised {type(error).__name__}: {error}") from error
+
+    return call
+
+
+def _as_it_is(row: Row) -> Mapping[str, Any]:
+    # Columns have a value in every row, be it none.
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
+    fields: dict[str, Any] = {"workflow": source.workflow}
+    if source.id is not None:
+        fields["task_id"] = _filled(source.id, row)
+    if source.messages is not None:
+        fields["messages"] = _column(source.messages, row)
+    elif source.prompt is not None and not source.chat:
+        fields["prompt"] = _filled(source.prompt, row)
+    elif source.prompt is not None:
+        fields["messages"] = [{"role": "user", "content": _filled(source.prompt, row)}]
+    if source.system is not None and "messages" in fields:
+        fields["messages"] = [{"role": "system", "content": _filled(source.system, row)}, *fields["messages"]]
+    if source.answer is not None:
+        fields["answer"] = _filled(source.answer, row)
+    if source.data:
+        fields["data"] = {name: _column(name, row) for name in source.data}
+    return fields
+
+
+def _column(name: str, row: Row) -> Any:
+    if name not in row:
+        raise FormatError(f"there is no column {name!r}; there are {', '.join(map(repr, row))}")
+    if row[name] is None or row[name] == "":
+        raise FormatError(f"column {name!r} is empty")
+    return row[name]
+
+
+def _filled(template: str, row: Row) -> str:
+    found = Template(template)
+    return found.substitute({name: str(_column(name, row)) for name in found.get_identifiers()})

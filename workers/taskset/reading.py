@@ -1,0 +1,101 @@
+"""Sources to tasks: every row of their files, before anything runs.
+
+Failures: a row that is no task, an id that two rows share, another number of rows than the description says: each is a
+``DatasetError`` that names file and row.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas import Task
+from workers.task_lines import BadLine, parse
+from workers.taskset.description import DatasetError, RowSource
+from workers.taskset.formatters import FormatError, completed, formatter_of, task_of
+from workers.taskset.rows import Row, RowError, files, rows
+
+
+@dataclass(slots=True)
+class Lines:
+    """Tasks that were read."""
+
+    tasks: list[Task] = field(default_factory=list)
+    difficulties: list[Any] = field(default_factory=list)
+    """Of each, where there is a column of them; else nothing."""
+    digest: bytes = b""
+    """Of the bytes that they come from."""
+
+    def joined(self, other: "Lines") -> "Lines":
+        """Return both, one after the other."""
+        return Lines(self.tasks + other.tasks, self.difficulties + other.difficulties, self.digest + other.digest)
+
+
+def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
+    """Return all tasks of a source that has files.
+
+    Args:
+        source: With a path.
+        folder: Where it counts from.
+        longest_id: That leaves room for what stands before it.
+
+    Raises:
+        DatasetError: It cannot be read, has no row, or one that is no task.
+    """
+    path = folder / str(source.path)
+    found = Lines()
+    seen: dict[str, str] = {}
+    for place, task, row in _all(source, path, found):
+        if len(task.task_id) > longest_id:
+            raise DatasetError(f"{place}: task_id {task.task_id!r} is too long beside the taskset's name")
+        first = seen.setdefault(task.task_id, place)
+        if first is not place:
+            raise DatasetError(f"{place}: duplicate_id: task_id {task.task_id!r} is that of {first} too")
+        found.tasks.append(task)
+        if source.difficulty is not None:
+            if row.get(source.difficulty) is None:
+                raise DatasetError(f"{place}: there is no difficulty in column {source.difficulty!r}")
+            found.difficulties.append(row[source.difficulty])
+    if not found.tasks:
+        raise DatasetError(f"{path} has no task")
+    if source.rows not in (None, len(found.tasks)):
+        raise DatasetError(f"{path} has {len(found.tasks)} rows, and the description says {source.rows}")
+    return found
+
+
+def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Task, Row]]:
+    """Return the tasks of all files of a path, each with its place and its row, and note of what bytes they are."""
+    try:
+        formatter_of(source)
+        parts = files(path)
+    except (FormatError, RowError) as error:
+        raise DatasetError(f"{path}: {error}") from error
+    for file in parts:
+        try:
+            raw = file.read_bytes()
+        except OSError as error:
+            raise DatasetError(f"{file} cannot be read: {error.strerror}") from error
+        found.digest += raw if len(parts) == 1 else hashlib.sha256(raw).digest()
+        for number, task, row in _tasks(source, file, raw):
+            yield f"{file}:{number}", task, row
+
+
+def _tasks(source: RowSource, file: Path, raw: bytes) -> Iterator[tuple[int, Task, Row]]:
+    """Return the tasks of a file with the number and the content of their rows."""
+    if source.workflow is None and source.formatter is None and file.suffix == ".jsonl":
+        for line in parse(raw.splitlines()):
+            if isinstance(line, BadLine):
+                raise DatasetError(f"{file}:{line.number}: {line.reason}")
+            yield line[0], completed(source, line[1]), line[1].data
+        return
+    fields_of = formatter_of(source)
+    number: int | None = None
+    try:
+        for number, row in rows(file):
+            default_id = str(number) if "*" not in str(source.path) else f"{file.stem}/{number}"
+            yield number, task_of(source, fields_of(row), default_id), row
+    except RowError as error:
+        raise DatasetError(f"{file}{'' if error.number is None else f':{error.number}'}: {error}") from error
+    except FormatError as error:
+        raise DatasetError(f"{file}:{number}: {error}") from error
