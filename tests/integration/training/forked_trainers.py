@@ -79,6 +79,8 @@ def main() -> None:
                 status = 0
             except SystemExit as error:
                 status = error.code if isinstance(error.code, int) else int(error.code is not None)
+            except Exception:
+                logging.exception("the trainer ended")
             finally:
                 os._exit(status)
         print(child, flush=True)

@@ -101,8 +101,8 @@ def until_told(step: int, trainer: Trainer) -> Callable[[int, int], None]:
         deadline = time.monotonic() + DEADLINE_S
         said = f"{step} steps are trained"
         while said not in trainer.log.read_text():
-            if select.select([pipe], [], [], 0.05)[0]:
-                os.read(pipe, 1 << 12)
+            lives = not select.select([pipe], [], [], 0.05)[0] or os.read(pipe, 1 << 12)
+            assert lives, trainer.log.read_text()
             assert time.monotonic() < deadline, trainer.log.read_text()
         os.kill(pid, signal.SIGTERM)
 
