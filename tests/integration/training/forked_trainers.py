@@ -26,6 +26,8 @@ from trinity_bus.training.torch_engine import TorchEngine
 from workers.trainer.announcer import Announcer
 from workers.trainer.service import run
 
+log = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -80,7 +82,7 @@ def main() -> None:
             except SystemExit as error:
                 status = error.code if isinstance(error.code, int) else int(error.code is not None)
             except Exception:
-                logging.exception("the trainer ended")
+                log.exception("the trainer ended")
             finally:
                 os._exit(status)
         print(child, flush=True)
