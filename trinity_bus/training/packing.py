@@ -5,7 +5,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 (Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,10 @@ class TrainSample:
     """At which it was drawn; None where nobody knows."""
     scale: float = 1.0
     """What each of its trained tokens weighs beside those of others."""
+    drawn: bool = True
+    """False where an example says it, and no policy drew it."""
+    pair: int | None = None
+    """Of a preference: what its two samples are known by in the step; they are always in one micro-batch."""
 
     @property
     def trained_tokens(self) -> int:
@@ -71,6 +75,10 @@ class PackedArrays:
     ref_logprobs: Float32 | None
     temperatures: Float32
     """What logits are divided by."""
+    drawn: Bool | None
+    """None where all are."""
+    pairs: Int32 | None
+    """[sequences] of which preference each is; None where there are none."""
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
@@ -98,6 +106,29 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
             bins.append([index])
             room.append(budget - lengths[index])
     return bins
+
+
+def units(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """Return the indices of samples that cannot be parted, in the order of the first of each."""
+    found: dict[tuple[bool, int], list[int]] = {}
+    for index, sample in enumerate(samples):
+        found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
+    return list(found.values())
+
+
+def micro_batches(
+    samples: Sequence[TrainSample], budget: int, count: Callable[[int], int] = lambda fewest: fewest
+) -> list[list[int]]:
+    """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`.
+
+    Args:
+        samples: What cannot be parted is in one of them.
+        budget: Tokens of one.
+        count: How many are wanted, given how many are needed at least; see :func:`divided`.
+    """
+    parts = units(samples)
+    bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
+    return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, count(len(bins)))]
 
 
 def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
@@ -147,6 +178,10 @@ def pack(
         bounds=bounds,
         longest=max(lengths),
         ref_logprobs=ref_logprobs,
+        drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
+        pairs=(
+            None if samples[0].pair is None else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
+        ),
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
         ),

@@ -37,7 +37,7 @@ def demo(
         Path | None, typer.Option("--run-dir", help="Folder of this run. Unset: a new one in ./runs.", file_okay=False)
     ] = None,
     early_stop: Annotated[
-        bool, typer.Option("--early-stop/--all-steps", help="End when the reward stays all but perfect.")
+        bool, typer.Option("--early-stop/--all-steps", help="End when the reward stays up and prompts are answered.")
     ] = True,
     limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = LIMIT_S,
 ) -> None:

@@ -15,6 +15,10 @@ from schemas.task import Task
 
 MAX_TOKENS = 4
 """Three digits and the end."""
+HELD_OUT = "held-out"
+CHECK = "check"
+CHECK_EVERY = 4
+"""Of the tasks to learn from, the share that a check asks is one in so many."""
 
 
 def load_tasks(name: Literal["train", "held_out"]) -> list[Task]:
@@ -41,18 +45,24 @@ def train_stream(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
             )
 
 
-def eval_tasks(tasks: Sequence[Task], label: str) -> list[Task]:
+def check_tasks() -> list[Task]:
+    """Return tasks to learn from in which every digit stands at every place: what tells whether to go on training."""
+    return load_tasks("train")[::CHECK_EVERY]
+
+
+def eval_tasks(tasks: Sequence[Task], label: str, name: str = HELD_OUT) -> list[Task]:
     """Return a named eval batch of all these tasks: one run each, greedy.
 
     Args:
         tasks: What to ask.
         label: Tells this evaluation from others of the same tasks.
+        name: Of the tasks.
     """
     return [
         task.model_copy(
             update={
                 "task_id": f"{task.task_id}/{label}",
-                "batch_id": eval_batch_id(label),
+                "batch_id": eval_batch_id(label, name),
                 "batch_type": "eval",
                 "batch_size": len(tasks),
                 "repeat_times": 1,
@@ -63,6 +73,6 @@ def eval_tasks(tasks: Sequence[Task], label: str) -> list[Task]:
     ]
 
 
-def eval_batch_id(label: str) -> str:
+def eval_batch_id(label: str, name: str = HELD_OUT) -> str:
     """Return the batch id of an evaluation."""
-    return f"{label}/held-out"
+    return f"{label}/{name}"

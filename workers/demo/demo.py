@@ -30,11 +30,12 @@ from trinity_bus.runtime.preload import Preload
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo import mesh
-from workers.demo.curriculum import eval_batch_id, eval_tasks, load_tasks, train_stream
+from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.display import Display
 from workers.demo.model import make_model
-from workers.demo.report import PLOT, Summary, has_learned, plot, step_summaries
+from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
+from workers.demo.stopping import StopRule
 from workers.runs import MODEL, SUMMARY
 
 AHEAD: Final = 2
@@ -215,19 +216,31 @@ class _Lesson:
 
     async def _examine(self, label: str) -> tuple[float, float]:
         """Have all held-out tasks answered by the newest weights. Returns mean reward and share without a fault."""
-        await self._send(eval_tasks(self._held_out, label))
-        metrics = (await self._finalized(eval_batch_id(label))).metrics
-        prefix = f"eval/{eval_batch_id(label).partition('/')[2]}"
-        reward, exact = metrics[f"{prefix}/reward/mean@1"], metrics[f"{prefix}/exact/mean@1"]
+        reward, exact = await self._ask(self._held_out, label, HELD_OUT)
         self._display.note(f"held-out reward {label} training: {reward:.3f} ({exact:.1%} without a fault)")
         return reward, exact
+
+    async def _ask(self, tasks: Sequence[Task], label: str, name: str) -> tuple[float, float]:
+        """Have tasks answered greedily. Returns mean reward and share without a fault."""
+        await self._send(eval_tasks(tasks, label, name))
+        metrics = (await self._finalized(eval_batch_id(label, name))).metrics
+        return metrics[f"eval/{name}/reward/mean@1"], metrics[f"eval/{name}/exact/mean@1"]
+
+    async def _check(self, steps: int) -> float:
+        """Ask prompts that the model is trained on; held-out ones stay unseen until the end."""
+        _, exact = await self._ask(check_tasks(), f"step-{steps}", CHECK)
+        self._display.note(f"after step {steps}: {exact:.1%} of prompts trained on without a fault")
+        return exact
 
     async def _train(self) -> StepView:
         """Produce batches until the model has learned or the steps are used up; then see all of them trained."""
         stream = train_stream(load_tasks("train"), self._options.seed)
-        produced = 0
+        produced, learned, rule = 0, False, StopRule()
         while True:
-            learned = self._options.early_stop and has_learned(self._rewards())
+            rewards = self._rewards()
+            going_on = not learned and produced < self._options.steps
+            if going_on and self._options.early_stop and rule.is_due(rewards):
+                learned = rule.has_learned(await self._check(len(rewards)), len(rewards))
             trained = len(self._view.trained)
             if not learned and produced < self._options.steps:
                 while produced < min(trained + AHEAD, self._options.steps):

@@ -1,7 +1,6 @@
 """What a run of the demo leaves behind: ``summary.json``, ``reward.png`` and a table."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -145,8 +144,3 @@ def plot(summary: Summary, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
-
-
-def has_learned(rewards: Sequence[float], *, target: float = 0.98, steps: int = 4) -> bool:
-    """Whether the last ``steps`` train rewards are all at ``target`` or above."""
-    return len(rewards) >= steps and min(rewards[-steps:]) >= target

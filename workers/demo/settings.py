@@ -54,7 +54,7 @@ class DemoOptions:
     max_staleness: int = 0
     """0: strictly on-policy; 1: one step off."""
     early_stop: bool = True
-    """End when the reward has been all but perfect for some steps."""
+    """End when the model has learned, see ``stopping``."""
     limit_s: float = LIMIT_S
     """Give up after this many seconds."""
 

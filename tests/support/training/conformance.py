@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint, model
@@ -128,6 +129,22 @@ def losses(subject: Subject) -> None:
             # Rounding shows where AdamW divides a gradient that is next to nothing by itself.
             difference = (tensor - expected[tensor_name]).abs()
             assert difference.mean() < 0.02 * SMALL_RATE, (name, tensor_name)
+
+
+def examples(subject: Subject) -> None:
+    """What nobody drew, alone and beside what was drawn."""
+    for settings, shown, groups in (
+        ({"loss": "sft"}, demonstrations(5), ()),
+        ({"loss": "dpo"}, preferences(5), ()),
+        ({"strategy": "mix", "old_logprobs": "recompute"}, demonstrations(3), batch(0)),
+    ):
+        engine, reference = subject.make(**settings), subject.reference(**settings)
+        for step in range(2):
+            ours = engine.train_step(groups, examples=shown)
+            theirs = reference.train_step(groups, examples=shown)
+            assert ours.keys() == theirs.keys(), settings
+            for metric in theirs.keys() - {"seconds", "micro_batches"}:
+                assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (settings, step, metric)
 
 
 def logits(subject: Subject) -> None:
@@ -303,6 +320,7 @@ CHECKS: Final[dict[str, Callable[[Subject], None]]] = {
     check.__name__: check
     for check in (
         losses,
+        examples,
         logits,
         logprobs,
         temperatures,

@@ -1,7 +1,7 @@
 from itertools import islice
 
 from trinity_bus.rollout import get_workflow
-from workers.demo.curriculum import eval_batch_id, eval_tasks, load_tasks, train_stream
+from workers.demo.curriculum import CHECK, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.model import VOCABULARY
 
 
@@ -43,3 +43,11 @@ def test_an_exam_is_one_greedy_eval_batch() -> None:
         assert task.repeat_times == 1
         assert task.sampling is not None
         assert task.sampling.temperature == 0.0
+
+
+def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing_that_is_held_out() -> None:
+    tasks = check_tasks()
+    asked = {(place, digit) for task in tasks for place, digit in enumerate((task.answer or "").split())}
+    assert asked == {(place, digit) for place in range(3) for digit in "0123456789"}
+    assert {task.prompt for task in tasks} <= {task.prompt for task in load_tasks("train")}
+    assert {task.batch_id for task in eval_tasks(tasks, "step-9", CHECK)} == {"step-9/check"}

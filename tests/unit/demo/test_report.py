@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from workers.demo.report import StepSummary, Summary, has_learned, plot, results_table, stages_table
+from workers.demo.report import StepSummary, Summary, plot, results_table, stages_table
 
 SUMMARY = Summary(
     run_id="r",
@@ -55,18 +55,3 @@ def test_tables_tell_before_after_and_times() -> None:
     for part in ("0.050", "0.950", "90.0%", "200 prompts", "start Kafka", "60.0", "a step: rollouts", "1.00"):
         assert part in text
     assert "weights to all explorers" not in text
-
-
-@pytest.mark.parametrize(
-    ("rewards", "learned"),
-    [
-        ([], False),
-        ([1.0] * 3, False),
-        ([1.0] * 4, True),
-        ([0.1, 0.98, 0.99, 1.0, 0.98], True),
-        ([1.0, 1.0, 1.0, 0.97], False),
-        ([1.0, 1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0], False),
-    ],
-)
-def test_learning_is_over_when_the_reward_stays_up(rewards: list[float], learned: bool) -> None:
-    assert has_learned(rewards) is learned
