@@ -41,8 +41,10 @@ _TELLS_WHERE_AND_WHEN = {
     "stages",  # what a stage says is in its own settings
     "name",
     "checkpoint_dir",
+    "publish",
     "checkpoint_interval",
     "keep_checkpoints",
+    "save_as_hf",
     "export_dir",
     "total_steps",
     "heartbeat_s",
@@ -55,14 +57,6 @@ _COMPARED_ELSEWHERE = {
     "max_tokens",  # as ``mesh.max_tokens``
     "dtype",  # as it was resolved; with all below, in ``WrittenBy``
     "engine",
-    "tensor_parallel",
-    "sequence_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-    "distributed_optimizer",
 }
 
 

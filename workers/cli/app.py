@@ -65,6 +65,7 @@ COMMANDS: dict[str, Lazy] = {
     "tasks": Lazy("workers.cli.tasks", "Check task sets, count them, and show their first tasks.", _LOG),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
+    "checkpoints": Lazy("workers.cli.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),
     "upgrade": Lazy("workers.cli.upgrade", "End an upgrade: write what only the new version reads.", _MESH),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),

@@ -44,7 +44,7 @@ def load(
         and not checkpoint.latest(directory)
     ):
         # Version 0 must be somewhere to be taken from.
-        engine.save_checkpoint(directory, engine.progress)
+        engine.save_checkpoint(directory, engine.progress).result()
     return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
 
 

@@ -13,6 +13,7 @@ Killed at any instant and started again it goes on from its newest checkpoint, a
 written. Nobody hears of its steps but by `steps`, metrics and the log, so nothing need be announced again.
 """
 
+import asyncio
 import logging
 import time
 import uuid
@@ -116,7 +117,8 @@ class OfflineTrainer:
             skipped = int(metrics["updates_skipped_in_a_row"])
             ends = skipped >= self._settings.max_skipped_updates
             if ends or self._finished() or progress.step % self._settings.checkpoint_interval == 0:
-                await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
+                written = await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
+                await asyncio.wrap_future(written)
             if ends:
                 raise diverged(skipped, progress.step, self._directory)
             seconds = time.perf_counter() - began

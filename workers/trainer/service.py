@@ -11,9 +11,11 @@
                                              fetch the experiences that its manifest names, check them
                                              choose what of them is trained on ----------------------> steps
                                              train           (a thread; the event loop stays free)
-                                             checkpoint      (weights, optimizer, generators, offset: one rename)
+                                             copy weights, optimizer, generators, offset: the checkpoint is written
+                                               beside the next step, and appears by one rename
                                              stage weights   (copies them; the next step may change them)
                                              StepTrained ----------------------------------------------> events
+                                               when, says workers/trainer/publishing.py
     model-versions -- for this incarnation --> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
@@ -33,9 +35,10 @@ while sending weights        the announcement is for a former incarnation and vo
 another rank, at any time    this process ends with an error that names it, and is started again as above
 ===========================  =========================================================================================
 
-A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
-back. A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot
-be trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
+With ``publish=durable`` a version is announced only when its checkpoint is durable, so no explorer ever serves weights
+that a crash can take back; with ``staged`` at once, and the steps since the newest checkpoint are trained again.
+A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot be
+trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 

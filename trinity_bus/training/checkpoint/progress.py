@@ -59,19 +59,5 @@ class WrittenBy(BaseModel):
 
     engine: str = "megatron"
     """As ``trainer.engine`` has it."""
-    world_size: int = 1
-    """Ranks that write."""
-    tensor_parallel: int = 1
-    """Over how many of them layers are split."""
-    pipeline_parallel: int = 1
-    """Over how many of them layers are distributed."""
-    virtual_pipeline: int = 1
-    """In how many stretches each."""
-    context_parallel: int = 1
-    """Over how many of them samples are split."""
-    expert_parallel: int = 1
-    """Over how many of them experts are distributed."""
-    distributed_optimizer: bool = False
-    """As the setting has it."""
     dtype: str
     """Of the weights."""
