@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from schemas import Demonstration, Preference, StepBegun
-from schemas.topics import DEMONSTRATIONS, PREFERENCES, STEPS, TRAINER_DEAD_LETTERS, TRAINER_EVENTS, Topic
+from schemas import Demonstration, Preference, StepBegun, StepTrained
+from schemas.topics import DEMONSTRATIONS, PREFERENCES, STEPS, TRAINER_DEAD_LETTERS, Topic
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
@@ -31,9 +31,9 @@ SHOWN = [
     Demonstration(example_id="long", prompt="?", response="42 " * 200),
 ]
 PREFERRED = [Preference(example_id=f"p-{i}", prompt=f"{i} + 1 =", chosen=f"{i + 1}", rejected="no") for i in range(7)]
-FIRST = {"stage": "sft", "loss": "sft", "total_steps": 4, "examples": 11}
-MIXED = {"stage": "rl", "strategy": "mix", "total_steps": 2, "mix_coef": 0.5}
-PREFERS = {"stage": "dpo", "loss": "dpo", "total_steps": 3}
+SFT = {"stage": "sft", "loss": "sft", "total_steps": 4, "examples": len(SHOWN)}
+DPO = {"stage": "dpo", "loss": "dpo", "total_steps": 2, "examples": len(PREFERRED)}
+MIXED = {"stage": "rl", "strategy": "mix", "total_steps": 3, "mix_coef": 0.5, "examples": len(SHOWN)}
 
 
 @pytest.fixture
@@ -66,76 +66,51 @@ async def count(bus: Bus, topic: Topic) -> int:
         return len([received async for received in reader.replay()])
 
 
-def trainer_of(kafka: KafkaSettings, folder: Path, model: Path, stages: Sequence[dict[str, object]]) -> Trainer:
-    return Trainer(
-        kafka, folder, model, mini_batches=2, examples_per_step=4, engine="torch", stages=json.dumps(list(stages))
-    )
-
-
 def weights(folder: Path, stage: str, step: int) -> dict[str, bytes]:
     path = folder / "checkpoints" / stage / f"step-{step:08d}" / "model.safetensors"
     return {name: array.tobytes() for name, array in load_file(path).items()}
 
 
-async def test_sft_then_dpo_needs_nobody_and_killed_anywhere_ends_in_the_same_weights(
+async def test_stages_killed_anywhere_end_in_the_same_weights(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path, model: Path
 ) -> None:
-    async def scenario(folder: Path, deaths: Sequence[tuple[str, int]]) -> list[StepBegun]:
+    """SFT, then DPO, then GRPO with demonstrations mixed in; until the last there are no batches and no explorers."""
+
+    async def scenario(folder: Path, deaths: Sequence[tuple[str, int]]) -> tuple[list[StepTrained], list[StepBegun]]:
         kafka = namespaced()
         async with Bus(kafka, client_id="test") as bus:
             await send(bus)
-            trainer = trainer_of(kafka, folder, model, [FIRST, PREFERS])
+            await produce(bus, batches_of(3))
+            stages = json.dumps([SFT, DPO, MIXED])
+            trainer = Trainer(kafka, folder, model, mini_batches=2, examples_per_step=4, engine="torch", stages=stages)
             for point, step in deaths:
                 await asyncio.to_thread(trainer.dies, point, step)
                 await send(bus)  # what is written later is not for this run
-            with trainer.running() as process:
-                assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0, trainer.log.read_text()
+            said = await train_to_the_end(bus, trainer, 3)
             if not deaths:
-                assert await count(bus, TRAINER_DEAD_LETTERS) == 1
-            assert await count(bus, TRAINER_EVENTS) == 0
-            return await begun(bus)
+                assert await count(bus, TRAINER_DEAD_LETTERS) == 2, "one in each stage that has met it"
+            return said, await begun(bus)
 
-    undisturbed = await scenario(tmp_path / "undisturbed", [])
-    disturbed = await scenario(tmp_path / "disturbed", [("begun", 2), ("half-written", 4), ("trained", 2)])
-    assert {record.batch_id for record in undisturbed} == {
-        *(f"preferences-{step}" for step in (1, 2, 3)), "demonstrations-4"
-    }  # fmt: skip
-    for one, other in zip(undisturbed, disturbed, strict=True):
+    undisturbed, written = await scenario(tmp_path / "undisturbed", [])
+    # Within the first, the second and the third of them.
+    disturbed, again = await scenario(tmp_path / "disturbed", [("half-written", 4), ("trained", 2), ("begun", 3)])
+    assert [(record.batch_id, record.step) for record in written] == [
+        *((f"demonstrations-{step}", step) for step in (1, 2, 3, 4)),
+        *((f"preferences-{step}", step) for step in (1, 2)),
+        *((f"batch-{step}", step) for step in (1, 2, 3)),
+    ]
+    for one, other in zip(written, again, strict=True):
         assert (one.demonstrations, one.preferences) == (other.demonstrations, other.preferences)
         assert (one.left_out, one.examples) == (other.left_out, other.examples)
-    for stage, step in (("sft", 4), ("dpo", 3)):
+    assert all(len(record.demonstrations) == 4 and record.groups for record in written[-3:])
+    assert any(one.reason == "example_too_long" for record in written for one in record.left_out)
+    expected = {step.step: step.checksum for step in undisturbed}
+    assert list(expected) == [0, 1, 2, 3], "steps of examples alone are told to nobody"
+    assert {step.step: step.checksum for step in disturbed} == expected
+    assert len(set(expected.values())) == 4
+    for stage, step in (("sft", 4), ("dpo", 2), ("rl", 3)):
         assert weights(tmp_path / "undisturbed", stage, step) == weights(tmp_path / "disturbed", stage, step)
-    assert weights(tmp_path / "undisturbed", "sft", 4) != weights(tmp_path / "undisturbed", "dpo", 3)
-    log = (tmp_path / "undisturbed" / "trainer.log").read_text()
-    assert log.count("leaves out 1 samples: task long") >= 1
     assert "its 4 steps are trained" in (tmp_path / "disturbed" / "trainer.log").read_text()
-
-
-async def test_sft_then_grpo_mixed_with_demonstrations_goes_on_where_it_was_killed(
-    namespaced: Callable[[], KafkaSettings], tmp_path: Path, model: Path
-) -> None:
-    async def scenario(folder: Path, deaths: Sequence[tuple[str, int]]) -> tuple[list[str], list[StepBegun]]:
-        kafka = namespaced()
-        async with Bus(kafka, client_id="test") as bus:
-            await send(bus)
-            await produce(bus, batches_of(2))
-            trainer = trainer_of(kafka, folder, model, [FIRST, MIXED])
-            for point, step in deaths:
-                await asyncio.to_thread(trainer.dies, point, step)
-                await send(bus)
-            said = await train_to_the_end(bus, trainer, 2)
-            by_step = {step.step: step.checksum for step in said}
-            assert [step.metrics["examples"] for step in said if step.step][-2:] == [4.0, 4.0]
-            return [by_step[step] for step in (0, 1, 2)], await begun(bus)
-
-    undisturbed, one = await scenario(tmp_path / "undisturbed", [])
-    disturbed, other = await scenario(tmp_path / "disturbed", [("durable", 3), ("trained", 2)])
-    assert undisturbed == disturbed
-    steps = {record.step: record for record in one if record.groups}
-    assert {step: record.demonstrations for step, record in steps.items()} == {
-        record.step: record.demonstrations for record in other if record.groups
-    }
-    assert all(len(record.demonstrations) == 4 for record in steps.values())
 
 
 async def test_a_trainer_of_demonstrations_waits_for_as_many_as_it_wants(
