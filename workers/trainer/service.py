@@ -40,6 +40,10 @@ that a crash can take back; with ``staged`` at once, and the steps since the new
 A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot be
 trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
+A loss that learns from examples has a trainer of its own (``workers/trainer/offline.py``), without versions and
+explorers. Stages (``trinity_bus/training/stages.py``) are such trainers one after another, and perhaps one as above as
+the last: each begins with the newest checkpoint of the one before it, which is its last.
+
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
 With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0,
