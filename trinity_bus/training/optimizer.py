@@ -175,7 +175,8 @@ class AdamW:
         if not self._distributed:
             return {}
         return {
-            weight: wrapper.data_parallel_group
+            weight: buffer.data_parallel_group
             for wrapper in self._megatron.chained_optimizers
-            for weight in wrapper.model_param_gbuf_map
+            for buffer in wrapper.buffers
+            for weight in buffer.params
         }

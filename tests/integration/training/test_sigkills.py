@@ -56,8 +56,8 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        with self._process:  # closes its pipes
+            self._process.kill()
 
     def run(self, trainer: Trainer, look: Callable[[int, int], None]) -> int:
         """Run a trainer until it ends; ``look`` gets its process id and its points. Its status."""
