@@ -27,7 +27,7 @@ import torch.distributed as dist
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, layout_rules, token_advantages
+from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.companions import write_companions
 from trinity_bus.training.engine import TrainingEngine
@@ -69,7 +69,7 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
-        layout_rules.check(settings, self.shape)
+        layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
@@ -184,6 +184,8 @@ class RankEngine(TrainingEngine):
             return plan_examples(examples, self.settings)
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
+        samples, told = routes.prepared(batch.samples, self.shape, replay=settings.router_replay)
+        batch = replace(batch, samples=samples, metrics={**batch.metrics, **told})
         return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
 
     def train(self, step: StepPlan) -> Metrics:
