@@ -30,6 +30,7 @@ from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.companions import write_companions
+from trinity_bus.training.critic import Critic
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
 from trinity_bus.training.families import read_shape
@@ -77,6 +78,11 @@ class RankEngine(TrainingEngine):
         self._interrupted = threading.Event()
         self._saver = BackgroundSaver()
         self._build()
+        self._critic = (
+            Critic(self._source, settings, layout, before_each=self._stop_if_asked)
+            if Need.VALUES in self._objective.needs
+            else None
+        )
         self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
 
     # ------------------------------------------------------------------------------------------ what an engine brings
@@ -230,7 +236,7 @@ class RankEngine(TrainingEngine):
         return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
 
     def _with_passes(self, updates: Sequence[Update]) -> tuple[list[Update], Metrics]:
-        """Add what the objective needs: log-probabilities of others, and advantages that wait for these."""
+        """Add what the objective needs: log-probabilities of others, values, and advantages from these."""
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
             own = self._copy_weights()
@@ -241,6 +247,8 @@ class RankEngine(TrainingEngine):
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
             old = self.logprobs(samples)
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
+        if samples and self._critic is not None:
+            samples = [replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
         told: Metrics = {}
         if samples and isinstance(self._objective.advantage, TokenAdvantage):
             samples, told = token_advantages.finish(samples, self._objective.advantage, self._objective, self.layout)
@@ -249,6 +257,7 @@ class RankEngine(TrainingEngine):
 
     def _update(self, update: Update, learning_rate: float) -> Metrics | None:
         """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite."""
+        judged = {} if self._critic is None else self._critic.train(update)
         sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
         # What is reported are means over what is trained on, whatever the loss is divided by.
         means = (sums * (update.divisor / update.weight)).tolist()
@@ -264,7 +273,7 @@ class RankEngine(TrainingEngine):
                 )
             return None
         self._skipped_in_a_row = 0
-        return {**metrics, "grad_norm": norm, "micro_batches": float(micro_batches)}
+        return {**metrics, **judged, "grad_norm": norm, "micro_batches": float(micro_batches)}
 
     def _loss(
         self, arrays: PackedArrays, logprobs: torch.Tensor, entropy: torch.Tensor
@@ -334,6 +343,8 @@ class RankEngine(TrainingEngine):
             written.set_result(checkpoint.folder_of(directory, progress.step))
             return written
         state = {f"optimizer.{name}": tensor for name, tensor in copies(self._optimizer_state()).items()}
+        if self._critic is not None:
+            state |= {f"critic.{name}": tensor for name, tensor in copies(self._critic.state().items()).items()}
         state["rng.torch"] = torch.get_rng_state()
         if self.device_type == "cuda":
             state["rng.cuda"] = torch.cuda.get_rng_state()
@@ -364,6 +375,8 @@ class RankEngine(TrainingEngine):
         torch.set_rng_state(rng["torch"])
         if self.device_type == "cuda":
             torch.cuda.set_rng_state(rng["cuda"])
+        if self._critic is not None:
+            self._critic.load_state(SavedState(folder, "critic."))
         self.progress = progress
         return progress
 

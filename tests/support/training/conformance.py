@@ -46,9 +46,10 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
         "kl_coef": 0.1,
         "kl_estimator": "k2",
     },
-    "topr, reinforce++, kl in the reward": {
+    "topr, a critic, kl in the reward": {
         "loss": "topr",
-        "advantage": "reinforce_plus_plus",
+        "advantage": "gae",
+        "gae_lambda": 0.9,
         "kl_coef": 0.1,
         "kl_placement": "reward",
     },
@@ -220,6 +221,13 @@ def gradients_of_one_update(subject: Subject) -> None:
             )
 
 
+def saved(engine: RankEngine, written: Future[Path]) -> Path:
+    """The checkpoint, when it is there for all ranks."""
+    folder = written.result()
+    engine._barrier()
+    return folder
+
+
 def replayed_routes(subject: Subject) -> None:
     """Routers choose what they are told to, and learn as if they had chosen it."""
     if subject.folder.name != "qwen3_moe" or subject.open is TorchEngine:
@@ -279,15 +287,10 @@ def replayed_routes(subject: Subject) -> None:
         torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-5)
 
 
-def saved(engine: RankEngine, written: Future[Path]) -> Path:
-    """The checkpoint, when it is there for all ranks."""
-    folder = written.result()
-    engine._barrier()
-    return folder
-
-
 def restart(subject: Subject) -> None:
-    settings = {"kl_coef": 0.1, "old_logprobs": "recompute", "mini_batches": 3, "warmup_steps": 3}
+    settings = {
+        "kl_coef": 0.1, "old_logprobs": "recompute", "mini_batches": 3, "warmup_steps": 3, "advantage": "gae"
+    }  # fmt: skip
     undisturbed = subject.make(**settings)
     expected = [timeless(undisturbed.train_step(batch(step))) for step in range(3)]
 
