@@ -22,7 +22,8 @@ from typing import Any
 
 from schemas import LeftOut, Position
 from schemas.step import MAX_WHY_CHARS
-from schemas.topics import TRAINER_DEAD_LETTERS, Topic
+from schemas.topic import Topic
+from schemas.topics import TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.config import TrainerSettings

@@ -23,7 +23,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from schemas import StepBegun
-from schemas.topics import DEMONSTRATIONS, Topic
+from schemas.topic import Topic
+from schemas.topics import DEMONSTRATIONS
 from trinity_bus.config import Settings
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names

@@ -56,7 +56,8 @@ import logging
 from pathlib import Path
 
 from schemas import Rollback
-from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES
 from trinity_bus.bus import Bus, LogIdentity
 from trinity_bus.bus.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, required

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from schemas import Demonstration, Preference, StepBegun, StepTrained
-from schemas.topics import DEMONSTRATIONS, PREFERENCES, STEPS, TRAINER_DEAD_LETTERS, Topic
+from schemas.topic import Topic
+from schemas.topics import DEMONSTRATIONS, PREFERENCES, STEPS, TRAINER_DEAD_LETTERS
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
