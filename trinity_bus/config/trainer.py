@@ -159,6 +159,10 @@ class TrainerSettings(Section):
     recompute: bool = False
     """Compute the activations of a layer again in the backward pass, in place of keeping them: less memory, for a third
     more arithmetic (Chen et al., arXiv:1604.06174)."""
+    router_replay: bool = False
+    """Train each sample with the experts that the engine's routers chose for its tokens, where its experience tells
+    them (``routes``): else a token that is nearly a draw between experts has another probability here than there
+    (Ma et al., arXiv:2510.11370). Routers learn all the same."""
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
     number."""

@@ -47,6 +47,7 @@ nothing else is said):
 ``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples
 ``samples``, ``samples_trained``, ``groups``, ``groups_skipped``
 ``samples_limited``             drawn with more than a temperature, see ``trainer.limited_sampling``
+``samples_without_routes``      whose experts the trainer's own routers choose, with ``trainer.router_replay``
 ``tokens``, ``trained_tokens``  all tokens of the batch; tokens that the loss is over
 ``staleness_min``, ``_mean``, ``_max``  by sample: version trained on, less the oldest version that drew any of it
 ``micro_batches``               on this rank

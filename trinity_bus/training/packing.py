@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.experience import Bool, Float32, Int32
+from schemas.experience import Bool, Float32, Int32, UInt8
 
 type Int64 = NDArray[np.int64]
 
@@ -36,6 +36,8 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    routes: UInt8 | None = None
+    """[tokens, layers * k] the experts that each layer's router is to choose; None: what it finds best."""
     scale: float = 1.0
     """What each of its trained tokens weighs beside those of others."""
     drawn: bool = True
@@ -82,6 +84,8 @@ class PackedArrays:
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
+    routes: UInt8 | None = None
+    """[tokens, layers * k]; None where a sample has none."""
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -128,6 +132,9 @@ def micro_batches(
     """
     parts = units(samples)
     bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
+    # Routers are told what to choose for all of a micro-batch or for none of it.
+    told = [all(samples[i].routes is not None for i in part) for part in parts]
+    bins = [alike for chosen in bins for kind in (True, False) if (alike := [p for p in chosen if told[p] is kind])]
     return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, count(len(bins)))]
 
 
@@ -177,6 +184,7 @@ def pack(
         targets=targets,
         bounds=bounds,
         longest=max(lengths),
+        routes=_routes(samples, lengths),
         ref_logprobs=ref_logprobs,
         drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
         pairs=(
@@ -187,6 +195,17 @@ def pack(
         ),
         **arrays,
     )
+
+
+def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | None:
+    """Return the routes of a micro-batch; what is padded goes where the token before it goes."""
+    known = [sample.routes for sample in samples if sample.routes is not None]
+    if len(known) < len(samples):
+        return None
+    padding = [
+        np.repeat(routes[-1:], length - len(routes), axis=0) for routes, length in zip(known, lengths, strict=True)
+    ]
+    return np.concatenate([rows for both in zip(known, padding, strict=True) for rows in both])
 
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, layout_rules, token_advantages
+from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
@@ -71,7 +71,7 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
-        layout_rules.check(settings, self.shape)
+        layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
@@ -181,6 +181,8 @@ class RankEngine(TrainingEngine):
             return plan_examples(examples, self.settings)
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
+        samples, told = routes.prepared(batch.samples, self.shape, replay=settings.router_replay)
+        batch = replace(batch, samples=samples, metrics={**batch.metrics, **told})
         return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
 
     def train(self, step: StepPlan) -> Metrics:

@@ -39,6 +39,7 @@ from trinity_bus.training.megatron import (
     get_forward_backward_func,
 )
 from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.router_replay import RoutesOfModel
 
 
 class ModelRunner:
@@ -68,11 +69,12 @@ class ModelRunner:
         self._budget = settings.micro_batch_tokens
         self._temperature = settings.temperature
         self._before_each = before_each
-        self._model = model.build(shape, layout, dtype, recompute=settings.recompute)
+        self._model = model.build(shape, layout, dtype, recompute=settings.recompute, replay=settings.router_replay)
         self.load(source)
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         """The model's stages on this rank."""
+        self._routes = RoutesOfModel(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
@@ -191,6 +193,11 @@ class ModelRunner:
                 max_seqlen_kv=arrays.longest,
             )
             mine = self._own_tokens(arrays)
+            if self._routes is not None:
+                chosen = None if arrays.routes is None else arrays.routes[mine]
+                self._routes.choose(
+                    network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
+                )
             tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
             logits = network(tokens, positions, None, packed_seq_params=packed)
             return logits, functools.partial(function, indices, arrays)
