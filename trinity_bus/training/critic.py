@@ -48,7 +48,9 @@ class Critic:
         self, source: Path, settings: TrainerSettings, layout: Layout, *, before_each: Callable[[], None]
     ) -> None:
         from transformers import AutoModel
+        from transformers.utils import logging as of_transformers
 
+        of_transformers.disable_progress_bar()  # a service's log is no terminal
         self._settings, self._layout, self._before_each = settings, layout, before_each
         trunk = AutoModel.from_pretrained(
             source, local_files_only=True, use_safetensors=True, dtype=torch.float32, attention_dropout=0.0

@@ -55,6 +55,7 @@ _LOG = "The log"
 COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
     "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
+    "bench": Lazy("workers.cli.bench", "Have every checkpoint of a run answer the same evaluations.", _SEE),
     "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
     "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
