@@ -39,6 +39,9 @@ class TrainerSettings(Section):
     """Of AdamW, after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate rises linearly to its value."""
+    decay_steps: Count | None = None
+    """Steps over which the learning rate falls linearly to 0, where it stays. Unset: it does not fall. AdamW divides
+    gradients by their own size: where little is left to be learned, what it makes of them is noise at the full rate."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Of AdamW; norms are exempt."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -103,6 +103,7 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "trainer.learning_rate": LEARNING_RATE,
         "trainer.entropy_coef": ENTROPY_COEF,
         "trainer.warmup_steps": 3,
+        "trainer.decay_steps": max(MAX_STEPS, options.steps),
         "trainer.mini_batches": 8,
         "trainer.adam_beta2": 0.99,
         "trainer.seed": options.seed,
