@@ -6,9 +6,9 @@ text; the trainer's tokenizer makes tokens of them. Their order in the log is th
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from schemas.message import MAX_MESSAGES, MAX_PROMPT_CHARS, Message
+from schemas.message import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOOLS, Message, Tool, few_items
 from schemas.record import Identifier, Record
 
 MAX_WEIGHT = 1e6
@@ -26,8 +26,12 @@ class _Example(Record):
     example_id: Identifier
     """Unlike that of every other one of its kind; its key."""
     prompt: _Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: (
+        Annotated[list[Message], BeforeValidator(few_items), Field(min_length=1, max_length=MAX_MESSAGES)] | None
+    ) = None
     """What was said before, for a model with a chat template."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    """That the model may call, for its chat template."""
     weight: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] = 1.0
     """How much it counts in the loss, as a share of another's 1."""
 
@@ -35,6 +39,8 @@ class _Example(Record):
     def _has_one_beginning(self) -> "_Example":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("it needs exactly one of prompt and messages")
+        if self.tools is not None and self.messages is None:
+            raise ValueError("tools are for messages; a prompt has none")
         return self
 
 
@@ -43,7 +49,14 @@ class Demonstration(_Example):
 
     SCHEMA: ClassVar[str] = "demonstration"
 
-    response: _Text
+    response: _Text | None = None
+    """What is to be answered. None where the messages hold the answers: each turn of an assistant is learned from."""
+
+    @model_validator(mode="after")
+    def _has_an_answer(self) -> "Demonstration":
+        if self.response is None and (self.messages is None or self.messages[-1].role != "assistant"):
+            raise ValueError("it needs a response, or messages of which the last is an assistant's")
+        return self
 
 
 class Preference(_Example):

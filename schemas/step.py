@@ -85,10 +85,11 @@ class StepBegun(Record):
     step: Positive
     """Which makes the version of the same number."""
     batch_id: Identifier
+    """Where the step learns from examples alone, ``demonstrations-12`` or ``preferences-12`` for its number."""
     sequence: Positive
-    """Of the batch."""
+    """Of the batch; where there is none, the step."""
     next_offset: Count
-    """In ``batches``, of what follows the batch."""
+    """In ``batches``, of what follows the batch; 0 where there is none."""
     seed: Count = 0
     """What the step's own random choices are derived from, together with its number."""
     groups: Annotated[list[StepGroup], Field(max_length=MAX_BATCH_TASKS)] = Field(default_factory=list)
@@ -97,7 +98,11 @@ class StepBegun(Record):
     replayed: Annotated[list[StepGroup], Field(max_length=MAX_BATCH_TASKS)] = Field(default_factory=list)
     """Of earlier batches, trained on once more."""
     demonstrations: Annotated[list[Position], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
-    """Trained on beside them, by their places in ``demonstrations``."""
+    """Trained on beside them, or alone, by their places in ``demonstrations``."""
+    preferences: Annotated[list[Position], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
+    """Trained on alone, by their places in ``preferences``."""
+    examples: Count = 0
+    """How many demonstrations or preferences there were to choose from: the first ones on the log."""
     skipped: Annotated[str, Field(max_length=MAX_REASON_CHARS)] | None = None
     """Why the batch is passed over, where it is: the step changes nothing."""
 

@@ -1,16 +1,17 @@
-"""Tasks from lines of JSON: what a file of tasks is, wherever one is read. Pure.
+"""Tasks and examples from lines of JSON: what a file of them is, wherever one is read. Pure.
 
-Failures: a line that is no task, or repeats the id of an earlier one, is a :class:`BadLine` in its place; the lines
-after it are read all the same. Blank lines are passed over.
+Failures: a line that is no such record, or repeats the id of an earlier one, is a :class:`BadLine` in its place; the
+lines after it are read all the same. Blank lines are passed over.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from schemas.codec import decode
 from schemas.errors import DecodeError, RecordError
+from schemas.examples import Demonstration, Preference
 from schemas.task import Task
 
 _FRAME = {"schema", "schema_version"}
@@ -19,40 +20,55 @@ _FRAME = {"schema", "schema_version"}
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no task."""
+    """A line that is no record of its kind."""
 
     number: int
     """From 1."""
     reason: str
 
 
-def parse(lines: Iterable[bytes]) -> Iterator[tuple[int, Task] | BadLine]:
-    """Tasks and bad lines with their line numbers.
+def parse[R: Task | Demonstration | Preference](
+    lines: Iterable[bytes], kind: type[R], *, name: str | None = None
+) -> Iterator[tuple[int, R] | BadLine]:
+    """Return records and bad lines with their line numbers.
 
     Args:
         lines: With or without their ends.
+        kind: Of all of them.
+        name: Of the file: a line without an id gets one of this and its number. None: each has to have its own.
     """
+    id_field = "task_id" if kind is Task else "example_id"
     seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for number, written in enumerate(lines, 1):
+        if not written.strip():
             continue
+        line = written if name is None else _with_id(written, id_field, f"{name}:{number}")
         try:
-            task = decode(line.strip(), Task)
-            _refuse_unknown_fields(line)
+            record = decode(line.strip(), kind)
+            _refuse_unknown_fields(line, kind)
         except DecodeError as error:
             yield BadLine(number, f"{error.reason}: {error.detail}")
             continue
         except RecordError as error:
             yield BadLine(number, f"unknown_field: {error}")
             continue
-        first = seen.setdefault(task.task_id, number)
+        own_id = getattr(record, id_field)
+        first = seen.setdefault(own_id, number)
         if first != number:
-            yield BadLine(number, f"duplicate_id: task_id {task.task_id!r} is that of line {first} too")
+            yield BadLine(number, f"duplicate_id: {id_field} {own_id!r} is that of line {first} too")
             continue
-        yield number, task
+        yield number, record
 
 
-def _refuse_unknown_fields(line: bytes) -> None:
+def _with_id(line: bytes, id_field: str, otherwise: str) -> bytes:
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return line  # and let it be refused
+    return msgspec.json.encode({id_field: otherwise, **fields})
+
+
+def _refuse_unknown_fields(line: bytes, kind: Callable[..., object]) -> None:
     """Raise RecordError where a field is misspelt: whoever wrote the line is a client, and would lose what it says."""
     fields = msgspec.json.decode(line)
-    Task(**{name: value for name, value in fields.items() if name not in _FRAME})
+    kind(**{name: value for name, value in fields.items() if name not in _FRAME})

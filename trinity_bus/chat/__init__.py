@@ -21,20 +21,24 @@ for people, tools and clients, and no token is ever made of it.
 ``packaged``     a renderer for the models that the package ``renderers`` knows
 ``formats``      how models write tool calls and reasoning, a file for each format
 ``openai``       OpenAI's chat completions, as requests to a session and what it has said
+``written``      examples as the tokens that a model would have drawn, and which of them it learns from (pure)
 ``protocols``    what is needed of a tokenizer and of a completion
 """
 
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
-from trinity_bus.chat.protocols import Completion, Tokenizer
+from trinity_bus.chat.protocols import Completion, EndingTokenizer, Tokenizer
 from trinity_bus.chat.renderer import Renderer, renderer_for
 from trinity_bus.chat.session import Prompt, Said, Session, TokenSample
 from trinity_bus.chat.template import TemplateRenderer
+from trinity_bus.chat.written import ExampleWriter, WrittenAnswer
 
 __all__ = [
     "ChatError",
     "ChatMessage",
     "Completion",
+    "EndingTokenizer",
+    "ExampleWriter",
     "ParsedCall",
     "Prompt",
     "Renderer",
@@ -44,5 +48,6 @@ __all__ = [
     "TokenSample",
     "Tokenizer",
     "ToolSchema",
+    "WrittenAnswer",
     "renderer_for",
 ]

@@ -14,7 +14,7 @@ from renderers.configs import AutoRendererConfig
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
 from trinity_bus.chat.speech import Speech
 
 
@@ -44,14 +44,12 @@ class PackagedRenderer:
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.prompt``."""
-        try:
-            return list(
-                self._renderer.render_ids(
-                    [for_template(one) for one in messages], tools=_given(tools), add_generation_prompt=True
-                )
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
+        return self._render(messages, tools, prompted=True)
+
+    def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """See ``Renderer.turn``."""
+        whole = self._render([OPENING, message], tools, prompted=False)
+        return after(self._render([OPENING], tools, prompted=True), whole)
 
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
         """See ``Renderer.extension``."""
@@ -78,6 +76,13 @@ class PackagedRenderer:
         """See ``Renderer.speech``. What the package reads as text is known at the end of a turn."""
         del prompt, stop
         return Speech(self._tokenizer, whole=True)
+
+    def _render(self, messages: Sequence[ChatMessage], tools: Tools, *, prompted: bool) -> list[int]:
+        written = [for_template(one) for one in messages]
+        try:
+            return list(self._renderer.render_ids(written, tools=_given(tools), add_generation_prompt=prompted))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ChatError(f"the model's renderer cannot write this: {type(error).__name__}: {error}") from error
 
 
 def _given(tools: Tools) -> list[Any] | None:

@@ -60,3 +60,12 @@ class Tokenizer(Protocol):
     ) -> Any:
         """Token ids of a conversation; its text where ``tokenize`` is False."""
         ...
+
+
+class EndingTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also says how a response to a plain prompt ends."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token of that end; None where the model has none."""
+        ...

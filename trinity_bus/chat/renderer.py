@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
@@ -70,6 +70,29 @@ class Renderer(Protocol):
     def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
         """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
         ...
+
+    def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """Return what a model would have drawn to say a message of an assistant, and what follows its end if anything.
+
+        Raises:
+            ChatError: The model's template cannot write it, or not after what it prompts for an answer with.
+        """
+        ...
+
+
+OPENING: Final = {"role": "user", "content": "."}
+"""Before a turn that is written by itself: templates want a user to begin."""
+
+
+def after[T: (str, list[int])](opening: T, whole: T) -> T:
+    """Return what a turn adds to the conversation that it answers.
+
+    Raises:
+        ChatError: The turn is not written after that conversation's prompt.
+    """
+    if whole[: len(opening)] != opening:
+        raise ChatError("the model's chat template does not write an answer after what it prompts for one with")
+    return whole[len(opening) :]
 
 
 def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:

@@ -17,11 +17,10 @@ from trinity_bus.chat.formats import format_of, read_llama, split_reasoning
 from trinity_bus.chat.formats.call import opens_reasoning
 from trinity_bus.chat.messages import ChatError, ChatMessage, for_template
 from trinity_bus.chat.protocols import Tokenizer
-from trinity_bus.chat.renderer import DrawnTurn, ParsedTurn, Tools
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Tools, after
 from trinity_bus.chat.speech import Speech
 
 _MARK = "turn-c0ffee5eed-that-was-drawn"
-_BEFORE = {"role": "user", "content": "."}
 _OPENING_TOKENS = 16
 """At the end of a prompt, in which reasoning may be opened."""
 
@@ -47,11 +46,11 @@ class TemplateRenderer:
     def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """See ``Renderer.extension``."""
         said = {"role": "assistant", "content": _MARK}
-        text = self._apply([_BEFORE, said, *(for_template(one) for one in messages)], tools, tokenize=False)
-        _, mark, after = text.rpartition(_MARK) if text.count(_MARK) == 1 else ("", "", "")
+        text = self._apply([OPENING, said, *(for_template(one) for one in messages)], tools, tokenize=False)
+        _, mark, following = text.rpartition(_MARK) if text.count(_MARK) == 1 else ("", "", "")
         if not mark:
             raise ChatError("the model's chat template does not write an assistant's turn as it is said")
-        new = self._tokenizer.encode(after, add_special_tokens=False)
+        new = self._tokenizer.encode(following, add_special_tokens=False)
         return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
@@ -63,6 +62,12 @@ class TemplateRenderer:
         reasoning, rest = split_reasoning(self._tokenizer.decode(ids), opened=self._opens(drawn.prompt))
         read = self._read(rest)
         return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
+
+    def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """See ``Renderer.turn``."""
+        opening = self._apply([OPENING], tools, tokenize=False)
+        whole = self._apply([OPENING, for_template(message)], tools, tokenize=False, prompted=False)
+        return self._tokenizer.encode(after(opening, whole), add_special_tokens=False)
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
         """See ``Renderer.speech``."""
@@ -83,12 +88,12 @@ class TemplateRenderer:
         # A model may end a turn with another mark than its template does.
         return end + 1 if drawn.ended or new[end] == last else 0
 
-    def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, tokenize: bool) -> Any:
+    def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, tokenize: bool, prompted: bool = True) -> Any:
         given = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
             return self._tokenizer.apply_chat_template(
                 messages,
-                add_generation_prompt=True,
+                add_generation_prompt=prompted,
                 tokenize=tokenize,
                 return_dict=False,
                 **given,

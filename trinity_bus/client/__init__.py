@@ -14,7 +14,7 @@ from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
 from trinity_bus.client.scheduler import Scheduler
 from trinity_bus.client.synchronizer import Synchronizer
-from trinity_bus.client.tasks import send_tasks
+from trinity_bus.client.tasks import send_all, send_tasks
 from trinity_bus.view import VersionRow
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "VersionRow",
     "deserialize_many",
     "producer_name",
+    "send_all",
     "send_tasks",
     "sent_by",
 ]

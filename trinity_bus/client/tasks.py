@@ -1,15 +1,15 @@
-"""Sending tasks, as many as there are, with a bound on how many are under way."""
+"""Sending tasks and examples, as many as there are, with a bound on how many are under way."""
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from schemas import Position, Task
-from schemas.topics import TASKS
+from schemas.topics import TASKS, Topic
 from trinity_bus.bus import Producer, partition_of
 
 IN_FLIGHT: Final = 1000
-"""Tasks that are sent but not yet known to be durable."""
+"""Records that are sent but not yet known to be durable."""
 
 
 async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Callable[[], None] = lambda: None) -> int:
@@ -29,12 +29,37 @@ async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Calla
     Raises:
         SendError: One is not known to be durable.
     """
+
+    def partition(task: Task) -> int | None:
+        return None if task.batch_id is None else partition_of(task.batch_id, TASKS.partitions)
+
+    return await send_all(producer, TASKS, ((t.task_id, t, partition(t)) for t in tasks), on_queued)
+
+
+async def send_all(
+    producer: Producer,
+    topic: Topic,
+    records: Iterable[tuple[str, Any, int | None]],
+    on_queued: Callable[[], None] = lambda: None,
+) -> int:
+    """Send records and wait until all are durable; those of a partition lie there in their order.
+
+    Args:
+        producer: Started.
+        topic: Of all.
+        records: Each with its key and its partition; None where the key decides.
+        on_queued: Called after each is handed over.
+
+    Returns:
+        How many.
+
+    Raises:
+        SendError: One is not known to be durable.
+    """
     pending: list[asyncio.Future[Position]] = []
     count = 0
-    for task in tasks:
-        partition = None if task.batch_id is None else partition_of(task.batch_id, TASKS.partitions)
-        sent = await producer.send(TASKS, task.task_id, task, partition=partition)
-        pending.append(asyncio.ensure_future(sent))
+    for key, record, partition in records:
+        pending.append(asyncio.ensure_future(await producer.send(topic, key, record, partition=partition)))
         count += 1
         on_queued()
         if len(pending) >= IN_FLIGHT:

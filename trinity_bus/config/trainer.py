@@ -74,7 +74,8 @@ class TrainerSettings(Section):
     ``trinity_bus.advantages``. docs/objectives.md has the formulas of all parts of an objective."""
     loss: str = "ppo"
     """What a token costs, given its advantage: ``ppo``, ``gspo``, ``cispo``, ``topr``, ``opmd``, or what an installed
-    package registers as ``trinity_bus.losses``."""
+    package registers as ``trinity_bus.losses``. ``sft`` learns from the topic ``demonstrations``
+    and ``dpo`` from ``preferences``, without explorers; see docs/examples.md."""
     correction: str = "truncated"
     """What a token weighs for which rollout and old policy differ: ``none``, ``truncated``, ``masked``, ``icepop``,
     ``unbounded``, or what an installed package registers as ``trinity_bus.corrections``."""
@@ -105,6 +106,18 @@ class TrainerSettings(Section):
     ``icepop``. With ``old_logprobs=rollout`` they are all 1."""
     tis_floor: Annotated[float, Field(ge=0, le=1)] = 0.5
     """With ``correction=icepop``: the least importance weight that is not left out."""
+    dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
+    strategy: Literal["default", "mix"] = "default"
+    """What each step learns from. ``default``: a batch. ``mix``: demonstrations beside it."""
+    examples: Count | None = None
+    """Learn from the first so many demonstrations or preferences of the log, once they are there. Unset: from those
+    that are there when the first step begins."""
+    examples_per_step: Count = 32
+    """Demonstrations or preferences of a step, where it learns from some: every one once in each epoch, in an order
+    that follows from ``seed``."""
+    mix_coef: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """With ``strategy=mix``: what the demonstrations' loss weighs; the batch's weighs the rest."""
     kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the KL divergence from the model in ``model_path``. Above 0, a copy of that model is kept in memory."""
     kl_estimator: Literal["k1", "k2", "k3", "low_variance"] = "k3"
@@ -149,6 +162,10 @@ class TrainerSettings(Section):
     recompute: bool = False
     """Compute the activations of a layer again in the backward pass, in place of keeping them: less memory, for a third
     more arithmetic (Chen et al., arXiv:1604.06174)."""
+    router_replay: bool = False
+    """Train each sample with the experts that the engine's routers chose for its tokens, where its experience tells
+    them (``routes``): else a token that is nearly a draw between experts has another probability here than there
+    (Ma et al., arXiv:2510.11370). Routers learn all the same."""
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's own choice. Equal losses after a restart need an equal
     number."""

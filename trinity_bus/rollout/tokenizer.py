@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity_bus.chat import Tokenizer
+from trinity_bus.chat import EndingTokenizer
 
 
-def load_tokenizer(model_path: str) -> Tokenizer:
+def load_tokenizer(model_path: str) -> EndingTokenizer:
     """Return the tokenizer of a Hugging Face model.
 
     Args:
@@ -33,7 +33,7 @@ def load_tokenizer(model_path: str) -> Tokenizer:
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-    loaded: Tokenizer = tokenizer
+    loaded: EndingTokenizer = tokenizer
     return loaded
 
 

@@ -8,8 +8,10 @@ module                 what it does
 ``megatron``           the only import of Megatron-core; every other module imports it from there
 ``parallel``           process groups, from one process to many
 ``attention``          core attention on torch's SDPA, also for packed sequences
-``families``           Llama, Qwen2, Qwen3: their configurations; names and layouts of tensors both ways
+``families``           Llama, Qwen2, Qwen3, Qwen3 MoE: their configurations; names and layouts of tensors both ways
 ``model``              building a ``GPTModel``, loading it from safetensors, naming its weights as there
+``routes``             which experts are to be chosen for each token of a sample
+``router_replay``      has a model's routers choose them
 ``logprobs``           log-probabilities and entropy from vocabulary-parallel logits
 ``objectives``         advantages, losses and corrections, a file each, and the registry that finds them by name
 ``optimizer``          Megatron's AdamW and its state as named tensors
@@ -19,6 +21,7 @@ module                 what it does
 ``step_plan``          samples to updates, and to the shard of each that a rank trains on
 ``hf_folder``          Hugging Face model folders
 ``layout``             which part of the work is whose
+``layout_rules``       which layouts fit a model
 ``engine``             the contract: ``TrainingEngine``
 ``rank_engine``        what the engines of one process share: the course of a step, and checkpoints
 ``megatron_engine``    Megatron-core, one rank of any layout: ``MegatronEngine``

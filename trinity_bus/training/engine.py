@@ -35,6 +35,9 @@ nothing else is said):
 ``rollout_k3``                  KL(rollout || trained), nats; grows with each update of the step
 ``mismatch_k3``                 the same before the first update: what engine and trainer disagree by
 ``kl``                          KL from the reference, nats
+``dpo_accuracy``                of pairs whose chosen answer has gained on the rejected one (dpo)
+``dpo_margin``                  what it has gained, in nats times ``trainer.dpo_beta`` (dpo)
+``examples``                    demonstrations or preferences, where there are some
 ``grad_norm``                   before clipping
 ``learning_rate``               as used
 ``updates``                     of the weights
@@ -44,6 +47,7 @@ nothing else is said):
 ``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples
 ``samples``, ``samples_trained``, ``groups``, ``groups_skipped``
 ``samples_limited``             drawn with more than a temperature, see ``trainer.limited_sampling``
+``samples_without_routes``      whose experts the trainer's own routers choose, with ``trainer.router_replay``
 ``tokens``, ``trained_tokens``  all tokens of the batch; tokens that the loss is over
 ``staleness_min``, ``_mean``, ``_max``  by sample: version trained on, less the oldest version that drew any of it
 ``micro_batches``               on this rank
@@ -64,6 +68,8 @@ from trinity_bus.training.checkpoint import TrainingProgress
 
 if TYPE_CHECKING:
     import torch
+
+    from trinity_bus.training.packing import TrainSample
 
 
 class TrainingEngine(ABC):
@@ -89,14 +95,21 @@ class TrainingEngine(ABC):
     def progress(self, progress: TrainingProgress) -> None: ...
 
     @abstractmethod
-    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
+    def train_step(
+        self,
+        groups: Sequence[ExperienceGroup],
+        *,
+        seed: int | None = None,
+        examples: "Sequence[TrainSample]" = (),
+    ) -> Metrics:
         """Trains on one batch, and counts it in :attr:`progress`.
 
         A batch in which no group teaches anything is a step too: it changes no weights.
 
         Args:
-            groups: The batch, in the order of its manifest.
+            groups: The batch, in the order of its manifest; none where the loss learns from examples.
             seed: Of the shuffling, where it is not that of the settings: a step that is taken again has its own.
+            examples: What the loss learns from, in the order wanted; else demonstrations that are mixed with the batch.
 
         Returns:
             See the module's docstring.

@@ -6,6 +6,7 @@
 ``pipeline_parallel``      times ``virtual_pipeline`` divides the layers
 ``virtual_pipeline``       is for several pipeline ranks
 ``expert_parallel``        is for models with experts, divides their number, and the ranks of a layer's copies
+``router_replay``          is for models with experts, on Megatron-core, without ``recompute``
 =========================  ===========================================================================================
 """
 
@@ -16,12 +17,13 @@ from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families.shape import ModelShape
 
 
-def check(settings: TrainerSettings, shape: ModelShape) -> None:
+def check(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:
     """Pass a layout that a model can be trained in.
 
     Args:
         settings: Of the trainer.
         shape: Of the model.
+        engine: That is to train it, as ``trainer.engine`` has it.
 
     Raises:
         ParallelError: It cannot; the message says what could be.
@@ -44,6 +46,17 @@ def check(settings: TrainerSettings, shape: ModelShape) -> None:
         stages = f"pipeline_parallel={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
         raise _does_not_divide(stages, f"the model's {shape.layers} layers", shape.layers)
     _check_experts(settings, shape)
+    if settings.router_replay:
+        _check_replay(settings, shape, engine)
+
+
+def _check_replay(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:
+    if not shape.experts:
+        raise ParallelError("router_replay=true: the model has no experts, and so no router")
+    if engine != "megatron":
+        raise ParallelError(f"router_replay=true: engine={engine} cannot do it; megatron can")
+    if settings.recompute:
+        raise ParallelError("router_replay=true: with recompute=true a router would choose anew; false can be trained")
 
 
 def _check_experts(settings: TrainerSettings, shape: ModelShape) -> None:

@@ -34,6 +34,8 @@ from megatron.core.tensor_parallel.random import (  # noqa: E402
     model_parallel_cuda_manual_seed,
 )
 from megatron.core.transformer.module import Float16Module, MegatronModule  # noqa: E402
+from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
@@ -47,6 +49,9 @@ __all__ = [
     "ModuleSpec",
     "OptimizerConfig",
     "PackedSeqParams",
+    "RouterReplay",
+    "RouterReplayAction",
+    "TopKRouter",
     "TransformerBlockSubmodules",
     "TransformerConfig",
     "finalize_model_grads",

@@ -40,7 +40,9 @@ def have_transformer_engine() -> bool:
     return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool) -> TransformerConfig:
+def transformer_config(
+    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool
+) -> TransformerConfig:
     """Megatron's configuration of a model.
 
     Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
@@ -68,6 +70,7 @@ def transformer_config(shape: ModelShape, layout: Layout, dtype: torch.dtype, *,
         # The weights of those that are chosen are a softmax over them alone, or over all.
         moe_router_pre_softmax=not shape.normalized_routing,
         moe_router_dtype="fp32",
+        moe_enable_routing_replay=replay,
         # What a policy learns is its reward; it was balanced before.
         moe_router_load_balancing_type="none",
         # The only one that lets ranks bring different numbers of tokens; a dense model has no use for it, but Megatron
@@ -136,9 +139,19 @@ def _block_spec(config: TransformerConfig, layers: int) -> ModuleSpec | Transfor
     return spec if have_transformer_engine() else TransformerBlockSubmodules([spec] * layers, layer_norm=_Norm)
 
 
-def build(shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool = False) -> list[GPTModel]:
-    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device."""
-    config = transformer_config(shape, layout, dtype, recompute=recompute)
+def build(
+    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool = False, replay: bool = False
+) -> list[GPTModel]:
+    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device.
+
+    Args:
+        shape: Of the model.
+        layout: Where this process stands.
+        dtype: Of weights and activations.
+        recompute: Whether activations are computed again in the backward pass.
+        replay: Whether routers can be told what to choose.
+    """
+    config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay)
     return [_build_stage(config, shape, layout, stage) for stage in layout.own_stages]
 
 

@@ -30,6 +30,7 @@ from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ParallelError, RankError
 from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.packing import TrainSample
 from trinity_bus.training.parallel import World
 from trinity_bus.training.rank_protocol import LIMIT_S, Export, Gather, Join, Leave, Load, Save, train_order
 from trinity_bus.training.ranks import Followers
@@ -84,11 +85,17 @@ class MultiRankEngine(TrainingEngine):
     def progress(self, progress: TrainingProgress) -> None:
         self._engine.progress = progress
 
-    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
+    def train_step(
+        self,
+        groups: Sequence[ExperienceGroup],
+        *,
+        seed: int | None = None,
+        examples: Sequence[TrainSample] = (),
+    ) -> Metrics:
         """See :class:`TrainingEngine`."""
         began = time.perf_counter()
         engine, layout = self._engine, self._engine.layout
-        step = engine.plan(groups, seed)
+        step = engine.plan(groups, seed, examples)
         shards = [step.shard(rank, layout.data_parallel) for rank in range(layout.data_parallel)]
         orders = [train_order(shard) for shard in shards]
         self._followers.begin(lambda rank: orders[layout.data_rank_of(rank)])

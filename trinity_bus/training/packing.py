@@ -5,13 +5,13 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 (Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.experience import Bool, Float32, Int32
+from schemas.experience import Bool, Float32, Int32, UInt8
 
 type Int64 = NDArray[np.int64]
 
@@ -36,8 +36,14 @@ class TrainSample:
     """[response]; either all samples of a step have them or none has."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
+    routes: UInt8 | None = None
+    """[tokens, layers * k] the experts that each layer's router is to choose; None: what it finds best."""
     scale: float = 1.0
     """What each of its trained tokens weighs beside those of others."""
+    drawn: bool = True
+    """False where an example says it, and no policy drew it."""
+    pair: int | None = None
+    """Of a preference: what its two samples are known by in the step; they are always in one micro-batch."""
 
     @property
     def trained_tokens(self) -> int:
@@ -71,9 +77,15 @@ class PackedArrays:
     ref_logprobs: Float32 | None
     temperatures: Float32
     """What logits are divided by."""
+    drawn: Bool | None
+    """None where all are."""
+    pairs: Int32 | None
+    """[sequences] of which preference each is; None where there are none."""
     bounds: Int32
     """[sequences + 1] where each begins; the last entry is the number of tokens."""
     longest: int
+    routes: UInt8 | None = None
+    """[tokens, layers * k]; None where a sample has none."""
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -98,6 +110,32 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
             bins.append([index])
             room.append(budget - lengths[index])
     return bins
+
+
+def units(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """Return the indices of samples that cannot be parted, in the order of the first of each."""
+    found: dict[tuple[bool, int], list[int]] = {}
+    for index, sample in enumerate(samples):
+        found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
+    return list(found.values())
+
+
+def micro_batches(
+    samples: Sequence[TrainSample], budget: int, count: Callable[[int], int] = lambda fewest: fewest
+) -> list[list[int]]:
+    """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`.
+
+    Args:
+        samples: What cannot be parted is in one of them.
+        budget: Tokens of one.
+        count: How many are wanted, given how many are needed at least; see :func:`divided`.
+    """
+    parts = units(samples)
+    bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
+    # Routers are told what to choose for all of a micro-batch or for none of it.
+    told = [all(samples[i].routes is not None for i in part) for part in parts]
+    bins = [alike for chosen in bins for kind in (True, False) if (alike := [p for p in chosen if told[p] is kind])]
+    return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, count(len(bins)))]
 
 
 def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
@@ -146,12 +184,28 @@ def pack(
         targets=targets,
         bounds=bounds,
         longest=max(lengths),
+        routes=_routes(samples, lengths),
         ref_logprobs=ref_logprobs,
+        drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
+        pairs=(
+            None if samples[0].pair is None else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
+        ),
         temperatures=np.repeat(
             np.array([temperature if s.temperature is None else s.temperature for s in samples], np.float32), lengths
         ),
         **arrays,
     )
+
+
+def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | None:
+    """Return the routes of a micro-batch; what is padded goes where the token before it goes."""
+    known = [sample.routes for sample in samples if sample.routes is not None]
+    if len(known) < len(samples):
+        return None
+    padding = [
+        np.repeat(routes[-1:], length - len(routes), axis=0) for routes, length in zip(known, lengths, strict=True)
+    ]
+    return np.concatenate([rows for both in zip(known, padding, strict=True) for rows in both])
 
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:

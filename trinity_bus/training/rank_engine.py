@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, layout_rules, token_advantages
+from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
@@ -40,7 +40,7 @@ from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.samples import prepare
-from trinity_bus.training.step_plan import StepPlan, Update, plan_step
+from trinity_bus.training.step_plan import StepPlan, Update, mixed, plan_examples, plan_step
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class RankEngine(TrainingEngine):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self._source)
-        layout_rules.check(settings, self.shape)
+        layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
         self._progress = TrainingProgress()
@@ -160,18 +160,30 @@ class RankEngine(TrainingEngine):
     def progress(self, progress: TrainingProgress) -> None:
         self._progress = progress
 
-    def train_step(self, groups: Sequence[ExperienceGroup], *, seed: int | None = None) -> Metrics:
+    def train_step(
+        self,
+        groups: Sequence[ExperienceGroup],
+        *,
+        seed: int | None = None,
+        examples: Sequence[TrainSample] = (),
+    ) -> Metrics:
         """See :class:`TrainingEngine`. All ranks are given the same groups."""
         began = time.perf_counter()
-        step = self.plan(groups, seed)
+        step = self.plan(groups, seed, examples)
         metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
-    def plan(self, groups: Sequence[ExperienceGroup], seed: int | None = None) -> StepPlan:
+    def plan(
+        self, groups: Sequence[ExperienceGroup], seed: int | None = None, examples: Sequence[TrainSample] = ()
+    ) -> StepPlan:
         """Return what all ranks together are to train on in the next step; see :meth:`train_step`."""
+        if self._objective.learns_from != "experiences":
+            return plan_examples(examples, self.settings)
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
-        return plan_step(batch, settings, step=self.progress.step)
+        samples, told = routes.prepared(batch.samples, self.shape, replay=settings.router_replay)
+        batch = replace(batch, samples=samples, metrics={**batch.metrics, **told})
+        return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
 
     def train(self, step: StepPlan) -> Metrics:
         """Train on this rank's shard of a step, and count the step; see :meth:`train_step`."""
@@ -256,11 +268,19 @@ class RankEngine(TrainingEngine):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of a micro-batch and the objective's metrics, both weighted sums over its tokens."""
         own_policy_is_old = self.settings.old_logprobs == "recompute" and self.settings.mini_batches == 1
+        own = logprobs.detach()
+        old, rollout = self._tensor(arrays.old_logprobs), self._tensor(arrays.rollout_logprobs)
+        drawn = None if arrays.drawn is None else self._tensor(arrays.drawn)
+        if drawn is not None:
+            # What nobody drew is taken to be from the policy itself.
+            old, rollout = torch.where(drawn, old, own), torch.where(drawn, rollout, own)
         tokens = Tokens(
             logprobs=logprobs,
             entropy=entropy,
-            old_logprobs=logprobs.detach() if own_policy_is_old else self._tensor(arrays.old_logprobs),
-            rollout_logprobs=self._tensor(arrays.rollout_logprobs),
+            old_logprobs=own if own_policy_is_old else old,
+            rollout_logprobs=rollout,
+            drawn=drawn,
+            pairs=None if arrays.pairs is None else self._tensor(arrays.pairs),
             ref_logprobs=None if arrays.ref_logprobs is None else self._tensor(arrays.ref_logprobs),
             advantages=self._tensor(arrays.advantages),
             weight=self._tensor(arrays.weight),

@@ -129,7 +129,7 @@ class RankAnswer(Struct, frozen=True, array_like=True):
     result: Done | Failed
 
 
-_DTYPES: Final = {"tokens": np.int32, "mask": np.bool_}
+_DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8}
 """Of a sample's arrays; all others are float32."""
 
 
@@ -159,9 +159,10 @@ def encode_sample(sample: TrainSample) -> bytes:
 def decode_sample(body: bytes) -> TrainSample:
     """Return the sample in a body that :func:`encode_sample` has made."""
     values = msgpack.decode(body)
-    return TrainSample(**{
-        n: np.frombuffer(v, _DTYPES.get(n, np.float32)) if isinstance(v, bytes) else v for n, v in values.items()
-    })  # fmt: skip
+    arrays = {n: np.frombuffer(v, _DTYPES.get(n, np.float32)) if isinstance(v, bytes) else v for n, v in values.items()}
+    if (routes := arrays["routes"]) is not None:
+        arrays["routes"] = routes.reshape(len(arrays["tokens"]), -1)
+    return TrainSample(**arrays)
 
 
 ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)

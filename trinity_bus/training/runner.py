@@ -39,6 +39,7 @@ from trinity_bus.training.megatron import (
     get_forward_backward_func,
 )
 from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.router_replay import RoutesOfModel
 
 
 class ModelRunner:
@@ -68,11 +69,12 @@ class ModelRunner:
         self._budget = settings.micro_batch_tokens
         self._temperature = settings.temperature
         self._before_each = before_each
-        self._model = model.build(shape, layout, dtype, recompute=settings.recompute)
+        self._model = model.build(shape, layout, dtype, recompute=settings.recompute, replay=settings.router_replay)
         self.load(source)
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         """The model's stages on this rank."""
+        self._routes = RoutesOfModel(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
@@ -170,8 +172,8 @@ class ModelRunner:
         Returns:
             The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
         """
-        lengths = [len(sample.tokens) for sample in samples]
-        micro_batches = self._micro_batches(lengths)
+        micro_batches = self._micro_batches(samples)
+        longest = max(sum(len(samples[i].tokens) for i in indices) for indices, _ in micro_batches)
 
         def step(iterator: Iterator[tuple[list[int], float]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             self._before_each()
@@ -191,6 +193,11 @@ class ModelRunner:
                 max_seqlen_kv=arrays.longest,
             )
             mine = self._own_tokens(arrays)
+            if self._routes is not None:
+                chosen = None if arrays.routes is None else arrays.routes[mine]
+                self._routes.choose(
+                    network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
+                )
             tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
             logits = network(tokens, positions, None, packed_seq_params=packed)
             return logits, functools.partial(function, indices, arrays)
@@ -201,26 +208,30 @@ class ModelRunner:
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks,
             num_microbatches=len(micro_batches),
-            seq_length=max(self._budget, *lengths),
+            seq_length=max(self._budget, longest),
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
         return result
 
-    def _micro_batches(self, lengths: Sequence[int]) -> list[tuple[list[int], float]]:
+    def _micro_batches(self, samples: Sequence[TrainSample]) -> list[tuple[list[int], float]]:
         """Return which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again."""
-        layout = self._layout
-        micro_batches = packing.first_fit_decreasing(lengths, self._budget)
-        wanted = len(micro_batches)
-        if layout.expert_parallel > 1:
-            # All who share experts with some that this rank shares experts with.
-            most = torch.tensor(wanted, device=layout.device)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=layout.copies_group)
-            wanted = int(most)
-        if layout.virtual_pipeline > 1:
-            wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
-        micro_batches = packing.divided(micro_batches, wanted)
+        layout, wanted = self._layout, 0
+
+        def count(fewest: int) -> int:
+            nonlocal wanted
+            wanted = fewest
+            if layout.expert_parallel > 1:
+                # All who share experts with some that this rank shares experts with.
+                most = torch.tensor(wanted, device=layout.device)
+                dist.all_reduce(most, op=dist.ReduceOp.MAX, group=layout.copies_group)
+                wanted = int(most)
+            if layout.virtual_pipeline > 1:
+                wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
+            return wanted
+
+        micro_batches = packing.micro_batches(samples, self._budget, count)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
 

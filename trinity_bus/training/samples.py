@@ -96,6 +96,7 @@ def _train_sample(sample: Sample, advantages: Float32) -> TrainSample | None:
         rollout_logprobs=logprobs,
         old_logprobs=logprobs,
         temperature=None if sample.sampling is None else sample.sampling.temperature,
+        routes=None if sample.routes is None else sample.routes.reshape(len(sample.tokens), -1),
     )
 
 

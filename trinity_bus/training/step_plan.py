@@ -20,7 +20,7 @@ import numpy as np
 
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.packing import TrainSample, units
 from trinity_bus.training.samples import TrainBatch
 
 
@@ -36,7 +36,9 @@ class Update:
 
     def shard(self, rank: int, ranks: int) -> "Update":
         """Return what one of the ranks trains on: at least one sample, which weighs nothing where none is left."""
-        mine = [self.samples[i] for i in balanced([len(s.tokens) for s in self.samples], ranks)[rank]]
+        parts = units(self.samples)
+        lengths = [sum(len(self.samples[i].tokens) for i in part) for part in parts]
+        mine = [self.samples[i] for part in balanced(lengths, ranks)[rank] for i in parts[part]]
         if not mine:
             # The others wait for this rank's gradients: it computes the cheapest that there is, all zero.
             shortest = min(self.samples, key=lambda sample: len(sample.tokens))
@@ -88,10 +90,72 @@ def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> Ste
     updates = []
     for part in parts:
         chosen = [_scaled(samples[i], settings) for i in part]
-        weight = math.fsum(sample.scale * sample.trained_tokens for sample in chosen)
+        weight = _weight(chosen)
         divisor = weight if settings.loss_normalizer == "update" else whole[settings.loss_normalizer] / len(parts)
         updates.append(Update(samples=chosen, divisor=divisor, weight=weight))
     return StepPlan(updates=updates, trained_tokens=tokens, metrics=batch.metrics)
+
+
+def plan_examples(samples: Sequence[TrainSample], settings: TrainerSettings) -> StepPlan:
+    """Divide examples into updates, in their order, each divided by what its own tokens weigh.
+
+    Args:
+        samples: Of demonstrations, or of preferences.
+        settings: How many updates.
+    """
+    samples = [sample for sample in samples if sample.scale]
+    updates = []
+    for part in _parts(samples, settings.mini_batches):
+        weight = _weight(part)
+        updates.append(Update(samples=part, divisor=weight, weight=weight))
+    tokens = sum(sample.trained_tokens for sample in samples)
+    metrics: Metrics = {
+        "examples": float(len(units(samples))),
+        "samples": float(len(samples)),
+        "samples_trained": float(len(samples)),
+        "tokens": float(sum(len(sample.tokens) for sample in samples)),
+        "trained_tokens": float(tokens),
+    }
+    return StepPlan(updates=updates, trained_tokens=tokens, metrics=metrics)
+
+
+def mixed(plan: StepPlan, samples: Sequence[TrainSample], settings: TrainerSettings) -> StepPlan:
+    """Return a plan that learns from demonstrations too: of each update a part of ``trainer.mix_coef``, ``mu``.
+
+    ``(1 - mu)`` times the loss of the plan, and ``mu`` times the mean over the tokens of the update's demonstrations:
+    Zhang et al., "On-Policy RL Meets Off-Policy Experts" (CHORD), arXiv:2508.11408, section 3.1.
+
+    Args:
+        plan: Of a batch.
+        samples: Of the demonstrations.
+        settings: Say ``mu``, and how many updates there are where the batch teaches nothing.
+    """
+    samples, mu = [sample for sample in samples if sample.scale], settings.mix_coef
+    if not samples:
+        return plan
+    empty = Update(samples=(), divisor=1.0, weight=0.0)
+    own = list(plan.updates) or [empty] * min(settings.mini_batches, len(samples))
+    shown = _parts(samples, len(own))
+    updates = []
+    for update, part in zip(own, [*shown, *[[]] * (len(own) - len(shown))], strict=True):
+        drawn = [replace(sample, scale=sample.scale * (1 - mu)) for sample in update.samples]
+        share = mu * update.divisor / _weight(part) if part else 0.0
+        both = [*drawn, *(replace(sample, scale=sample.scale * share) for sample in part)]
+        updates.append(replace(update, samples=both, weight=_weight(both)))
+    tokens = plan.trained_tokens + sum(sample.trained_tokens for sample in samples)
+    metrics = {**plan.metrics, "examples": float(len(samples)), "trained_tokens": float(tokens)}
+    return StepPlan(updates=updates, trained_tokens=tokens, metrics=metrics)
+
+
+def _parts(samples: Sequence[TrainSample], count: int) -> list[list[TrainSample]]:
+    """Divide samples into at most so many parts; a preference is never parted."""
+    indices = units(samples)
+    parts = np.array_split(np.arange(len(indices)), min(count, len(indices))) if indices else []
+    return [[samples[i] for unit in part for i in indices[unit]] for part in parts]
+
+
+def _weight(samples: Sequence[TrainSample]) -> float:
+    return math.fsum(sample.scale * sample.trained_tokens for sample in samples)
 
 
 def _scaled(sample: TrainSample, settings: TrainerSettings) -> TrainSample:

@@ -32,14 +32,18 @@ def finish(
         objective: Knows what the divergence from a reference costs.
         layout: Where this process stands.
     """
-    found = [
-        advantage.finish((sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64))
-        for sample in samples
-    ]
-    mean, std, lowest, highest = _statistics(np.concatenate([np.empty(0), *found]), layout)
+    # What examples say has none.
+    found = {
+        place: advantage.finish((sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64))
+        for place, sample in enumerate(samples)
+        if sample.drawn
+    }
+    mean, std, lowest, highest = _statistics(np.concatenate([np.empty(0), *found.values()]), layout)
     finished = [
-        replace(sample, advantages=_placed((advantages - mean) / (std + _EPSILON), sample))
-        for sample, advantages in zip(samples, found, strict=True)
+        replace(sample, advantages=_placed((found[place] - mean) / (std + _EPSILON), sample))
+        if sample.drawn
+        else sample
+        for place, sample in enumerate(samples)
     ]
     metrics = {"mean": mean, "std": std, "min": lowest, "max": highest}
     return finished, {f"advantage_{name}": value for name, value in metrics.items()}

@@ -97,8 +97,7 @@ class TorchEngine(RankEngine):
         Yields:
             Which samples, their arrays; the log-probability of each position's target and the entropy there, [tokens].
         """
-        lengths = [len(sample.tokens) for sample in samples]
-        for indices in packing.first_fit_decreasing(lengths, self.settings.micro_batch_tokens):
+        for indices in packing.micro_batches(samples, self.settings.micro_batch_tokens):
             self._stop_if_asked()
             arrays = packing.pack(
                 [samples[i] for i in indices], token_weight=token_weight, temperature=self.settings.temperature

@@ -1,89 +1,154 @@
-"""``trinity-bus produce``: tasks from a file of JSON lines, or from standard input, to the log."""
+"""``trinity-bus produce``: tasks, demonstrations or preferences, a JSON object a line, to the log."""
 
 import asyncio
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from schemas.errors import printable
+from schemas.examples import Demonstration, Preference
 from schemas.task import Task
-from schemas.topics import TASKS
+from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS, Topic
+from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
-from trinity_bus.client import producer_name, send_tasks, sent_by
+from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
+from trinity_bus.errors import ConfigError
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.runs import program
 from workers.task_lines import BadLine, parse
 
-app = typer.Typer(add_completion=False, help="Produce tasks from a file of JSON lines, or from standard input (-).")
+app = typer.Typer(
+    add_completion=False, help="Produce tasks or examples from a file of JSON lines, or from standard input (-)."
+)
 out = console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
+_LONGEST_PREFIX: Final = 150
 _NAME: Final = "produce"
 """What tasks are said to be from that do not say it themselves."""
+
+type Kind = Literal["tasks", "demonstrations", "preferences"]
+type _Record = Task | Demonstration | Preference
+
+_KINDS: Final[dict[Kind, tuple[type[_Record], Topic]]] = {
+    "tasks": (Task, TASKS),
+    "demonstrations": (Demonstration, DEMONSTRATIONS),
+    "preferences": (Preference, PREFERENCES),
+}
 
 
 @app.command()
 def produce(
-    file: Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help="A task a line, as JSON.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the tasks and send none.")] = False,
+    file: Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help="A record a line, as JSON.")],
+    kind: Annotated[Kind, typer.Option(help="What the lines are.")] = "tasks",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the lines and send none.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Send the good lines where some are bad.")] = False,
 ) -> None:
-    """Check every line, then send the tasks. Nothing is sent where a line is bad, unless told so.
+    """Check every line, then send the records. Nothing is sent where a line is bad, unless told so.
 
-    Exit code 1 where a line is bad.
+    Examples are written as tokens of the model in mesh.model_path to check them, where that is set. Exit code 1 where a
+    line is bad.
     """
-    tasks, bad = _read(file)
+    record_type, topic = _KINDS[kind]
+    records, bad = _read(file, record_type, (lambda _: None) if kind == "tasks" else _flaw_of(Settings()))
     for line in bad[:_SHOWN_ERRORS]:
         out.print(
             f"[red]{escape(file)}:{line.number}[/]: {escape(printable(line.reason))}", highlight=False, soft_wrap=True
         )
     if len(bad) > _SHOWN_ERRORS:
         out.print(f"... and {len(bad) - _SHOWN_ERRORS} more bad lines")
-    if dry_run or not tasks or (bad and not keep_going):
-        out.print(f"{len(tasks)} tasks are good, {len(bad)} lines are bad; nothing was sent")
+    if dry_run or not records or (bad and not keep_going):
+        out.print(f"{len(records)} {kind} are good, {len(bad)} lines are bad; nothing was sent")
         raise typer.Exit(1 if bad else 0)
     settings = connected_settings()
-    asyncio.run(_produce(settings, tasks))
-    name = TASKS.full_name(settings.kafka.namespace)
-    out.print(f"Sent {len(tasks)} tasks to [bold]{name}[/]")
-    if (run_dir := settings.telemetry.run_dir) is not None:
-        out.print(f"Follow one: {program()} trace {tasks[0].task_id} --run-dir {run_dir}", soft_wrap=True)
+    asyncio.run(_produce(settings, topic, records))
+    out.print(f"Sent {len(records)} {kind} to [bold]{topic.full_name(settings.kafka.namespace)}[/]")
+    if isinstance(records[0], Task) and (run_dir := settings.telemetry.run_dir) is not None:
+        out.print(f"Follow one: {program()} trace {records[0].task_id} --run-dir {run_dir}", soft_wrap=True)
     if bad:
         raise typer.Exit(1)
 
 
-def _read(file: str) -> tuple[list[Task], list[BadLine]]:
-    tasks: list[Task] = []
+def _read(
+    file: str, record_type: type[_Record], flaw_of: Callable[[_Record], str | None]
+) -> tuple[list[_Record], list[BadLine]]:
+    records: list[_Record] = []
     bad: list[BadLine] = []
+    name = None if record_type is Task else _id_prefix(file)
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
-            for parsed in parse(lines):
+            for parsed in parse(lines, record_type, name=name):
                 if isinstance(parsed, BadLine):
                     bad.append(parsed)
+                elif (flaw := flaw_of(parsed[1])) is not None:
+                    bad.append(BadLine(parsed[0], flaw))
                 else:
-                    tasks.append(parsed[1])
+                    records.append(parsed[1])
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}") from error
-    return tasks, bad
+    return records, bad
 
 
-async def _produce(settings: Settings, tasks: list[Task]) -> None:
+def _id_prefix(file: str) -> str:
+    """Return what ids begin with of examples that have none: the file's name, as far as an id may hold it."""
+    name = "stdin" if file == "-" else Path(file).stem
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in name).lstrip("-")[:_LONGEST_PREFIX] or "line"
+
+
+def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
+    """Return what says why an example cannot be trained on, by the model of the settings."""
+    if settings.mesh.model_path is None:
+        out.print("The lines are not written as tokens of a model: set mesh.model_path to have that checked too")
+        return lambda _: None
+    from trinity_bus.rollout.tokenizer import load_tokenizer
+    from trinity_bus.training.examples import ExampleError, ExampleReader
+    from trinity_bus.training.families import read_shape
+
+    folder = settings.mesh.model_path
+    shape = read_shape(Path(folder))
+    try:
+        tokenizer = load_tokenizer(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"mesh.model_path: {folder} has no tokenizer that can be read: {error}") from error
+    reader = ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
+
+    def flaw(record: _Record) -> str | None:
+        try:
+            if not isinstance(record, Task):
+                reader.samples(record)
+        except ExampleError as error:
+            return f"{error.flaw}: {error}"
+        return None
+
+    return flaw
+
+
+async def _produce(settings: Settings, topic: Topic, records: list[_Record]) -> None:
     telemetry = setup_telemetry("producer", settings.telemetry, namespace=settings.kafka.namespace)
     columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         async with Bus(settings.kafka, client_id="produce") as bus:
-            await bus.ensure_topics([TASKS])
+            await bus.ensure_topics([topic])
             async with bus.producer() as producer:
                 with Progress(*columns, console=out, transient=True) as progress:
-                    bar = progress.add_task("sending", total=len(tasks))
-                    named = sent_by(producer_name(settings.kafka, _NAME), tasks)
-                    await send_tasks(producer, named, lambda: progress.advance(bar))
+                    bar = progress.add_task("sending", total=len(records))
+                    advance = lambda: progress.advance(bar)  # noqa: E731 - given to both
+                    tasks = [record for record in records if isinstance(record, Task)]
+                    if tasks:
+                        await send_tasks(producer, sent_by(producer_name(settings.kafka, _NAME), tasks), advance)
+                    else:
+                        await send_all(producer, topic, _keyed(records), advance)
     finally:
         telemetry.shutdown()
+
+
+def _keyed(records: Iterable[_Record]) -> Iterable[tuple[str, _Record, int | None]]:
+    return ((r.example_id, r, None) for r in records if isinstance(r, Demonstration | Preference))

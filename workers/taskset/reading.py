@@ -84,7 +84,7 @@ def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Tas
 def _tasks(source: RowSource, file: Path, raw: bytes) -> Iterator[tuple[int, Task, Row]]:
     """Return the tasks of a file with the number and the content of their rows."""
     if source.workflow is None and source.formatter is None and file.suffix == ".jsonl":
-        for line in parse(raw.splitlines()):
+        for line in parse(raw.splitlines(), Task):
             if isinstance(line, BadLine):
                 raise DatasetError(f"{file}:{line.number}: {line.reason}")
             yield line[0], completed(source, line[1]), line[1].data

@@ -40,7 +40,7 @@ def load(
         TrinityError: Training cannot begin.
     """
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
-    layout_rules.check(settings.trainer, read_shape(source))
+    layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
     run, shaping = run_identity(settings, source, batches), resume.shaping(settings.mesh, settings.trainer)
     folder = checkpoint.latest(directory)
     if folder is not None:

@@ -99,7 +99,9 @@ class Trainer:
             self._settings,
             who,
             run=run,
-            bounds=Bounds(shape.vocabulary, shape.max_positions),
+            bounds=Bounds(
+                shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
+            ),
             records=StepRecords(self._settings.name, run, engine.progress.step),
             bus=bus,
             producer=producer,

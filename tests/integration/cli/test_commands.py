@@ -19,7 +19,7 @@ from schemas import (
     RunningAttempt,
     Task,
 )
-from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
+from schemas.topics import BATCHES, DEMONSTRATIONS, EXPLORER_EVENTS, PREFERENCES, TASKS
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -94,6 +94,22 @@ async def test_bad_lines_hold_back_the_good_ones_unless_told_otherwise(log: Kafk
     assert await tasks_in(log) == []
     assert trinity_bus(log, "produce", "--keep-going", file).returncode == 1
     assert await tasks_in(log) == ["t1", "t2"]
+
+
+async def test_produced_examples_are_in_the_log_in_the_order_of_their_lines(log: KafkaSettings, tmp_path: Path) -> None:
+    shown = [json.dumps({"prompt": f"{i} + 1 =", "response": f"{i + 1}"}) for i in range(1500)]
+    preferred = [json.dumps({"example_id": "p-1", "prompt": "1 + 1 =", "chosen": "2", "rejected": "3"})]
+    for kind, topic, lines in (("demonstrations", DEMONSTRATIONS, shown), ("preferences", PREFERENCES, preferred)):
+        refused = trinity_bus(log, "produce", "--kind", kind, tasks_file(tmp_path, *lines, '{"prompt": "?"}'))
+        assert refused.returncode == 1
+        assert f"tasks.jsonl:{len(lines) + 1}: " in refused.stderr, refused.stderr
+        done = trinity_bus(log, "produce", "--kind", kind, tasks_file(tmp_path, *lines))
+        assert done.returncode == 0, done.stderr
+        assert f"Sent {len(lines)} {kind}" in done.stderr
+        async with Bus(log, client_id="test") as bus, bus.reader(topic, start="beginning") as reader:
+            found = [record_of(received) async for received in reader.replay()]
+        assert [record.prompt for record in found] == [json.loads(line)["prompt"] for line in lines]
+        assert found[0].example_id == ("tasks:1" if kind == "demonstrations" else "p-1")
 
 
 async def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) -> None:

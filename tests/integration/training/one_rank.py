@@ -27,7 +27,7 @@ LAYOUTS = {
 THOROUGH = ("tp2", "pp2", "dp2")
 """What is made with all checks and objectives."""
 NUMBERS = ("logits", "gradients_of_one_update")
-MORE = (*NUMBERS, "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
+MORE = (*NUMBERS, "replayed_routes", "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
 ALONE = ("an_interruption",)
 """What is for one rank only: where one stops, the others wait for it in vain."""
 
@@ -39,7 +39,7 @@ def run(folder: Path, name: str, port: str) -> None:
     with parallel.initialized(TrainerSettings(**layout)) as joined:
         for family in FAMILIES:
             try:
-                layout_rules.check(TrainerSettings(**layout), read_shape(folder / family))
+                layout_rules.check(TrainerSettings(**layout), read_shape(folder / family), "megatron")
             except ParallelError as refusal:
                 print(f"{name}, {family}: {refusal}")
                 continue

@@ -5,6 +5,7 @@ Each check is called by all ranks of a layout together, with the same arguments;
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import checkpoint, model
+from trinity_bus.training import checkpoint, model, routes
 from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
@@ -129,6 +131,22 @@ def losses(subject: Subject) -> None:
             assert difference.mean() < 0.02 * SMALL_RATE, (name, tensor_name)
 
 
+def examples(subject: Subject) -> None:
+    """What nobody drew, alone and beside what was drawn."""
+    for settings, shown, groups in (
+        ({"loss": "sft"}, demonstrations(5), ()),
+        ({"loss": "dpo"}, preferences(5), ()),
+        ({"strategy": "mix", "old_logprobs": "recompute"}, demonstrations(3), batch(0)),
+    ):
+        engine, reference = subject.make(**settings), subject.reference(**settings)
+        for step in range(2):
+            ours = engine.train_step(groups, examples=shown)
+            theirs = reference.train_step(groups, examples=shown)
+            assert ours.keys() == theirs.keys(), settings
+            for metric in theirs.keys() - {"seconds", "micro_batches"}:
+                assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (settings, step, metric)
+
+
 def logits(subject: Subject) -> None:
     engine, reference = subject.make(mini_batches=1), subject.reference(mini_batches=1)
     if isinstance(engine, TorchEngine):
@@ -199,6 +217,65 @@ def gradients_of_one_update(subject: Subject) -> None:
             torch.testing.assert_close(
                 ours[tensor_name], expected, rtol=1e-4, atol=1e-6, msg=lambda why, where=where: where + why
             )
+
+
+def replayed_routes(subject: Subject) -> None:
+    """Routers choose what they are told to, and learn as if they had chosen it."""
+    if subject.folder.name != "qwen3_moe" or subject.open is TorchEngine:
+        return
+    engine, reference = subject.make(mini_batches=1, router_replay=True), subject.reference(mini_batches=1)
+    assert isinstance(engine, MegatronEngine)
+    layers, (experts, k), rng = (
+        engine.shape.layers,
+        (engine.shape.experts, engine.shape.experts_per_token),
+        np.random.default_rng(0),
+    )
+    samples = [
+        replace(
+            s,
+            routes=rng.random((len(s.tokens), layers, experts))
+            .argsort(2)[..., :k]
+            .reshape(len(s.tokens), -1)
+            .astype(np.uint8),
+        )
+        for s in samples_of(engine)
+    ]
+    samples[0] = replace(samples[0], routes=None)
+    kept, told = routes.prepared(samples, engine.shape, replay=True)
+    assert told == {"samples_without_routes": 1.0}
+    own = engine.logprobs(samples_of(engine))
+    found = engine.logprobs(kept)
+    np.testing.assert_allclose(found[0], own[0], atol=1e-5)
+    assert abs(found[1] - own[1]).max() > 1e-3
+
+    def told_to(layer: int, sample: TrainSample, gate: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = torch.nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), gate.weight)
+        assert sample.routes is not None
+        chosen = torch.from_numpy(sample.routes.astype(np.int64)).unflatten(1, (layers, k))[:, layer]
+        return logits, logits.gather(1, chosen).softmax(-1), chosen
+
+    for number, sample in enumerate(kept[1:], 1):
+        for layer, block in enumerate(reference._network.model.layers):
+            block.mlp.gate.forward = partial(told_to, layer, sample, block.mlp.gate)
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))
+        logp = reference._network(tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None])
+        logp = logp[sample.prompt_length - 1 :, 0]
+        np.testing.assert_allclose(found[number], logp.detach().numpy(), atol=1e-5)
+        (logp * torch.from_numpy(sample.mask)).sum().backward()
+
+    def loss(_: Sequence[int], arrays: PackedArrays, logits: torch.Tensor) -> Any:
+        logprobs, _ = engine._runner.token_logprobs(logits, arrays)
+        return (logprobs * torch.from_numpy(arrays.weight)).sum(), torch.ones((), dtype=torch.int), torch.zeros(())
+
+    for chunk in engine._runner.chunks:
+        chunk.zero_grad_buffer()
+    engine._runner.run(sharded(engine, kept[1:]), loss, token_weight=1.0, forward_only=False)
+    if subject.layout.get("distributed_optimizer"):
+        return  # no rank has all of them
+    ours, theirs = gradients(engine), gradients(reference)
+    assert all(theirs[name].abs().max() > 0 for name in theirs if name.endswith("mlp.gate.weight")), "routers learn"
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-5)
 
 
 def restart(subject: Subject) -> None:
@@ -295,10 +372,12 @@ CHECKS: Final[dict[str, Callable[[Subject], None]]] = {
     check.__name__: check
     for check in (
         losses,
+        examples,
         logits,
         logprobs,
         temperatures,
         gradients_of_one_update,
+        replayed_routes,
         restart,
         gradients_that_are_not_finite,
         what_is_published,

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.chat.models import tokenizer_of
+from tests.support.fakes.tiny_trainer import write_model
 from workers.cli.produce import app
 
 GOOD = '{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
@@ -43,3 +45,32 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / "absent.jsonl")])
     assert result.exit_code == 2
     assert "cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("demonstrations", '{"prompt": "6 * 7 =", "response": "42"}'),
+        ("preferences", '{"prompt": "6 * 7 =", "chosen": "42", "rejected": "41"}'),
+    ],
+)
+def test_examples_are_checked_by_line_too(written: Callable[[str], str], kind: str, line: str) -> None:
+    result = CliRunner().invoke(app, ["--dry-run", "--kind", kind, written(line + "\n" + GOOD)])
+    assert result.exit_code == 1
+    assert "tasks.jsonl:2" in result.stderr
+    assert f"1 {kind} are good, 1 lines are bad" in result.stderr
+
+
+def test_examples_are_written_as_tokens_of_the_model_where_there_is_one(
+    written: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model", vocabulary=600)
+    tokenizer_of("qwen3").save_pretrained(model)
+    monkeypatch.setenv("TRINITY_BUS_MESH__MODEL_PATH", str(model))
+    good = '{"messages": [{"role": "user", "content": "6 * 7"}], "response": "42"}\n'
+    file = written(good + good.replace("42", "42 " * 200))
+    result = CliRunner().invoke(app, ["--dry-run", "--kind", "demonstrations", file])
+    assert result.exit_code == 1
+    assert "tasks.jsonl:2: too_long:" in result.stderr
+    assert "the model has 128 positions" in result.stderr
+    assert "1 demonstrations are good, 1 lines are bad" in result.stderr

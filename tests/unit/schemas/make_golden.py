@@ -410,6 +410,31 @@ NEWER: dict[str, Record | ExperienceGroup] = {
             thinking_token_budget=16,
         ),
     ),
+    "demonstration.v1.messages.msgpack": Demonstration(
+        example_id="d-2",
+        messages=[
+            Message(role="user", content="What is 6 times 7?"),
+            Message(
+                role="assistant",
+                tool_calls=[ToolCall(id="call-1", function=FunctionCall(name="times", arguments="[6, 7]"))],
+            ),
+            Message(role="tool", content="42", tool_call_id="call-1"),
+            Message(role="assistant", content="42"),
+        ],
+        tools=[Tool(function=FunctionSchema(name="times"))],
+    ),
+    "step_begun.v1.examples.msgpack": StepBegun(
+        trainer="trainer-0",
+        incarnation="life-1",
+        run="0123456789abcdef",
+        model="default",
+        step=3,
+        batch_id="preferences-3",
+        sequence=3,
+        next_offset=0,
+        preferences=[Position(partition=0, offset=4)],
+        examples=9,
+    ),
     "event.rollout_finished.v1.runs.msgpack": RolloutFinished(
         explorer="explorer-0",
         incarnation="life-1",

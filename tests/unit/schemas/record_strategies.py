@@ -382,9 +382,16 @@ records = st.one_of(
         ),
         replayed=st.lists(step_groups, max_size=2),
         demonstrations=st.lists(positions, max_size=2),
+        preferences=st.lists(positions, max_size=2),
+        examples=counts,
         skipped=st.none() | text,
     ),
     st.builds(Demonstration, example_id=identifiers, prompt=said, response=said, weight=st.floats(0, 1e6)),
+    st.builds(
+        Demonstration,
+        example_id=identifiers,
+        messages=st.lists(st.builds(Message, role=st.just("assistant"), content=text), min_size=1, max_size=2),
+    ),
     st.builds(
         Preference,
         example_id=identifiers,

@@ -16,6 +16,8 @@ def line(**fields: Any) -> bytes:
 def test_examples_are_read_as_json_without_their_names() -> None:
     shown = decode(line(example_id="d-1", prompt="6 * 7", response="42"), Demonstration)
     assert (shown.response, shown.weight) == ("42", 1.0)
+    said = [{"role": "user", "content": "6 * 7"}, {"role": "assistant", "content": "42"}]
+    assert decode(line(example_id="d-2", messages=said), Demonstration).response is None
     preferred = decode(line(example_id="p-1", prompt="6 * 7", chosen="42", rejected="41", weight=2), Preference)
     assert (preferred.chosen, preferred.rejected, preferred.weight) == ("42", "41", 2)
 
@@ -24,7 +26,13 @@ def test_examples_are_read_as_json_without_their_names() -> None:
     ("cls", "fields", "detail"),
     [
         (Demonstration, {"response": "42"}, "exactly one of prompt and messages"),
-        (Demonstration, {"prompt": "?"}, "response is missing"),
+        (Demonstration, {"prompt": "?"}, "needs a response"),
+        (Demonstration, {"messages": [{"role": "user", "content": "?"}]}, "of which the last is an assistant's"),
+        (
+            Demonstration,
+            {"prompt": "?", "response": "42", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools are for messages",
+        ),
         (Demonstration, {"prompt": "?", "response": ""}, "response"),
         (Demonstration, {"prompt": "?", "response": "42", "weight": -1}, "weight"),
         (

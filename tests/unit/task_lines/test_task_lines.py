@@ -2,6 +2,7 @@
 
 import pytest
 
+from schemas import Demonstration, Task
 from workers.task_lines import BadLine, parse
 
 GOOD = b'{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
@@ -9,7 +10,7 @@ WITH_SCHEMA = b'{"schema": "task", "schema_version": 1, "task_id": "t2", "workfl
 
 
 def test_lines_become_tasks() -> None:
-    found = list(parse([GOOD, b"\n", b"  \n", WITH_SCHEMA]))
+    found = list(parse([GOOD, b"\n", b"  \n", WITH_SCHEMA], Task))
     assert [(item[0], item[1].task_id) for item in found if not isinstance(item, BadLine)] == [(1, "t1"), (4, "t2")]
     assert len(found) == 2
 
@@ -27,6 +28,18 @@ def test_lines_become_tasks() -> None:
     ],
 )
 def test_a_bad_line_is_told_by_its_number(line: bytes, reason: str) -> None:
-    (bad,) = [item for item in parse([GOOD, line, WITH_SCHEMA]) if isinstance(item, BadLine)]
+    (bad,) = [item for item in parse([GOOD, line, WITH_SCHEMA], Task) if isinstance(item, BadLine)]
     assert bad.number == 2
     assert reason in bad.reason
+
+
+def test_examples_without_an_id_get_that_of_their_line() -> None:
+    lines = [
+        b'{"prompt": "6 * 7", "response": "42"}',
+        b'{"example_id": "mine", "prompt": "6 * 7", "response": "42"}',
+        b'{"prompt": "6 * 7", "answer": "42"}',
+        b"nonsense",
+    ]
+    found = list(parse(lines, Demonstration, name="shown"))
+    assert [item[1].example_id for item in found if not isinstance(item, BadLine)] == ["shown:1", "mine"]
+    assert [item.number for item in found if isinstance(item, BadLine)] == [3, 4]

@@ -35,7 +35,7 @@ EXPERTS = {"experts": 8, "experts_per_token": 2}
 )
 def test_what_does_not_fit_is_refused(layout: dict[str, Any], also: dict[str, Any], message: str) -> None:
     with pytest.raises(ParallelError, match=message):
-        layout_rules.check(TrainerSettings(**layout), ModelShape(**DENSE | also))
+        layout_rules.check(TrainerSettings(**layout), ModelShape(**DENSE | also), "megatron")
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_what_does_not_fit_is_refused(layout: dict[str, Any], also: dict[str, An
     ],
 )
 def test_what_fits_passes(layout: dict[str, Any], also: dict[str, Any]) -> None:
-    layout_rules.check(TrainerSettings(**layout), ModelShape(**DENSE | also))
+    layout_rules.check(TrainerSettings(**layout), ModelShape(**DENSE | also), "megatron")

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ExperienceGroup
+from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import packing, rank_protocol
 from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.packing import TrainSample, pack
+from trinity_bus.training.packing import TrainSample, micro_batches, pack
 from trinity_bus.training.samples import TrainBatch, prepare
-from trinity_bus.training.step_plan import StepPlan, balanced, plan_step
+from trinity_bus.training.step_plan import StepPlan, balanced, mixed, plan_examples, plan_step
 
 sizes_of_items = st.lists(st.integers(1, 4000), max_size=60)
 
@@ -113,3 +114,34 @@ def assert_equal(left: TrainSample, right: TrainSample) -> None:
         compare(ours, theirs)
         assert theirs is None or ours.dtype == theirs.dtype
     assert (left.prompt_length, left.scale) == (right.prompt_length, right.scale)
+
+
+def test_a_preference_is_never_parted_and_every_example_is_dealt_once() -> None:
+    samples = preferences(7, weights=[1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 2.0])
+    plan = plan_examples(samples, TrainerSettings(mini_batches=2))
+    assert [{s.pair for s in update.samples} for update in plan.updates] == [{0, 1, 2}, {4, 5, 6}]
+    assert [update.divisor for update in plan.updates] == pytest.approx([3.0, 4.0])
+    shards = [plan.shard(rank, 2) for rank in range(2)]
+    for update, *parts in zip(plan.updates, *(shard.updates for shard in shards), strict=True):
+        pairs = [{s.pair for s in part.samples} for part in parts]
+        assert pairs[0].isdisjoint(pairs[1])
+        assert sorted(len(p) for p in pairs) == [1, 2]
+        assert sum(len(part.samples) for part in parts) == len(update.samples)
+    for indices in micro_batches(samples, 1):
+        assert len({samples[i].pair for i in indices}) == 1
+        assert len(indices) == 2
+
+
+def test_demonstrations_weigh_their_part_of_each_update() -> None:
+    batch = prepare([make_group(seed=i) for i in range(3)], version=0, advantage=GRPO(TrainerSettings()))
+    settings = TrainerSettings(mini_batches=2, mix_coef=0.25)
+    plan = plan_step(batch, settings, step=0)
+    both = mixed(plan, demonstrations(3, weights=[1.0, 3.0, 1.0]), settings)
+    for update, before in zip(both.updates, plan.updates, strict=True):
+        assert update.divisor == before.divisor
+        of = {drawn: [s for s in update.samples if s.drawn is drawn] for drawn in (True, False)}
+        weights = {drawn: sum(s.scale * s.trained_tokens for s in found) for drawn, found in of.items()}
+        assert weights[True] == pytest.approx(0.75 * before.weight)
+        assert weights[False] == pytest.approx(0.25 * before.divisor)
+        assert update.weight == pytest.approx(weights[True] + weights[False])
+    assert mixed(plan, [], settings) == plan

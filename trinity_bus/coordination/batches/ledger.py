@@ -99,6 +99,7 @@ class Ledger:
         self.done = Window("done", settings.dedup_window, dirty)
         self.closed = Window("closed", CLOSED_WINDOW, dirty)
         self._settings = settings
+        self._policy = policy
         self._codec = dirty.codec
         self.backlog = Backlog()
 
@@ -188,11 +189,19 @@ class Ledger:
         return records
 
     def oldest_needed(self) -> int | None:
-        """Return the oldest version that a batch needs which is handed out and not done.
+        """Return the oldest version that explorers are kept at, for a batch that is handed out and not done.
 
-        None where there is no such batch.
+        An evaluation is to be of one version, under any style; with ``fixed`` each batch counts. What asks for another
+        pool waits for no version. None where there is no such batch.
         """
-        return min((batch.min_version for batch in self.handed_out.values()), default=None)
+        if self._policy.style == "fixed":
+            return min((batch.min_version for batch in self.handed_out.values()), default=None)
+        evaluations = {b.batch_id: b.min_version for b in self.handed_out.values() if b.batch_type == "eval"}
+        if not evaluations:
+            return None
+        at_it = {task.batch_id for key in self.running if (task := self.tasks[key[0]]).kind[0] == pools.OWN}
+        at_it |= {b.batch_id for b in self.handed_out.values() if any(pool == pools.OWN for pool, _ in b.queued)}
+        return min((evaluations[batch_id] for batch_id in at_it & evaluations.keys()), default=None)
 
     def newest_drawn_for(self) -> int:
         """Return the newest version that an attempt needs which is running; 0 where none is."""

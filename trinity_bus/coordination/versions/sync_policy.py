@@ -15,6 +15,8 @@ style                step ``v`` is published when    batch ``k`` needs          
 ``fully_async``      ``v mod t = 0``                 ``k - 1 - s``               at once
 ===================  ==============================  ==========================  ======================================
 
+Under each style a version waits for the evaluations that are handed out: every token of an evaluation is of one.
+
 with ``n = max(0, floor((k - 1 - o) / e))``, the number of syncs before batch ``k``. A batch needs *at least* its
 version. The first version of a trainer's incarnation and that of its last step are published always. "At once" means
 beside generation: tokens drawn before are the old version's, tokens drawn after are the new one's, and each is stamped.
@@ -173,9 +175,9 @@ class SyncPolicy:
         Args:
             version: Its number.
             served: The version that explorers are told to serve.
-            oldest_needed: The oldest version that a batch needs which is handed out and not done; None without one.
+            oldest_needed: The oldest version that explorers are kept at; see ``Ledger.oldest_needed``.
         """
-        return self.style == "fixed" and oldest_needed is not None and oldest_needed <= min(served, version - 1)
+        return oldest_needed is not None and oldest_needed <= min(served, version - 1)
 
     def want(self, finalized: int, asked_after: int) -> VersionRequest | None:
         """Return what the explorers' side asks for now; None if it has asked, or never does.

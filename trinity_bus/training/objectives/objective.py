@@ -1,6 +1,7 @@
 """An objective: advantages, policy loss, correction, KL penalty and entropy bonus together.
 
-For each token, with ``w`` of the correction::
+What an example says and no policy drew costs what the loss says of examples, or ``sft`` where that learns from
+experiences, and neither KL penalty nor entropy bonus. For each other token, with ``w`` of the correction::
 
     loss = sum over tokens of weight * (w * policy loss + kl_coef * kl - entropy_coef * H)
 
@@ -19,6 +20,7 @@ from trinity_bus.training.objectives.advantages.advantage import Advantage, Toke
 from trinity_bus.training.objectives.corrections.correction import Correction, importance_weights
 from trinity_bus.training.objectives.kl import ESTIMATORS, k3
 from trinity_bus.training.objectives.losses.loss import PolicyLoss, Tokens
+from trinity_bus.training.objectives.losses.sft import SFT
 from trinity_bus.training.objectives.needs import Need
 
 METRICS: Final = (
@@ -61,6 +63,8 @@ class Objective:
             )
         self._level, self._kl = settings.correction_level, ESTIMATORS[settings.kl_estimator]
         self._kl_coef, self._entropy_coef = settings.kl_coef, settings.entropy_coef
+        self.learns_from = self._loss.learns_from
+        self._shown = SFT(settings)
         self.needs = self.advantage.needs | self._loss.needs | self._correction.needs
         if settings.kl_coef > 0:
             self.needs |= Need.REFERENCE_LOGPROBS
@@ -84,14 +88,19 @@ class Objective:
         importance = importance_weights(tokens, self._level)
         corrected = self._correction(importance, tokens)
         found = self._loss(tokens)
-        policy_loss = (found.losses * corrected.weights * weight).sum()
-        entropy = (tokens.entropy * weight).sum()
+        losses, own = found.losses, weight
+        if tokens.drawn is not None:
+            own = weight * tokens.drawn
+            if self.learns_from == "experiences":
+                losses = torch.where(tokens.drawn, losses, self._shown(tokens).losses)
+        policy_loss = (losses * corrected.weights * weight).sum()
+        entropy = (tokens.entropy * own).sum()
         loss = policy_loss
         if self._entropy_coef:
             loss = loss - self._entropy_coef * entropy
         kl = torch.zeros_like(loss)
         if tokens.ref_logprobs is not None:
-            kl = (self._kl(tokens.logprobs - tokens.ref_logprobs) * weight).sum()
+            kl = (self._kl(tokens.logprobs - tokens.ref_logprobs) * own).sum()
             if self._kl_in_loss:
                 loss = loss + self._kl_coef * kl
         with torch.no_grad():

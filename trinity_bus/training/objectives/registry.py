@@ -30,6 +30,8 @@ BUILT_IN: Final[dict[str, dict[str, str]]] = {
         "cispo": "losses.cispo:CISPO",
         "topr": "losses.topr:TOPR",
         "opmd": "losses.opmd:OPMD",
+        "sft": "losses.sft:SFT",
+        "dpo": "losses.dpo:DPO",
     },
     "correction": {
         "none": "corrections.uncorrected:Uncorrected",

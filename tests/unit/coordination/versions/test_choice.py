@@ -178,6 +178,25 @@ def test_an_evaluation_is_of_the_pinned_version() -> None:
     assert dispatched(harness.task("e1", batch_type="eval", batch_id="0/held-out", batch_size=1)) == ["0/held-out"]
 
 
+def test_a_version_waits_for_an_evaluation_that_has_begun_and_no_other_waits_for_it() -> None:
+    harness = Story()
+    harness.begin(1)
+    exam = {"batch_type": "eval", "batch_size": 1}
+    assert dispatched(harness.task("e1", batch_id="1/held-out", **exam)) == ["1/held-out"]
+    assert not announced_in(harness.trained(2)), "its tokens are of version 1"
+    harness.restart()
+    harness.beat(model_version=1)
+    assert not announced_in(harness.trained(3))
+    assert not dispatched(harness.task("e2", batch_id="3/held-out", **exam)), "it is of the newest version"
+    ended = harness.finished("e1", batch_id="1/held-out", batch_type="eval", experience=None)
+    (announced,) = announced_in(ended)
+    assert announced.version == 3
+    assert dispatched(harness.synced(3, announced.epoch)) == ["3/held-out"]
+    harness.finished("e2", batch_id="3/held-out", batch_type="eval", experience=None)
+    harness.task("e3", batch_id="3/judged", pool="judge", **exam)
+    assert [v.version for v in announced_in(harness.trained(4))] == [4], "nothing of it is drawn with version 3"
+
+
 def test_a_trainer_that_starts_anew_is_asked_for_the_pinned_version() -> None:
     harness = Story()
     harness.begin(5)

@@ -133,11 +133,10 @@ def test_a_batch_that_moves_down_never_needs_more(style: str, sequence: int) -> 
     assert policy.moved_down(sequence - 1, needed) >= policy.version_needed(sequence - 1)
 
 
-def test_only_fixed_holds_a_version_and_only_for_batches_that_are_handed_out() -> None:
+def test_a_version_is_held_for_batches_that_are_handed_out() -> None:
     assert fixed(2, 1).holds(2, served=0, oldest_needed=0)
     assert not fixed(2, 1).holds(2, served=0, oldest_needed=2)
     assert not fixed(2, 1).holds(2, served=0, oldest_needed=None)
-    assert not SyncPolicy().holds(2, served=0, oldest_needed=0)
 
 
 def test_a_version_is_not_held_for_a_batch_that_what_is_served_is_too_old_for() -> None:

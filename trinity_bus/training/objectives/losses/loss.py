@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import torch
 
@@ -40,11 +40,22 @@ class Tokens:
     """0 on what is not trained on."""
     bounds: torch.Tensor
     """[sequences + 1] int32: where each sequence begins; the last entry is the number of tokens."""
+    drawn: torch.Tensor | None = None
+    """bool, False where an example says the token and no policy drew it; None where all are drawn. What is not drawn
+    has the policy's own log-probabilities as old ones and those of the rollout."""
+    pairs: torch.Tensor | None = None
+    """[sequences] int32, the same for the two answers of a preference, the chosen one with an advantage of 1 and the
+    rejected one with -1; None where there are none."""
+
+    @property
+    def owners(self) -> torch.Tensor:
+        """[tokens] of which sequence each is."""
+        counts = self.bounds.diff().long()
+        return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
     def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return for each token the sum of values over the trained tokens of its sequence, [tokens]."""
-        count = len(self.bounds) - 1
-        owner = torch.repeat_interleave(torch.arange(count, device=values.device), self.bounds.diff().long())
+        count, owner = len(self.bounds) - 1, self.owners
         # Where nothing is trained values need not be numbers.
         trained = torch.where(self.weight != 0, values, 0.0)
         return values.new_zeros(count).index_add(0, owner, trained)[owner]
@@ -70,6 +81,8 @@ class PolicyLoss(ABC):
     """
 
     needs: ClassVar[Need] = Need.NOTHING
+    learns_from: ClassVar[Literal["experiences", "demonstrations", "preferences"]] = "experiences"
+    """What the samples are that it is given. A trainer whose loss learns from examples needs no explorer."""
     corrects: ClassVar[bool] = False
     """Whether it weighs tokens by itself by what another policy drew them with, so that no correction may do so too."""
     metrics: ClassVar[tuple[str, ...]] = ()
