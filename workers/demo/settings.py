@@ -3,14 +3,14 @@
 The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
 other settings but secrets, which stay in the environment, and explorers their names and cores.
 
-The figures of training were chosen by trying. What matters: 16 samples a task (with 8 it takes half as many steps again),
-8 updates a batch, a second moment of Adam that forgets fast (0.99), a little entropy, no haste, and
+The figures of training were chosen by trying. What matters: 16 samples a task (with 8 it takes half as many steps
+again), 8 updates a batch, a second moment of Adam that forgets fast (0.99), a little entropy, no haste, and
 
 * the loss divided by the tokens of the whole batch (``trainer.loss_normalizer``): divided by those of each update, a
-  digit that is hardly ever said takes twice as long to come back, or does not, since the few groups that teach anything
-  of it are in fewer updates, full of noise;
-* a learning rate that falls (``trainer.decay_steps``): at a constant one, runs went on losing up to 2 % of their answers
-  from one check to the next at a reward of 0.998, and took 40 to 60 steps to pass two checks in a row.
+  digit that is hardly ever said takes twice as long to come back, since the few groups that teach anything of it are in
+  fewer updates, full of noise;
+* a learning rate that falls (``trainer.decay_steps``): at a constant one, runs lost up to 2 % of their answers from one
+  check to the next at a reward of 0.998, and took 40 to 60 steps to pass two checks in a row.
 """
 
 import math
