@@ -6,9 +6,9 @@ other settings but secrets, which stay in the environment, and explorers their n
 The figures of training were chosen by trying. What matters: 16 samples a task (with 8 it takes half as many steps
 again), 8 updates a batch, a second moment of Adam that forgets fast (0.99), a little entropy, no haste, and
 
-* the loss divided by the tokens of the whole batch (``trainer.loss_normalizer``): divided by those of each update, a
-  digit that is hardly ever said takes twice as long to come back, since the few groups that teach anything of it are in
-  fewer updates, full of noise;
+* as many updates where most groups teach nothing any more (``trainer.loss_normalizer=batch``): AdamW's steps do not
+  hang on the size of gradients, so with fewer updates, as ``update`` makes them, a digit that is hardly ever said takes
+  twice as many steps to come back, whatever the loss is divided by; one run in ten did not get there;
 * a learning rate that falls (``trainer.decay_steps``): at a constant one, runs lost up to 2 % of their answers from one
   check to the next at a reward of 0.998, and took 40 to 60 steps to pass two checks in a row.
 """
