@@ -21,7 +21,7 @@ from benchmarks._report import Row, report
 from schemas import ExperienceGroup, Task
 from schemas.codec import encode
 from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
-from trinity_bus.bus.producer import MAX_BATCH_BYTES
+from trinity_bus.bus.producer_client import MAX_BATCH_BYTES
 
 SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
 ROUNDS = 7

@@ -77,6 +77,17 @@ class GroupBuffers(Struct, gc=False):
     teacher_logprobs: _Floats | UnsetType = UNSET
     routes: _Routes | UnsetType = UNSET
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether none of the optional columns is there."""
+        return (
+            self.turn_starts is UNSET
+            and self.turn_rewards is UNSET
+            and self.sampling is UNSET
+            and self.teacher_logprobs is UNSET
+            and self.routes is UNSET
+        )
+
 
 # Unpacked once: attribute look-ups would cost a tenth of the time of a decode.
 type _Row = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
@@ -91,7 +102,6 @@ def _row(column: Column, sizes: tuple[int, ...] = ()) -> _Row:
 _TABLE: tuple[_Row, ...] = tuple(map(_row, COLUMNS))
 _columns = attrgetter(*(column.name for column in COLUMNS))
 _optional_entries = attrgetter(*(column.name for column in OPTIONAL_COLUMNS))
-_NO_ENTRIES = (UNSET,) * len(OPTIONAL_COLUMNS)
 
 
 class _Name(Struct, gc=False):
@@ -146,7 +156,8 @@ def encode_group(group: ExperienceGroup) -> bytes:
     table: list[Any] = []
     parts: list[Any] = [_ARRAY_OF_TWO, b"", b"", b""]
     offset = 0
-    rows, columns = (_TABLE, _columns(group)) if group.is_plain else _with_optional(group)
+    plain = group.is_plain
+    rows, columns = (_TABLE, _columns(group)) if plain else _with_optional(group)
     for (name, dtype_name, dtype, tail, row_bytes), array in zip(rows, columns, strict=True):
         shape = array.shape
         if array.dtype != dtype or not shape or shape[1:] != tail:
@@ -162,10 +173,10 @@ def encode_group(group: ExperienceGroup) -> bytes:
         offset += nbytes + gap
     try:
         check_types(group)
-        check_group(group)
+        check_group(group, plain=plain)
     except DecodeError as error:
         raise EncodeError(error.detail) from error
-    header = _packed_header(group, table)
+    header = _packed_header(group, _buffers(group, table))
     unpadded = len(_ARRAY_OF_TWO) + len(header) + _BIN32_HEAD
     total = unpadded + -unpadded % _ALIGNMENT + offset
     if total > group.MAX_BYTES or len(header) > MAX_HEADER_BYTES:
@@ -202,7 +213,7 @@ def _with_optional(group: ExperienceGroup) -> tuple[list[_Row], list[NDArray[Any
     return rows, columns
 
 
-def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
+def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
     """Return the header map, whose last byte is the empty string of the padding."""
     header = GroupHeader(
         schema="experience",
@@ -215,7 +226,7 @@ def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
         model=group.model,
         explorer=group.explorer,
         incarnation=group.incarnation,
-        buffers=_buffers(group, table),
+        buffers=buffers,
         metrics=group.metrics,
         finish_reasons=group.finish_reasons,
     )
@@ -226,7 +237,7 @@ def _packed_header(group: ExperienceGroup, table: list[Any]) -> bytes:
 
 
 def _buffers(group: ExperienceGroup, table: list[Any]) -> GroupBuffers:
-    if group.is_plain:
+    if len(table) == len(_TABLE):
         return GroupBuffers(*table)
     optional = zip((column.name for column, _ in present(group)), table[len(_TABLE) :], strict=True)
     return GroupBuffers(*table[: len(_TABLE)], **dict(optional))
@@ -276,10 +287,10 @@ def decode_group(value: bytes) -> ExperienceGroup:
         metrics=metrics,
         finish_reasons=header.finish_reasons,
     )
-    optional = _optional_entries(buffers)
-    if optional != _NO_ENTRIES:
-        group = msgspec.structs.replace(group, **_cut_optional(octets, optional, size))
-    check_group(group)
+    plain = buffers.is_plain
+    if not plain:
+        group = msgspec.structs.replace(group, **_cut_optional(octets, _optional_entries(buffers), size))
+    check_group(group, plain=plain)
     return group
 
 

@@ -246,6 +246,17 @@ class Rollout:
     """[tokens, layers, k] or [tokens - 1, layers, k]: the experts that each MoE layer's router chose for each token;
     an engine never runs the last one. All of a group, or none."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says nothing for the optional columns."""
+        return (
+            self.turn_starts is None
+            and self.turn_rewards is None
+            and self.sampling is None
+            and self.teacher_logprobs is None
+            and self.routes is None
+        )
+
 
 def build_group(
     rollouts: Sequence[Rollout],
@@ -289,7 +300,7 @@ def build_group(
         try:
             prompt, response = tokens.add(one.prompt_token_ids), tokens.add(one.response_token_ids)
             drawn = logprobs.add(one.logprobs)
-            masked = masks.ones(response) if one.mask is None else masks.add(one.mask)
+            masked = masks.ones(response) if one.mask is None else masks.add(_octets(one.mask))
         except (TypeError, ValueError, OverflowError) as error:
             raise SchemaError(f"task {shown(task_id)}, sample {i}: {error}") from error
         if not response == drawn == masked:
@@ -303,7 +314,9 @@ def build_group(
         raise SchemaError(f"task {shown(task_id)}: some rollouts say of which run they are, others do not")
     optional = optional_columns.build(rollouts, prompt_lengths, lengths, task_id)
     unknown = [(0, version)] if version >= 0 else []
-    spans = [(i, start, drawn_by) for i, s in enumerate(rollouts) for start, drawn_by in s.versions or unknown]
+    spans = [
+        n for i, s in enumerate(rollouts) for start, drawn_by in s.versions or unknown for n in (i, start, drawn_by)
+    ]
     return ExperienceGroup(
         task_id=task_id,
         attempt=attempt,
@@ -322,8 +335,8 @@ def build_group(
         run_ids=np.array([run_id_base + i if s.run_id is None else s.run_id for i, s in enumerate(rollouts)], np.int32),
         versions=np.array(spans, np.int32).reshape(-1, 3),
         metrics=[
-            # What is no number is for nobody but the workflow.
-            {str(name): float(value) for name, value in s.metrics.items() if _is_number(value)}
+            # What is no number is for nobody but the workflow. Most are, and to ask for it by name is the cheapest.
+            {str(name): float(value) for name, value in s.metrics.items() if type(value) is float or _is_number(value)}
             for s in rollouts
         ],
         finish_reasons=[s.finish_reason for s in rollouts],
@@ -371,5 +384,9 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
 
 def _is_number(value: Any) -> bool:
     """Whether it is one number, be it in a tensor."""
-    # Most are, and to ask for it by name is the cheapest.
-    return type(value) is float or (isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0))
+    return isinstance(value, SupportsFloat) and not getattr(value, "ndim", 0)
+
+
+def _octets(mask: Sequence[bool] | Bool) -> Sequence[bool] | NDArray[Any]:
+    """Return a mask as numbers of one byte; an array of booleans is one already."""
+    return mask.view(np.uint8) if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else mask

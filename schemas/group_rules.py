@@ -17,8 +17,12 @@ _all_identifiers = re.compile(rf"(?:{_IDENTIFIER}\n){{{len(IDENTIFIERS)}}}").ful
 _one_identifier = re.compile(_IDENTIFIER).fullmatch
 
 
-def check_group(group: ExperienceGroup) -> None:
+def check_group(group: ExperienceGroup, *, plain: bool) -> None:
     """Pass ``group``, or say the first thing that is wrong with it.
+
+    Args:
+        group: Of the right types.
+        plain: Whether it has none of the optional columns.
 
     Raises:
         DecodeError: An identifier is none, or lengths contradict each other.
@@ -39,7 +43,7 @@ def check_group(group: ExperienceGroup) -> None:
         raise _broken("bad_buffer", f"prompt_lengths, rewards and run_ids have {counts} entries for {samples} samples")
     responses = _response_lengths(group)
     _check_versions(group, responses)
-    if not group.is_plain:
+    if not plain:
         check_optional(group, responses)
 
 
@@ -78,14 +82,12 @@ def _check_free_form(group: ExperienceGroup) -> None:
 
 def _response_lengths(group: ExperienceGroup) -> list[int]:
     responses = []
-    total = 0
     lengths = group.lengths.tolist()
     for length, prompt in zip(lengths, group.prompt_lengths.tolist(), strict=True):
-        response = length - prompt
-        if response < 0 or prompt < 0 or length < 1:
+        if not 0 <= prompt <= length > 0:
             raise _broken("bad_buffer", f"a sample has length {length} and prompt length {prompt}")
-        total += response
-        responses.append(response)
+        responses.append(length - prompt)
+    total = sum(responses)
     if sum(lengths) != len(group.tokens):
         raise _broken("bad_buffer", f"tokens has {len(group.tokens)} entries, the lengths add up to {sum(lengths)}")
     if total != len(group.logprobs) or (total + 7) // 8 != len(group.mask_bits):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from schemas.column import Column
 from schemas.errors import DecodeError, SchemaError, shown
+from schemas.sampling import Sampling
 from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 if TYPE_CHECKING:
@@ -144,11 +145,10 @@ def build(
     Raises:
         SchemaError: A vector is none, or has another length than it must have.
     """
-    given = [
-        column.name for column in OPTIONAL_COLUMNS if any(getattr(one, column.name) is not None for one in rollouts)
-    ]
-    if not given:
+    if all(one.is_plain for one in rollouts):
         return {}
+    names = (column.name for column in OPTIONAL_COLUMNS)
+    given = [name for name in names if any(getattr(one, name) is not None for one in rollouts)]
     building = _Building(rollouts, prompt_lengths, lengths)
     found = {}
     try:
@@ -188,18 +188,10 @@ class _Building:
         return column.array  # type: ignore[no-any-return]  # of VectorColumn
 
     def sampling(self) -> NDArray[Any]:
-        rows = []
-        for one in self._each():
-            how = one.sampling
-            if how is None or how.temperature is None:
-                rows.append((np.nan,) * 4)
-                continue
-            if how.altered_by:
-                rows.append((how.temperature, *(np.nan,) * 3))
-                continue
-            top_p = 1.0 if how.top_p is None else how.top_p
-            rows.append((how.temperature, top_p, max(how.top_k or 0, 0), how.min_p or 0.0))
-        return np.array(rows, np.float32)
+        # Most were drawn in one way.
+        ways = [one.sampling for one in self._rollouts]
+        rows = {key: _row_of(way) for key, way in {id(way): way for way in ways}.items()}
+        return np.array([rows[id(way)] for way in ways], np.float32)
 
     def teacher_logprobs(self) -> NDArray[Any]:
         column = VectorColumn(FLOAT32)
@@ -228,6 +220,15 @@ class _Building:
         added = column.add([float("nan")] * rows if values is None else values)
         if added != rows:
             raise ValueError(f"{added} entries for {rows} {what}")
+
+
+def _row_of(how: Sampling | None) -> tuple[float, ...]:
+    """Return how a sample was drawn, as ``sampling`` has it."""
+    if how is None or how.temperature is None:
+        return (np.nan,) * 4
+    if how.altered_by:
+        return (how.temperature, *(np.nan,) * 3)
+    return (how.temperature, 1.0 if how.top_p is None else how.top_p, max(how.top_k or 0, 0), how.min_p or 0.0)
 
 
 def check_optional(group: "ExperienceGroup", responses: list[int]) -> None:

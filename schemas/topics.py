@@ -18,9 +18,6 @@ Rights on a cluster are on whole topics. So a topic has the writers that may say
 others may say has a topic of its own.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 from schemas.batch import BatchRecord, BatchSkipped
 from schemas.command import (
     AbortBatch,
@@ -55,78 +52,17 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun
 from schemas.task import Task
 from schemas.taskset import TasksetPosition
+from schemas.topic import DAY_MS, MIB, ROOM, Topic
 from schemas.turn import Turn
 
-type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", "producer", "operator"]
-"""Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
-
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
-_MIB = 1 << 20
-ROOM = 64 << 10
-"""For the key, the headers and Kafka's framing of one record."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
-    """One topic: how it is created and what it carries."""
-
-    name: str
-    """Without the namespace."""
-    key: str
-    """What the record key is, in words."""
-    partitions: int
-    cleanup: Literal["delete", "compact"]
-    retention_ms: int = -1
-    """-1 keeps records for ever."""
-    retention_bytes: int = -1
-    """Per partition; -1 is no limit."""
-    keep_ms: int | None = None
-    """Where the coordinator deletes what is not needed any more: how long it keeps that all the same."""
-    max_message_bytes: int = _MIB + ROOM
-    min_compaction_lag_ms: int = 0
-    delete_retention_ms: int = _DAY_MS
-    segment_ms: int = 7 * _DAY_MS
-    segment_bytes: int = 1 << 30
-    description: str
-    records: tuple[type, ...]
-    """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
-    nobody says what is not theirs to say."""
-    any_partition: bool = False
-    """Whether any of its partitions will do for any record: nobody depends on the order of those of a key."""
-    sender: str | None = None
-    """The field of its records that names who wrote them, which is their key too; None where there is no such."""
-    writers: tuple[Role, ...]
-    readers: tuple[Role, ...]
-
-    def full_name(self, namespace: str) -> str:
-        """Return the name on the cluster: several meshes share one cluster under different namespaces."""
-        return f"{namespace}.{self.name}"
-
-    def config(self) -> dict[str, str]:
-        """Kafka's topic configuration."""
-        config = {
-            "cleanup.policy": self.cleanup,
-            "max.message.bytes": str(self.max_message_bytes),
-            "message.timestamp.type": "LogAppendTime",
-            "segment.bytes": str(self.segment_bytes),
-            "segment.ms": str(self.segment_ms),
-        }
-        if self.cleanup == "compact":
-            config["min.compaction.lag.ms"] = str(self.min_compaction_lag_ms)
-            config["delete.retention.ms"] = str(self.delete_retention_ms)
-        else:
-            config["retention.ms"] = str(self.retention_ms)
-            config["retention.bytes"] = str(self.retention_bytes)
-        return config
-
+_HOUR_MS = DAY_MS // 24
 
 TASKS = Topic(
     name="tasks",
     key="task id",
     partitions=8,
     cleanup="delete",
-    keep_ms=7 * _DAY_MS,
+    keep_ms=7 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=Task.MAX_BYTES + ROOM,
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
@@ -139,7 +75,7 @@ COMMANDS = Topic(
     key="batch id, or task id",
     partitions=1,
     cleanup="delete",
-    keep_ms=_DAY_MS,
+    keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="What producers ask of the coordinator: submit a batch, finalize or abort one of theirs, count "
     "experiences that they have made; msgpack or JSON. One partition, so that commands are carried out in the order of "
@@ -153,7 +89,7 @@ OPERATOR_COMMANDS = Topic(
     key="batch id, model name, or coordinator-state",
     partitions=1,
     cleanup="delete",
-    keep_ms=_DAY_MS,
+    keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="What only operators may ask: abort anybody's batch or cancel its tasks, skip a batch, say which "
     "version is served, roll back, end an upgrade; msgpack or JSON.",
@@ -177,7 +113,7 @@ ROLLOUTS = Topic(
     key="explorer name (its lane)",
     partitions=16,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    retention_ms=DAY_MS,
     max_message_bytes=Dispatch.MAX_BYTES + ROOM,
     description="Orders to one explorer: run this task now, stop it, or end because another has your name.",
     records=(Dispatch, Cancel, Superseded),
@@ -190,7 +126,7 @@ EXPERIENCES = Topic(
     partitions=8,
     any_partition=True,
     cleanup="delete",
-    keep_ms=7 * _DAY_MS,
+    keep_ms=7 * DAY_MS,
     retention_bytes=8 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
     description="The samples of one attempt at one task: token ids, logprobs, masks, rewards, versions.",
@@ -217,7 +153,7 @@ EXPLORER_EVENTS = Topic(
     key="explorer name",
     partitions=8,
     cleanup="delete",
-    keep_ms=_DAY_MS,
+    keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="What explorers say happened: heartbeats, rollouts finished, weights taken, states of runners.",
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
@@ -230,7 +166,7 @@ TRAINER_EVENTS = Topic(
     key="trainer name",
     partitions=1,
     cleanup="delete",
-    keep_ms=_DAY_MS,
+    keep_ms=DAY_MS,
     retention_bytes=1 << 30,
     description="What the trainer says happened: heartbeats, steps trained, versions that can be had, or cannot.",
     records=(TrainerHeartbeat, StepTrained, VersionRefused),
@@ -243,7 +179,7 @@ COORDINATOR_EVENTS = Topic(
     key="coordinator name, model name, or trainer name",
     partitions=1,
     cleanup="delete",
-    retention_ms=_DAY_MS,
+    retention_ms=DAY_MS,
     description="What the coordinator says: heartbeats with its figures, which version it wants of the trainer, and "
     "that a trainer is to end because another has its name.",
     records=(CoordinatorHeartbeat, VersionWanted, Superseded),
@@ -260,8 +196,8 @@ BATCHES = Topic(
     cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
-    segment_ms=_DAY_MS,
-    segment_bytes=64 * _MIB,
+    segment_ms=DAY_MS,
+    segment_bytes=64 * MIB,
     description="A batch after each transition; a finalized one names the experiences that count. Their order is the "
     "order of training, hence the one partition. Of those that have ended and are trained, the last ones are kept.",
     records=(BatchRecord, BatchSkipped),
@@ -275,8 +211,8 @@ STEPS = Topic(
     cleanup="compact",
     max_message_bytes=StepBegun.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
-    segment_ms=_DAY_MS,
-    segment_bytes=64 * _MIB,
+    segment_ms=DAY_MS,
+    segment_bytes=64 * MIB,
     description="What each step is about to train on, and what it leaves out and why, written before it begins: the "
     "last thousand of each trainer. A step that is taken again after a crash obeys it.",
     records=(StepBegun,),
@@ -313,7 +249,7 @@ RESULTS = Topic(
     partitions=8,
     any_partition=True,
     cleanup="delete",
-    retention_ms=7 * _DAY_MS,
+    retention_ms=7 * DAY_MS,
     description="The one accepted answer to each task, the moment it is accepted.",
     records=(TaskResult,),
     writers=("coordinator",),
@@ -325,8 +261,8 @@ MODEL_VERSIONS = Topic(
     partitions=1,
     cleanup="compact",
     min_compaction_lag_ms=_HOUR_MS,
-    segment_ms=_DAY_MS,
-    segment_bytes=16 * _MIB,
+    segment_ms=DAY_MS,
+    segment_bytes=16 * MIB,
     description="The version to be served, and who takes part in moving its weights.",
     records=(ModelVersion,),
     writers=("coordinator",),
@@ -337,8 +273,8 @@ TASKSETS = Topic(
     key="taskset name",
     partitions=1,
     cleanup="compact",
-    segment_ms=_DAY_MS,
-    segment_bytes=16 * _MIB,
+    segment_ms=DAY_MS,
+    segment_bytes=16 * MIB,
     description="How far each dataset has been turned into tasks.",
     records=(TasksetPosition,),
     writers=("taskset",),
@@ -349,8 +285,8 @@ VERSION_HISTORY = Topic(
     key="model name/version",
     partitions=1,
     cleanup="compact",
-    segment_ms=_DAY_MS,
-    segment_bytes=16 * _MIB,
+    segment_ms=DAY_MS,
+    segment_bytes=16 * MIB,
     description="The versions that were published, the last thousand of them: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),
@@ -361,7 +297,7 @@ DEAD_LETTERS = Topic(
     key="as it came",
     partitions=1,
     cleanup="delete",
-    retention_ms=30 * _DAY_MS,
+    retention_ms=30 * DAY_MS,
     retention_bytes=4 << 30,
     max_message_bytes=ExperienceGroup.MAX_BYTES + 2 * ROOM,
     description="Records that the coordinator could not take, byte for byte, with reason and origin in headers. Of "
@@ -397,15 +333,17 @@ TRAINER_DEAD_LETTERS = Topic(
     writers=("trainer",),
     readers=("operator",),
 )
+ALL_DEAD_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
+"""What could not be taken. A topic for each author, too."""
 COORDINATOR_STATE = Topic(
     name="coordinator-state",
     key="entity",
     partitions=1,
     cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
-    delete_retention_ms=7 * _DAY_MS,
+    delete_retention_ms=7 * DAY_MS,
     segment_ms=_HOUR_MS,
-    segment_bytes=64 * _MIB,
+    segment_bytes=64 * MIB,
     description="The coordinator's changelog, from which it rebuilds its state. Private: its records are no contract.",
     records=(),
     writers=("coordinator",),
@@ -429,9 +367,7 @@ TOPICS = (
     MODEL_VERSIONS,
     TASKSETS,
     VERSION_HISTORY,
-    DEAD_LETTERS,
-    EXPLORER_DEAD_LETTERS,
-    TRAINER_DEAD_LETTERS,
+    *ALL_DEAD_LETTERS,
     COORDINATOR_STATE,
 )
 """All of them, in the order of the way of the data."""

@@ -4,6 +4,7 @@ import struct
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -19,10 +20,10 @@ class VectorColumn:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | NDArray[Any]] = []
 
     def add(self, values: Any) -> int:
-        """Append a vector.
+        """Append a vector; an array of the column's type is copied when the buffer is made, and no sooner.
 
         Args:
             values: A sequence of numbers, or an array of one dimension.
@@ -39,10 +40,10 @@ class VectorColumn:
             except struct.error as error:
                 raise ValueError(str(error)) from error
             return len(values)
-        vector = np.asarray(values, self._dtype)
+        vector = np.asarray(values, self._dtype, "C")
         if vector.ndim != 1:
             raise ValueError(f"an array of shape {list(vector.shape)} where a vector is needed")
-        self._parts.append(vector.tobytes())
+        self._parts.append(vector)
         return len(vector)
 
     def ones(self, length: int) -> int:
@@ -58,4 +59,4 @@ class VectorColumn:
     @property
     def array(self) -> Any:
         """The same, as a NumPy array."""
-        return np.frombuffer(self.buffer, self._dtype)
+        return np.frombuffer(b"".join(self._parts), self._dtype)

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from schemas.topics import TOPICS, Topic
+from schemas.topic import Topic
+from schemas.topics import TOPICS
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "architecture.md"

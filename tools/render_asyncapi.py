@@ -25,21 +25,13 @@ from schemas.group_rules import IDENTIFIERS
 from schemas.optional_columns import OPTIONAL_COLUMNS
 from schemas.record import Record
 from schemas.task import Task
-from schemas.topics import (
-    COORDINATOR_STATE,
-    DEAD_LETTERS,
-    EXPLORER_DEAD_LETTERS,
-    TASKS,
-    TOPICS,
-    TRAINER_DEAD_LETTERS,
-    Topic,
-)
+from schemas.topic import Topic
+from schemas.topics import ALL_DEAD_LETTERS, COORDINATOR_STATE, DEAD_LETTERS, TASKS, TOPICS
 
 PATH = Path(__file__).parent.parent / "docs" / "asyncapi.yaml"
 CONTRACT_VERSION = "1.1.0"
 """Minor: something optional was added. Major: a record type has a new major version."""
 _BINDING = "0.5.0"
-_LETTERS = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
 _REF = "#/components/schemas/{}"
 _TOPIC_CONFIGURATION = ("retention.ms", "retention.bytes", "delete.retention.ms", "max.message.bytes")
 """What AsyncAPI's Kafka binding has names for, besides the clean-up policy."""
@@ -115,7 +107,7 @@ def _camel(name: str) -> str:
 
 
 def _message_names(topic: Topic) -> list[str]:
-    if topic in _LETTERS:
+    if topic in ALL_DEAD_LETTERS:
         return [_camel(DEAD_LETTERS.name)]
     if topic == COORDINATOR_STATE:
         return [_camel(topic.name)]

@@ -27,7 +27,8 @@ from schemas import (
 )
 from schemas.codec import RECORDS, DecodeError, decode
 from schemas.items import Item
-from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS, Topic
+from schemas.topic import Topic
+from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of

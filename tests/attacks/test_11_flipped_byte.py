@@ -35,7 +35,7 @@ def load(folder: Path) -> None:
 
 
 @given(data=st.data(), mask=st.integers(1, 255))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_flipped_byte_of_any_file_is_found(tmp_path: Path, data: st.DataObject, mask: int) -> None:
     directory = tmp_path / "checkpoints"
     if checkpoint.latest(directory) is None:

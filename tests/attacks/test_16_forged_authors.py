@@ -25,6 +25,7 @@ from schemas import (
     VersionWanted,
 )
 from schemas.codec import encode
+from schemas.topic import Role, Topic
 from schemas.topics import (
     BATCHES,
     COMMANDS,
@@ -37,8 +38,6 @@ from schemas.topics import (
     OPERATOR_COMMANDS,
     TOPICS,
     TRAINER_EVENTS,
-    Role,
-    Topic,
 )
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks

@@ -243,7 +243,7 @@ class Slots:
         self.free += 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     slots=st.integers(1, 30),
     producers=st.integers(2, 6),
@@ -266,7 +266,7 @@ def test_nothing_is_idle_and_all_come_to_hold_the_same(slots: int, producers: in
         assert max(held) - min(held) <= 1, "equal parts, once the first has given back what was more"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(slots=st.integers(1, 8), producers=st.integers(2, 8), seed=st.integers(0, 2**32))
 def test_nobody_who_holds_nothing_waits_for_more_than_one_turn_of_each(slots: int, producers: int, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - stories, not secrets
@@ -299,7 +299,7 @@ def test_turns_of_those_who_are_gone_are_forgotten() -> None:
 # -- room for batches that are not full ------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32))
 def test_who_takes_most_room_gives_it_up(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - stories, not secrets

@@ -87,7 +87,7 @@ def test_a_batch_that_nobody_can_give_up_is_full_when_its_bytes_are() -> None:
     assert ended[-1].state == "finalized"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_comes_no_more_than_four_budgets_are_held_and_reading_goes_on(seed: int) -> None:
     """Sizes, kinds and owners of tasks by chance; every restart agrees with the books before it."""

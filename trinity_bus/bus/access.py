@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import get_args
 
-from schemas.topics import TOPICS, Role
+from schemas.topic import Role
+from schemas.topics import TOPICS
 
 ROLES: tuple[Role, ...] = get_args(Role.__value__)
 ADMIN = "admin"

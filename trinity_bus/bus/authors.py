@@ -19,7 +19,8 @@ from typing import Any
 from schemas.codec import RECORDS, decode
 from schemas.errors import DecodeError
 from schemas.event import RunnersReport
-from schemas.topics import TOPICS, Topic
+from schemas.topic import Topic
+from schemas.topics import TOPICS
 
 FORGED_AUTHOR = "forged_author"
 FORGED_SENDER = "forged_sender"

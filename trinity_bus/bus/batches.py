@@ -38,25 +38,19 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import CorruptRecordException
 
 from trinity_bus.bus.codecs import BodyError, body_bound, record_limit, unpack
+from trinity_bus.bus.frames import HEADER, MAGIC_AT, Frames
 from trinity_bus.bus.internals import READ_COMMITTED, DefaultRecordBatch, calc_crc32c, unpack_with
+from trinity_bus.bus.record_parser import MAX_HEADERS, WALK_BYTES, BadHeaderError, Times, check_headers, parse, pieces
 
 log = logging.getLogger(__name__)
 
-MAX_HEADERS: Final = 128
-"""Of one record; the mesh's own have less than ten."""
 MAX_FAULTS: Final = 16
 HEAD_BYTES: Final = 1024
 """So much is kept of what cannot be read."""
 UNPACKED_BYTES: Final = 8 << 20
 
-_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_LENGTH: Final = struct.Struct(">i")
-_OVERHEAD: Final = 12
-"""Bytes of the offset and the length, in front of what the length counts."""
-_MAGIC_AT, _CRC_FROM, _ATTRIBUTES_LOW_AT = 16, 21, 22
+_CRC_FROM, _ATTRIBUTES_LOW_AT = 21, 22
 _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
-_WALK_BYTES: Final = 1 << 20
-"""Larger batches are looked through before they are parsed: a MiB of headers costs 60 MiB and a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,52 +74,6 @@ class Unreadable:
     sha256: str
     key: bytes | None = None
     """Of a single record, where that much can be read; cut like ``head``."""
-
-
-class Frames:
-    """The batches in the bytes of a fetch, as the client library looks at them."""
-
-    def __init__(self, data: bytes | None) -> None:
-        self._data = memoryview(data or b"")
-        self._at = 0
-
-    def size_in_bytes(self) -> int:
-        """Of the whole."""
-        return len(self._data)
-
-    def has_next(self) -> bool:
-        """Whether there is another batch. The last one may be cut off, and comes whole with the next fetch."""
-        left = len(self._data) - self._at
-        # Where not even the first is whole its length lies: a broker always sends one that is.
-        return left > 0 and (not self._at or left >= _OVERHEAD + max(self._length(), 0))
-
-    def next_frame(self) -> memoryview | None:
-        """Return the bytes of the next batch; ``None`` where its length is nonsense, and nothing can follow."""
-        data, begin = self._data, self._at
-        left, size = len(data) - begin, _OVERHEAD + self._length()
-        # Batches of old formats may be smaller than the header of today's, and are told apart by their magic.
-        if not _HEADER.size <= size <= left and not (_MAGIC_AT < size <= left and data[begin + _MAGIC_AT] < 2):
-            return None
-        self._at = end = begin + size
-        return data[begin:end]
-
-    def base_of_next(self) -> int | None:
-        """Return the first offset of the batch that follows, if it has come and looks like one."""
-        if len(self._data) - self._at < _HEADER.size or self._data[self._at + _MAGIC_AT] != 2:
-            return None
-        return int(struct.unpack_from(">q", self._data, self._at)[0])
-
-    def rest(self) -> memoryview:
-        """Return what has not been taken yet; it is now."""
-        rest = self._data[self._at :]
-        self._at = len(self._data)
-        return rest
-
-    def _length(self) -> int:
-        if len(self._data) - self._at < _OVERHEAD:
-            return 0
-        length: int = _LENGTH.unpack_from(self._data, self._at + 8)[0]
-        return length
 
 
 class FetchedRecords:
@@ -194,10 +142,10 @@ class FetchedRecords:
 
         ``None`` where none are wanted.
         """
-        header = _HEADER.unpack_from(frame) if frame[_MAGIC_AT] == 2 else None
+        header = HEADER.unpack_from(frame) if frame[MAGIC_AT] == 2 else None
         if header is None:
             (offset,) = struct.unpack_from(">q", frame)
-            detail = f"a batch of format {frame[_MAGIC_AT]}, where all are of format 2"
+            detail = f"a batch of format {frame[MAGIC_AT]}, where all are of format 2"
             return self._lost(self._last_of_broken(offset, 0, 1), "unknown_format", detail, frame)
         base, attributes, last_delta, producer, count = header[0], header[5], header[6], header[9], header[12]
         if calc_crc32c(frame[_CRC_FROM:]) != header[4]:
@@ -214,7 +162,7 @@ class FetchedRecords:
             self.next_fetch_offset = max(self.next_fetch_offset, last + 1)
             return None
         try:
-            body = unpack(attributes & _CODEC, frame[_HEADER.size :], self._bound)
+            body = unpack(attributes & _CODEC, frame[HEADER.size :], self._bound)
         except BodyError as error:
             return self._lost(last, error.reason, error.detail, frame)
         if attributes & _CODEC:
@@ -227,8 +175,8 @@ class FetchedRecords:
         topic, partition = self._tp
         expected, taken, limit = base, 0, self._limit
         try:
-            if len(body) > _WALK_BYTES:
-                _check_headers(body)
+            if len(body) > WALK_BYTES:
+                check_headers(body)
             for record in DefaultRecordBatch(_plain(frame, body)):
                 offset = record.offset
                 if not expected <= offset <= last:
@@ -276,18 +224,18 @@ class FetchedRecords:
             taken: How many records are done.
         """
         base, expected, last = offsets
-        header = _HEADER.unpack_from(frame)
-        times = _Times(header[7], header[8], is_append_time=bool(header[5] & _LOG_APPEND_TIME))
+        header = HEADER.unpack_from(frame)
+        times = Times(header[7], header[8], is_append_time=bool(header[5] & _LOG_APPEND_TIME))
         faults = 0
         try:
-            for piece in _pieces(body, header[12], taken):
+            for piece in pieces(body, header[12], taken):
                 _check_faults(faults)
                 _check_order(expected, expected, last)
                 try:
-                    item = _parse(self._tp, piece, base, times)
-                except (_BadHeaderError, CorruptRecordException) as error:
+                    item = parse(self._tp, piece, base, times)
+                except (BadHeaderError, CorruptRecordException) as error:
                     faults += 1
-                    reason = "bad_header" if isinstance(error, _BadHeaderError) else "corrupt"
+                    reason = "bad_header" if isinstance(error, BadHeaderError) else "corrupt"
                     if expected >= self.next_fetch_offset:
                         yield self._lost(expected, reason, _text(error), piece)
                     expected += 1
@@ -359,97 +307,14 @@ def install() -> None:
     unpack_with(Frames, FetchedRecords)
 
 
-class _BadHeaderError(Exception):
-    """A header of a record is not what it may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    first: int
-    max: int
-    is_append_time: bool
-
-
 def _plain(frame: memoryview, body: bytes | memoryview) -> bytes | memoryview:
     """Return the batch as if it had never been packed."""
     if not frame[_ATTRIBUTES_LOW_AT] & _CODEC:
         return frame
-    plain = bytearray(frame[: _HEADER.size])
+    plain = bytearray(frame[: HEADER.size])
     plain[_ATTRIBUTES_LOW_AT] &= ~_CODEC & 0xFF
     plain += body
     return memoryview(plain)
-
-
-def _pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[memoryview]:
-    """Return the bytes of each record.
-
-    Raises:
-        CorruptRecordException: There are more or fewer than the batch says.
-    """
-    view, at = memoryview(body), 0
-    for index in range(count):
-        length, begin = _varint(view, at)
-        at = begin + length
-        if length < 0 or at > len(view):
-            raise CorruptRecordException(f"record {index} of {count} has a length of {length}")
-        if index >= skip:
-            yield view[begin:at]
-    if at != len(view):
-        raise CorruptRecordException(f"{len(view) - at} bytes are left behind the last record")
-
-
-def _parse(tp: TopicPartition, piece: memoryview, base: int, times: _Times) -> ConsumerRecord:
-    """One record, from its attributes on.
-
-    Raises:
-        _BadHeaderError: The name of a header is no text, or there are too many.
-        CorruptRecordException: It is no record.
-    """
-    time_delta, at = _varint(piece, 1)
-    offset_delta, at = _varint(piece, at)
-    key, at = _bytes(piece, at)
-    value, at = _bytes(piece, at)
-    count, at = _varint(piece, at)
-    _check_count(count)
-    headers = []
-    for _ in range(count):
-        name, at = _bytes(piece, at)
-        data, at = _bytes(piece, at)
-        try:
-            headers.append(((name or b"").decode(), data))
-        except UnicodeDecodeError as error:
-            raise _BadHeaderError(f"a header's name is not text: {error}") from error
-    if at != len(piece):
-        raise CorruptRecordException(f"{len(piece) - at} bytes are left behind its last header")
-    time_ms = times.max if times.is_append_time else times.first + time_delta
-    sizes = (-1 if key is None else len(key), -1 if value is None else len(value))
-    return ConsumerRecord(
-        *tp, base + offset_delta, time_ms, int(times.is_append_time), key, value, None, *sizes, tuple(headers)
-    )
-
-
-def _check_headers(body: bytes | memoryview) -> None:
-    """Look only for how many headers records have: the library would make objects of all of them.
-
-    Raises:
-        _BadHeaderError: A large record has too many.
-        CorruptRecordException: It is no batch of records.
-    """
-    view, at = memoryview(body), 0
-    while at < len(view):
-        length, begin = _varint(view, at)
-        at = begin + length
-        if length < 0 or at > len(view):
-            raise CorruptRecordException(f"a record has a length of {length}")
-        if length > _WALK_BYTES:
-            piece = view[begin:at]
-            inner = 1
-            for _ in range(2):
-                _, inner = _varint(piece, inner)
-            for _ in range(2):
-                size, inner = _varint(piece, inner)
-                inner += max(size, 0)
-            _check_count(_varint(piece, inner)[0])
 
 
 def _check_order(offset: int, expected: int, last: int) -> None:
@@ -460,34 +325,6 @@ def _check_order(offset: int, expected: int, last: int) -> None:
 def _check_faults(faults: int) -> None:
     if faults >= MAX_FAULTS:
         raise CorruptRecordException(f"more than {MAX_FAULTS} records that cannot be read")
-
-
-def _check_count(headers: int) -> None:
-    if not 0 <= headers <= MAX_HEADERS:
-        raise _BadHeaderError(f"a record with {headers} headers, the limit is {MAX_HEADERS}")
-
-
-def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
-    size, at = _varint(data, at)
-    if size < 0:
-        return None, at
-    if size > len(data) - at:
-        raise CorruptRecordException(f"{size} bytes, where {len(data) - at} are left")
-    return bytes(data[at : at + size]), at + size
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of Kafka's varying length, and where it ends."""
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise CorruptRecordException("a number has no end")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
 
 
 def _text(error: Exception) -> str:

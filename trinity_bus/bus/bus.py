@@ -11,7 +11,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from schemas.event import Position
-from schemas.topics import TOPICS, Topic
+from schemas.topic import Topic
+from schemas.topics import TOPICS
 from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.cluster import ClusterObserver
 from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors

@@ -14,7 +14,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.certificates import file_expiries, shown_expiry
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.internals import ask

@@ -11,7 +11,7 @@ never larger than what a topic takes.
 import hashlib
 from typing import Any
 
-from schemas.topics import ROOM
+from schemas.topic import ROOM
 from trinity_bus.bus.batches import HEAD_BYTES
 from trinity_bus.bus.headers import (
     DLQ_DETAIL,

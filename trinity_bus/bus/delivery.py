@@ -7,7 +7,7 @@ from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
 from schemas.event import Position
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.connection import translated
 from trinity_bus.bus.spans import end_send_span
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError

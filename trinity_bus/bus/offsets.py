@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.connection import translated
 from trinity_bus.errors import BusError
 

@@ -20,7 +20,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from schemas.event import Position
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.delivery import Delivery
 from trinity_bus.bus.internals import BatchBuilder

@@ -18,7 +18,7 @@ from typing import Any, Self
 from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.event import Position
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+from aiokafka.errors import KafkaTimeoutError
 from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
@@ -34,28 +34,23 @@ from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.record import Record
-from schemas.topics import DEAD_LETTERS, TOPICS, Topic
-from trinity_bus.bus.connection import client_options, kafka_errors, translated
+from schemas.topic import Topic
+from schemas.topics import DEAD_LETTERS
+from trinity_bus.bus.connection import kafka_errors, translated
 from trinity_bus.bus.dead_letters import dead_letter
 from trinity_bus.bus.delivery import Delivery, check
-from trinity_bus.bus.internals import close_sender, fail_all, oldest_of, unsent_batches
 from trinity_bus.bus.metadata import partitions_known
+from trinity_bus.bus.outages import LEAVE_S, give_up, limit_outages
 from trinity_bus.bus.outgoing import Outgoing
 from trinity_bus.bus.partitioning import partition_of
+from trinity_bus.bus.producer_client import started_client
 from trinity_bus.bus.received import SLICE_S, Received
-from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
+from trinity_bus.bus.shutdown import bounded_shutdown
 from trinity_bus.bus.spans import start_send_span
 from trinity_bus.bus.sticky_partitions import StickyPartitions
-from trinity_bus.bus.transactions import (
-    CANCELLED_S,
-    abort,
-    commit,
-    fatal_error,
-    make_fatal,
-    slowness_told,
-)
+from trinity_bus.bus.transactions import CANCELLED_S, abort, commit, fatal_error, slowness_told
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BrokerUnreachableError, BusError, ProducerFencedError, SendError
+from trinity_bus.errors import BusError, ProducerFencedError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
 from trinity_bus.telemetry.context import parent_context
@@ -64,15 +59,6 @@ from trinity_bus.telemetry.context import traceparent as current_traceparent
 log = logging.getLogger(__name__)
 
 _MSGPACK = MSGPACK.encode()
-MAX_BATCH_BYTES = 768 << 10
-"""Records of one partition are collected up to this size; below every topic's limit, which is on whole batches."""
-LINGER_MS = 2
-MAX_TRANSACTION_S = 900.0
-"""Brokers grant no transaction more, unless they are told to."""
-_WATCH_S = 1.0
-"""How often it is looked at what waits to be durable."""
-_LEAVE_S = 2.0
-"""How long a transactional producer may take to disconnect: nothing is pending that counts."""
 
 
 class Producer:
@@ -99,40 +85,9 @@ class Producer:
         Raises:
             BusError: The broker cannot be reached, gives no producer id within ``kafka.outage_s``, or refuses.
         """
-        client = AIOKafkaProducer(
-            **client_options(self._settings, self._client_id),
-            enable_idempotence=True,
-            acks="all",
-            max_batch_size=MAX_BATCH_BYTES,
-            max_request_size=max(topic.max_message_bytes for topic in TOPICS),
-            # A commit closes open batches only after they have lingered.
-            linger_ms=LINGER_MS if self.transactional_id is None else 0,
-            compression_type=None if self._settings.compression == "none" else self._settings.compression,
-            transactional_id=self.transactional_id,
-            # The broker aborts a transaction that is open for longer: its writer has died.
-            **(
-                {}
-                if self.transactional_id is None
-                else {"transaction_timeout_ms": round(1000 * min(self._outage_s, MAX_TRANSACTION_S))}
-            ),
-        )
-        doing = f"start producer {self.transactional_id or self._client_id}"
-        try:
-            with kafka_errors(doing):
-                # The client would ask for a transaction coordinator and for a producer id forever. A broker that makes
-                # its first log of transactions, or loads it, has neither for a while.
-                async with asyncio.timeout(self._outage_s):
-                    await client.start()
-        except BaseException as error:
-            async with bounded_shutdown(client.client):
-                await to_the_end(client.stop())
-            if isinstance(error, TimeoutError):
-                raise BrokerUnreachableError(
-                    f"{doing}: no producer id in {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
-                ) from None
-            raise
+        client = await started_client(self._settings, self._client_id, self.transactional_id)
         self._running = client
-        self._watch = asyncio.create_task(self._limit_outages(client))
+        self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._outage_s))
 
     async def stop(self) -> None:
         """Make durable what was sent, then disconnect. What is not committed is not waited for.
@@ -148,12 +103,12 @@ class Producer:
         transactional = self.transactional_id is not None
         try:
             async with (
-                asyncio.timeout(_LEAVE_S if transactional else self._settings.request_timeout_s),
+                asyncio.timeout(LEAVE_S if transactional else self._settings.request_timeout_s),
                 bounded_shutdown(client.client),
             ):
                 await client.stop()
         except (TimeoutError, asyncio.CancelledError) as error:
-            await self._give_up(client, KafkaTimeoutError("the producer was closed"))
+            await give_up(client, KafkaTimeoutError("the producer was closed"))
             if isinstance(error, asyncio.CancelledError):
                 raise
             if not transactional:
@@ -410,33 +365,6 @@ class Producer:
                     log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
                 else:
                     return sending
-
-    async def _limit_outages(self, client: AIOKafkaProducer) -> None:
-        """Give up once the same batch has waited for too long.
-
-        Counted in rounds, not by a clock: a process that was stopped has not waited.
-        """
-        rounds, oldest = 0, None
-        while rounds * _WATCH_S < self._outage_s:
-            await asyncio.sleep(_WATCH_S)
-            before, oldest = oldest, oldest_of(unsent_batches(client))
-            rounds = rounds + 1 if oldest is not None and oldest is before else 0
-        log.error("producer %s: a record is not durable after %g s; it gives up", self._client_id, self._outage_s)
-        error = f"not durable after {self._outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"
-        await self._give_up(client, KafkaConnectionError(error))
-
-    async def _give_up(self, client: AIOKafkaProducer, error: KafkaError) -> None:
-        """Fail what is not durable and disconnect: an idempotent client by itself tries for ever."""
-        try:
-            # The client cannot be stopped while it looks for its coordinator, unless it is told twice.
-            async with asyncio.timeout(_LEAVE_S):
-                await close_sender(client)
-        except TimeoutError:
-            log.debug("producer %s was looking for its coordinator", self._client_id)
-        fail_all(client, error)
-        make_fatal(client, error)
-        async with bounded_shutdown(client.client):
-            await client.client.close()
 
     @property
     def _outage_s(self) -> float:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.authors import decode_own
 from trinity_bus.bus.batches import Unreadable
 from trinity_bus.bus.headers import Headers, header

@@ -13,7 +13,8 @@ from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.record import Record
 from schemas.task import Task
-from schemas.topics import EXPERIENCES, TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import EXPERIENCES, TASKS
 from trinity_bus.telemetry import conventions as names
 
 _TRACED = frozenset({TASKS.name, EXPERIENCES.name})

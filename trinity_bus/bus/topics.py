@@ -23,7 +23,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import UnknownTopicOrPartitionError, for_code
 
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus.connection import kafka_errors
 from trinity_bus.bus.consumers import CREATION_S
 from trinity_bus.config import KafkaSettings, env_name

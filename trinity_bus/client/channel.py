@@ -47,7 +47,8 @@ from schemas import (
     SkipBatch,
     SubmitBatch,
 )
-from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES, Topic
+from schemas.topic import Topic
+from schemas.topics import COMMANDS, COORDINATOR_STATE, OPERATOR_COMMANDS, REPLIES
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
 from trinity_bus.client.experiences import Published
 from trinity_bus.client.ids import producer_name

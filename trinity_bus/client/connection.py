@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from schemas.topics import COMMANDS, REPLIES, TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import COMMANDS, REPLIES, TASKS
 from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client.channel import CommandChannel

@@ -32,7 +32,8 @@ from typing import Any, Self
 
 from schemas import CommandReply, Task
 from schemas.record import BatchType, Metrics
-from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS, ROOM
+from schemas.topic import ROOM
+from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connection
 from trinity_bus.client.errors import raise_refusal

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from schemas import Position, Task
-from schemas.topics import TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import TASKS
 from trinity_bus.bus import Producer, partition_of
 
 IN_FLIGHT: Final = 1000

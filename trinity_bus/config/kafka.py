@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import SecretStr, model_validator
 
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.config.mesh import Namespace, of_mesh
 from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import Count, ExistingFile, Seconds, Servers

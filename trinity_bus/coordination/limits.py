@@ -21,7 +21,7 @@ from schemas import BatchRecord
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.record import Metrics
 from schemas.task import MAX_REPEAT_TIMES
-from schemas.topics import ROOM
+from schemas.topic import ROOM
 
 MAX_ERROR_BYTES = 500
 MAX_METRICS = 1024

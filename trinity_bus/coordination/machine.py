@@ -7,7 +7,7 @@ r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, 
             v               v                 v                            v
         +-------------------------------------------------------------------------+
         |  Ledger: tasks, batches     Fleet: explorers      WeightSync: versions  |
-        |     \__________ Dispatcher, Endings, BatchCommands ____________/        |
+        |     \______ Dispatcher, Answers, Endings, BatchCommands _______/        |
         +-------------------------------------------------------------------------+
            |          |          |          |           |              |            |
         rollouts   batches    results    replies  model-versions  dead-letters  changelog
@@ -50,10 +50,8 @@ from schemas import (
     UnservedPool,
 )
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.batches import results
-from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.answers import Answers
 from trinity_bus.coordination.batches.endings import Endings
-from trinity_bus.coordination.batches.parts import CUT_LEVEL, PIECES_LEVEL, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.clock import SteadyClock
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
@@ -78,7 +76,6 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.pools import Kind, kind_of
 from trinity_bus.coordination.requests.batch_commands import BatchCommands
 from trinity_bus.coordination.requests.contributions import Contributions
@@ -136,11 +133,12 @@ class CoordinatorMachine:
         self._timeouts = AttemptTimeouts(settings, self.ledger.counters)
         self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
         self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
+        self._store = StateStore(self._dirty)
+        self._answers = Answers(context, self.state, self._store, self._endings)
         self._requests = BatchCommands(context, self.state, self._endings)
         self._contributions = Contributions(context, self.state, self._policy, self._endings)
         self._choice = VersionChoice(context, self.state)
         self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.hand_out_again)
-        self._store = StateStore(self._dirty)
         self._judged: tuple[int, int] | None = None
         """What was known, and how often something was queued, when unknown workflows were last looked for."""
 
@@ -264,7 +262,7 @@ class CoordinatorMachine:
             case ExplorerLeft():
                 self._left(event)
             case RolloutFinished():
-                self._finished(event, traceparent)
+                self._answers.handle(event, traceparent)
             case _:
                 self._versions.handle(event, traceparent)
 
@@ -291,50 +289,6 @@ class CoordinatorMachine:
         self._lose(explorer, f"the explorer left: {event.reason}", cancel=False)
         self.fleet.depart(explorer, for_good=True)
         self._out.observe(Fact.EXPLORER_LEFT, event.explorer, event.reason)
-
-    def _finished(self, event: RolloutFinished, traceparent: str | None) -> None:
-        attempt = self.ledger.running.get((event.task_id, event.attempt))
-        if attempt is None or (attempt.explorer, attempt.incarnation) != (event.explorer, event.incarnation):
-            detail = f"attempt {event.attempt} of {event.explorer} does not count"
-            self._out.observe(Fact.LATE_RESULT, event.task_id, detail)
-            return
-        task = self.ledger.tasks[event.task_id]
-        batch = self.ledger.batches[task.batch_id]
-        done = self._runs_to_keep(event, batch, task, task.parts[attempt.part])
-        problem = results.problem(
-            event,
-            batch.batch_type,
-            -1 if self.fleet.is_fixed(attempt.explorer) else batch.min_version,
-            accept_partial=self._settings.return_partial_tasks or bool(done),
-            max_pieces=self._pieces_allowed(batch, task),
-        )
-        if problem is not None:
-            self._endings.failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
-        elif done:
-            self._endings.kept(attempt, event, done, traceparent)
-        else:
-            self._endings.answered(attempt, event, traceparent)
-
-    def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
-        """Return the runs of an attempt that are kept while its others are tried again; none where that cannot be.
-
-        Not beside another attempt at the part, which does all of its runs, nor where the answers would be in more
-        records than a task of its batch may have.
-        """
-        if event.status != "partial" or self._settings.return_partial_tasks or self.level < CUT_LEVEL:
-            return []
-        done = results.runs_done(event, part)
-        missing = set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done)
-        records = max(1, len(event.pieces)) + task.parts_left - 1 + len(stretches(sorted(missing)))
-        fits = records <= records_left(batch.expected, self._settings.max_batch_parts, task.records)
-        return done if fits and len(part.running) == 1 else []
-
-    def _pieces_allowed(self, batch: Batch, task: OpenTask) -> int:
-        """How many records the experiences of one attempt may be in."""
-        if len(task.parts) > 1 and self.level < PIECES_LEVEL:
-            return 1
-        left = records_left(batch.expected, self._settings.max_batch_parts, task.records)
-        return max(1, left // task.parts_left)
 
     def _time_passed(self) -> None:
         now = self._clock.now

@@ -30,10 +30,24 @@ it does not end when it should            SIGKILL
 The explorer's time is an argument of every method that needs it, in seconds of any steady clock.
 """
 
+import math
 import signal
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.runners.pool_effects import (
+    CancelJob,
+    CloseRunner,
+    FailJob,
+    GiveUp,
+    KillRunner,
+    PingRunner,
+    PoolEffect,
+    StartJob,
+    StartRunner,
+)
 
 QUARANTINE = 16
 """Suspects that run at once, each alone in a process; the others wait."""
@@ -57,68 +71,20 @@ class PoolLimits:
     max_rss_mib: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StartRunner:
-    """Start a runner."""
-
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartJob:
-    """Give a job to a runner, which may not have said anything yet."""
-
-    serial: int
-    job: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelJob:
-    """Have a runner cancel a job."""
-
-    serial: int
-    job: int
-
-
-@dataclass(frozen=True, slots=True)
-class PingRunner:
-    """Ask a runner whether it is there."""
-
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRunner:
-    """Have a runner end; it has nothing to do."""
-
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class KillRunner:
-    """Send a runner a signal that ends it."""
-
-    serial: int
-    number: signal.Signals
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailJob:
-    """A job is to blame for the death of its runner."""
-
-    job: int
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """No runner comes up."""
-
-    why: str
-
-
-type PoolEffect = StartRunner | StartJob | CancelJob | PingRunner | CloseRunner | KillRunner | FailJob | GiveUp
+def limits_of(settings: ExplorerSettings) -> tuple[PoolLimits, float]:
+    """Return the pool's limits, and how often it is to look, in seconds."""
+    tick_s = min(1.0, settings.runner_stuck_s / 5, settings.cancel_grace_s / 2)
+    return (
+        PoolLimits(
+            runners=settings.runners,
+            slots=settings.slots,
+            stuck_pings=math.ceil(settings.runner_stuck_s / tick_s),
+            cancel_grace_s=settings.cancel_grace_s,
+            max_attempts=settings.runner_max_attempts,
+            max_rss_mib=settings.runner_max_rss_mib,
+        ),
+        tick_s,
+    )
 
 
 @dataclass(slots=True)

@@ -21,15 +21,10 @@ the caller is cancelled       it is told so at once; the workflow has ``cancel_g
 import asyncio
 import itertools
 import logging
-import math
-import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 from pydantic import ValidationError
 
@@ -38,13 +33,13 @@ from schemas.event import RunnerState
 from schemas.vectors import INT32
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
-from trinity_bus.runners import messages, pool, request_rules
+from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.control import RunnerExited, RunnerForked
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.errors import RunnerDiedError, RunnersError, WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runners.frame_writer import FrameWriter
+from trinity_bus.runners.link import Link, rss_mib
 from trinity_bus.runners.messages import (
     CancelRun,
     Completions,
@@ -55,26 +50,33 @@ from trinity_bus.runners.messages import (
     Run,
     RunDone,
     RunFailed,
-    ToRunner,
     TurnKept,
 )
-from trinity_bus.runners.pool import Pool
+from trinity_bus.runners.pool import Pool, limits_of
+from trinity_bus.runners.pool_effects import (
+    CancelJob,
+    CloseRunner,
+    FailJob,
+    GiveUp,
+    KillRunner,
+    PingRunner,
+    PoolEffect,
+    StartJob,
+    StartRunner,
+)
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 from trinity_bus.runners.request_rules import (
     DropRequest,
     JobEnded,
     RefuseRequest,
-    RequestRules,
     RunnerAnswered,
     ServeRequest,
 )
-from trinity_bus.runtime.frames import FrameReader, ProtocolError
+from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
 _log = logging.getLogger(__name__)
 
-_MIB = 1 << 20
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _HUNG_UP_S = 1.0
 """After so long, a runner that has closed its socket and is not dead is killed."""
 _POLITE_S = 1.0
@@ -106,22 +108,6 @@ class _Pending:
     at_once: bool = False
 
 
-def limits_of(settings: ExplorerSettings) -> tuple[pool.PoolLimits, float]:
-    """Return the pool's limits, and how often it is to look, in seconds."""
-    tick_s = min(1.0, settings.runner_stuck_s / 5, settings.cancel_grace_s / 2)
-    return (
-        pool.PoolLimits(
-            runners=settings.runners,
-            slots=settings.slots,
-            stuck_pings=math.ceil(settings.runner_stuck_s / tick_s),
-            cancel_grace_s=settings.cancel_grace_s,
-            max_attempts=settings.runner_max_attempts,
-            max_rss_mib=settings.runner_max_rss_mib,
-        ),
-        tick_s,
-    )
-
-
 class Runners:
     """Runs attempts in processes of their own.
 
@@ -137,7 +123,7 @@ class Runners:
         self._name = settings.name
         limits, self._tick_s = limits_of(settings)
         self._pool = Pool(limits)
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self._pids: dict[int, int] = {}
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
@@ -162,7 +148,7 @@ class Runners:
         """Look after them until cancelled."""
         while True:
             await asyncio.sleep(self._tick_s)
-            self._do(self._pool.tick(time.monotonic(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
+            self._do(self._pool.tick(time.monotonic(), {serial: rss_mib(pid) for serial, pid in self._pids.items()}))
 
     async def roll_out(
         self, order: Dispatch, raw: bytes, traceparent: str | None, *, keep: Keep, turns: Sequence[bytes] = ()
@@ -240,28 +226,28 @@ class Runners:
 
     # Effects of the pool.
 
-    def _do(self, effects: Iterable[pool.PoolEffect]) -> None:
+    def _do(self, effects: Iterable[PoolEffect]) -> None:
         # What is decided after the end concerns runners that are gone.
         for effect in () if self._closed else effects:
             match effect:
-                case pool.StartRunner(serial):
-                    self._links[serial] = _Link(self, serial, self._fork_server.fork(serial))
-                case pool.StartJob(serial, job):
+                case StartRunner(serial):
+                    self._links[serial] = Link(self, serial, self._fork_server.fork(serial))
+                case StartJob(serial, job):
                     self._begin(serial, job)
-                case pool.CancelJob(serial, job):
+                case CancelJob(serial, job):
                     link = self._links[serial]
                     self._drop(serial, link.talk.cancel(job))
                     link.send(CancelRun(job))
-                case pool.PingRunner(serial):
+                case PingRunner(serial):
                     self._links[serial].send(Ping())
-                case pool.CloseRunner(serial):
+                case CloseRunner(serial):
                     self._links[serial].dismiss()
-                case pool.KillRunner(serial, number, why):
+                case KillRunner(serial, number, why):
                     _log.warning("runner %s/%d is stopped: %s", self._name, serial, why)
                     self._fork_server.signal(serial, number)
-                case pool.FailJob(job, how):
+                case FailJob(job, how):
                     self._answer(job, RunnerDiedError(f"its runner {how}"))
-                case pool.GiveUp(why):
+                case GiveUp(why):
                     self._die(RunnersError(why))
 
     def _begin(self, serial: int, job: int) -> None:
@@ -305,7 +291,7 @@ class Runners:
                 self._changed.set()
                 self._die(message)
 
-    def _on_exit(self, link: "_Link", how: str) -> None:
+    def _on_exit(self, link: Link, how: str) -> None:
         _log.info("runner %s/%d %s", self._name, link.serial, how)
         if not link.dismissed:
             RUNNER_DEATHS.add(1)
@@ -317,7 +303,7 @@ class Runners:
 
     # What runners say.
 
-    def hear(self, link: "_Link", body: bytes) -> None:
+    def hear(self, link: Link, body: bytes) -> None:
         """Note that a frame has come from a runner.
 
         Raises:
@@ -341,12 +327,12 @@ class Runners:
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)
 
-    def broken(self, link: "_Link", why: str) -> None:
+    def broken(self, link: Link, why: str) -> None:
         """Note that a runner has said what it must not say, or has hung up."""
         if self._links.get(link.serial) is link:
             self._do(self._pool.broken(link.serial, why, time.monotonic()))
 
-    def hung_up(self, link: "_Link") -> None:
+    def hung_up(self, link: Link) -> None:
         """Note that a runner's end of the socket is closed.
 
         Most likely it is dead, and the fork server is about to say so.
@@ -362,7 +348,7 @@ class Runners:
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, time.monotonic()))
 
-    async def _serve(self, link: "_Link", asked: Generate | KeepTurn) -> None:
+    async def _serve(self, link: Link, asked: Generate | KeepTurn) -> None:
         request = (asked.job, asked.request)
         answer: Completions | EngineFailed | TurnKept
         try:
@@ -403,65 +389,3 @@ class Runners:
             task = self._requests.get((serial, job, number))
             if task is not None:
                 task.cancel()
-
-
-class _Link(asyncio.Protocol):
-    """The socket to one runner. What is written before it is connected is kept."""
-
-    def __init__(self, owner: Runners, serial: int, sock: socket.socket) -> None:
-        self.serial = serial
-        self.talk = RequestRules()
-        self._owner = owner
-        self._frames = FrameReader(messages.TO_EXPLORER.limit)
-        self._writer = FrameWriter(messages.TO_RUNNER)
-        self._closed = False
-        self.dismissed = False
-        self._transport: asyncio.WriteTransport | None = None
-        loop = asyncio.get_running_loop()
-        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=sock))
-
-    def dismiss(self) -> None:
-        """Note that it is to end: it is not needed any more."""
-        self.dismissed = True
-        self.close()
-
-    def send(self, message: ToRunner) -> None:
-        self._writer.send(message)
-
-    def close(self) -> None:
-        self._closed = True
-        self._writer.close()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # That of uvloop is not derived from it.
-        self._transport = cast("asyncio.WriteTransport", transport)
-        if self._closed:
-            self._transport.abort()
-        else:
-            self._writer.connected(self._transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._frames.feed(data):
-                if self._closed:
-                    return
-                self._owner.hear(self, body)
-        except ProtocolError as error:
-            self._owner.broken(self, f"it broke the protocol: {error}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._writer.close()
-        if not self._closed:
-            self._closed = True
-            self._owner.hung_up(self)
-
-
-def _rss_mib(pid: int) -> float:
-    """Memory of a process; 0 where it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE / _MIB
-    except OSError:
-        return 0.0

@@ -19,7 +19,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus, Received, Start, TopicFollower
 from trinity_bus.bus.offsets import recent
 from trinity_bus.view.state import MeshState

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
-from schemas.topics import DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS
+from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.headers import (
     DLQ_DETAIL,
@@ -29,7 +29,6 @@ from workers.cli.console import console
 app = typer.Typer(add_completion=False, help="List the records that could not be taken, with the reason.")
 out = console()
 
-_LETTERS: Final = (DEAD_LETTERS, EXPLORER_DEAD_LETTERS, TRAINER_DEAD_LETTERS)
 _SHOWN_BYTES: Final = 200
 _WAIT_S: Final = 1.0
 
@@ -65,7 +64,7 @@ def dead_letters(
 
     async def show() -> None:
         async with Bus(kafka, client_id="dead-letters") as bus:
-            await bus.ensure_topics(_LETTERS)
+            await bus.ensure_topics(ALL_DEAD_LETTERS)
             await _show(bus, follow=follow, as_json=as_json)
 
     run_service(show)
@@ -90,7 +89,7 @@ def _line(letter: dict[str, str]) -> str:
 
 
 async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:
-    async with bus.reader(*_LETTERS, start="beginning") as reader:
+    async with bus.reader(*ALL_DEAD_LETTERS, start="beginning") as reader:
         async for received in reader.replay():
             yield describe(received)
         while follow:

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from schemas.errors import printable
 from schemas.examples import Demonstration, Preference
 from schemas.task import Task
-from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import DEMONSTRATIONS, PREFERENCES, TASKS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from schemas.topics import TOPICS, Topic
+from schemas.topic import Topic
+from schemas.topics import TOPICS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.connection import administrator, kafka_errors
 from trinity_bus.bus.topics import config_of

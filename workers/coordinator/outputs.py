@@ -11,6 +11,7 @@ from opentelemetry.trace import Span
 from schemas import CoordinatorHeartbeat
 from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
+from schemas.topic import Topic
 from schemas.topics import (
     BATCHES,
     COORDINATOR_EVENTS,
@@ -21,7 +22,6 @@ from schemas.topics import (
     ROLLOUTS,
     TASKS,
     VERSION_HISTORY,
-    Topic,
 )
 from trinity_bus.bus import Producer, Received, Undecodable, lane_partition
 from trinity_bus.coordination import (

@@ -23,7 +23,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from schemas import BatchRecord, Position, TrainerHeartbeat
-from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, TURNS, VERSION_HISTORY, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EXPERIENCES, TURNS, VERSION_HISTORY
 from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.coordination import CoordinatorMachine, Retention
 from trinity_bus.coordination.retention import Cuts, Look

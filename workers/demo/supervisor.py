@@ -124,13 +124,6 @@ class Supervisor:
         while self._still_waiting(waiting, time.monotonic() - began):
             time.sleep(_POLL_S)
 
-    async def wait_ready_async(self, *names: str) -> None:
-        """Like :meth:`wait_ready`, for an event loop that has other things to do meanwhile."""
-        waiting = {name: self._services[name] for name in names or self._services}
-        began = time.monotonic()
-        while self._still_waiting(waiting, time.monotonic() - began):  # noqa: ASYNC110  other processes set no event
-            await asyncio.sleep(_POLL_S)
-
     def _still_waiting(self, waiting: dict[str, _Service], waited_s: float) -> bool:
         self.check()
         for name, service in list(waiting.items()):
@@ -175,17 +168,6 @@ class Supervisor:
     def log(self, name: str) -> Path:
         """Log file of a service."""
         return self._logs / f"{name}.log"
-
-    def stop_one(self, name: str) -> int:
-        """Stop one service and forget it.
-
-        Returns:
-            Its exit status.
-        """
-        service = self._services[name]
-        code = service.child.stop(service.spec.grace_s)
-        del self._services[name]
-        return code
 
     def stop(self) -> None:
         """Stop all services, stage by stage. Where this is interrupted, what is left is killed."""

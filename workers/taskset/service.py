@@ -27,7 +27,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from schemas import ModelVersion, TaskResult, TasksetPosition
-from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS, Topic
+from schemas.topic import Topic
+from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS
 from trinity_bus.bus import Bus, Producer, Reader, Received
 from trinity_bus.bus.offsets import readable
 from trinity_bus.client import producer_name, sent_by

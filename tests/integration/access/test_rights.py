@@ -22,15 +22,8 @@ from aiokafka.protocol.admin import DescribeClientQuotasRequest
 from pydantic import SecretStr
 
 from schemas import BatchRecord, Task
-from schemas.topics import (
-    BATCHES,
-    COORDINATOR_EVENTS,
-    EXPERIENCES,
-    EXPLORER_EVENTS,
-    MODEL_VERSIONS,
-    TOPICS,
-    Topic,
-)
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, TOPICS
 from tests.support.mesh.secure_broker import secure_broker
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus

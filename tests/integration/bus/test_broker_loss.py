@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from schemas.task import Task
-from schemas.topics import BATCHES, TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, TASKS
 from tests.support.mesh.records import record_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus

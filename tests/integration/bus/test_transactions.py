@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from schemas.event import Position
-from schemas.topics import BATCHES, COORDINATOR_STATE, EXPLORER_EVENTS, ROLLOUTS, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COORDINATOR_STATE, EXPLORER_EVENTS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError, SendError

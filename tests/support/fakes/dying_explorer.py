@@ -10,7 +10,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from schemas import Position
-from schemas.topics import EXPERIENCES, Topic
+from schemas.topic import Topic
+from schemas.topics import EXPERIENCES
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings

@@ -15,7 +15,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import encode
 from schemas.event import Position
-from schemas.topics import Topic
+from schemas.topic import Topic
 from trinity_bus.bus import Received, partition_of
 from trinity_bus.bus.received import receive
 from trinity_bus.config import KafkaSettings

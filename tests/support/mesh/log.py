@@ -8,6 +8,7 @@ from typing import Any
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord, ExperienceGroup, Position, RolloutFinished, Task
 from schemas.command import BatchResult
+from schemas.topic import Topic
 from schemas.topics import (
     BATCHES,
     COORDINATOR_STATE,
@@ -17,7 +18,6 @@ from schemas.topics import (
     RESULTS,
     ROLLOUTS,
     TASKS,
-    Topic,
 )
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Received

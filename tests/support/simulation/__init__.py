@@ -4,8 +4,10 @@
 """
 
 from tests.support.simulation.histories import draw_settings, random_history
-from tests.support.simulation.invariants import Invariant, Invariants, InvariantViolatedError
-from tests.support.simulation.world import Decision, Honest, World
+from tests.support.simulation.invariant import Invariant, InvariantViolatedError
+from tests.support.simulation.invariants import Invariants
+from tests.support.simulation.witness import Decision, Honest
+from tests.support.simulation.world import World
 
 __all__ = [
     "Decision",

@@ -2,7 +2,8 @@
 
 import random
 
-from tests.support.simulation.world import Honest, World
+from tests.support.simulation.witness import Honest
+from tests.support.simulation.world import World
 from trinity_bus.config import CoordinatorSettings
 
 

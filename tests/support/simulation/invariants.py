@@ -4,42 +4,31 @@ The observer sees inputs and committed effects, and the truth about what explore
 machine. What it keeps of the explorers is what the coordinator has been told of them, as a careful reader keeps it.
 """
 
-import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import groupby
 
 from schemas import (
-    AbortBatch,
-    BatchLifecycleState,
     BatchRecord,
-    BatchResult,
     Cancel,
-    CancelTasks,
     CommandReply,
-    Contribute,
     Dispatch,
-    ExperiencePiece,
     ExplorerHeartbeat,
     ExplorerLeft,
-    FinalizeBatch,
-    ManifestEntry,
     ModelVersion,
     Position,
     ResultPart,
     RolloutFinished,
     StepTrained,
-    SubmitBatch,
     Task,
     TaskResult,
     WeightsSynced,
 )
+from tests.support.simulation.batch_rules import BatchRules
+from tests.support.simulation.invariant import AttemptName, CommandName, Invariant, Produced, Told, hold
+from tests.support.simulation.reply_rules import ENDED, ReplyRules
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
-    TRANSITIONS,
     AnnounceVersion,
     CommandArrived,
     ContributionArrived,
@@ -56,85 +45,7 @@ from trinity_bus.coordination import (
     SendOrder,
     SendReply,
     TaskArrived,
-    staleness,
 )
-
-State = BatchLifecycleState
-ENDED = (State.FINALIZED, State.ABORTED)
-WORKING = (State.RUNNING, State.FINALIZING)
-
-type AttemptName = tuple[str, int]
-"""Task id and attempt."""
-type CommandName = tuple[str, str]
-"""Client and command id."""
-
-
-class Invariant(StrEnum):
-    """What must hold, whatever happens."""
-
-    ONE_RESULT = "every accepted task ends in exactly one TaskResult"
-    REAL = "a result names only experiences that were produced, by attempts that counted"
-    WHOLE = "a completed task has each of its runs exactly once"
-    ONCE = "over all manifests, each task and each experience is named at most once"
-    MANIFEST = "a manifest says of its batch's tasks what their results said, of each once, and counts them right"
-    TRANSITIONS = "batches make only the steps of the lifecycle"
-    SEQUENCE = "sequences of FINALIZED train batches are 1, 2, 3 ..."
-    STALENESS = "no sample of a FINALIZED train batch that follows the trainer is staler than max_staleness"
-    INFLIGHT = "at most max_inflight_batches train batches are handed out and not ended"
-    SLOTS = "no explorer is handed more than it has slots for, as far as is known of it"
-    DISPATCH = "orders go to live explorers of the pool that know the workflow and serve the version, for open tasks"
-    ATTEMPTS = "attempts are numbered without gaps, none above its limit, at most two at once for the same runs"
-    EPOCHS = "an epoch names one membership, never comes back, and its members live and follow the trainer"
-    REPLIES = "every command gets one reply for each time it is sent at most, always the same"
-    REPLY_IS_TRUE = "a reply agrees with what has become of its batch"
-    SAME_RESULT = "all who finalize a batch get the same result, that of its record"
-    RESTORE = "a restored machine is the one that was killed, and decides like it"
-    LIVENESS = "once faults stop, everything ends in a bounded time"
-    MEMORY = "what is kept does not grow with what has ended"
-
-
-AUTOMATIC = re.compile(r"(train|eval)-\d*")
-"""Names of batches that the coordinator has named."""
-
-
-class InvariantViolatedError(AssertionError):
-    """An invariant does not hold."""
-
-    def __init__(self, invariant: Invariant, detail: str) -> None:
-        super().__init__(f"{invariant.name} ({invariant}): {detail}")
-        self.invariant = invariant
-
-
-def hold(condition: object, invariant: Invariant, detail: str) -> None:
-    """Raises unless the condition is true."""
-    if not condition:
-        raise InvariantViolatedError(invariant, detail)
-
-
-@dataclass(frozen=True, slots=True)
-class Produced:
-    """The truth about an attempt that gave experiences, or would have for an eval batch."""
-
-    pieces: tuple[ExperiencePiece, ...]
-    """Its records, in the order of its samples; none for an eval batch."""
-    run_ids: tuple[int, ...]
-    version_min: int
-    fixed: bool = False
-    """Whether it was drawn with a checkpoint that follows no trainer."""
-
-
-@dataclass(slots=True)
-class Told:
-    """What the coordinator has been told of one incarnation of an explorer."""
-
-    incarnation: str
-    state: str
-    slots: int
-    version: int
-    workflows: frozenset[str]
-    pool: str | None
-    fixed: bool
-    outstanding: set[AttemptName] = field(default_factory=set)
 
 
 class Invariants:
@@ -169,23 +80,16 @@ class Invariants:
         self._ended_attempts: set[AttemptName] = set()
         self._countable: set[AttemptName] = set()
         """Attempts whose results came while they were wanted."""
-        self._in_training: set[str] = set()
-        self._named: Counter[tuple[int, int]] = Counter()
-        self._manifested: set[str] = set()
         self._incarnations: set[tuple[str, str]] = set()
         """Lives of explorers that were known at any moment of this transaction."""
         self._groups: dict[int, list[tuple[str, str]]] = {}
-        self._owners: dict[str, str] = {}
-        """Of submitted batches."""
         self.in_pieces = 0
         """Answers that count and are in several records."""
         self.contributions: dict[CommandName, Produced] = {}
         """Told by the clients of the simulation: what they have made."""
-        self._published = False
+        self.published = False
         """Whether anybody has trained."""
-        self._before_training: set[str] = set()
-        """Batches that got their place before."""
-        self._told_results: dict[str, BatchResult | None] = {}
+        self._batch_rules, self._reply_rules = BatchRules(self), ReplyRules(self)
         self.keeps_sequences = True
         """Whether the state has level 3: before, a restart forgets which step an ended batch was."""
 
@@ -216,7 +120,7 @@ class Invariants:
                 self.sends[contribution.client, contribution.command_id] += 1
                 self.effects[contribution.client, contribution.command_id] = contribution
             case EventArrived(event=StepTrained()):
-                self._published = True
+                self.published = True
             case CommandArrived(command=request):
                 self.sends[request.client, request.command_id] += 1
                 self.effects[request.client, request.command_id] = request
@@ -238,11 +142,11 @@ class Invariants:
             case SendOrder(record=Cancel() as cancel):
                 self._cancel(cancel)
             case PublishBatch(record=batch):
-                self._batch(batch)
+                self._batch_rules.check(batch)
             case PublishResult(record=result):
                 self._result(result)
             case SendReply(record=reply):
-                self._reply(reply)
+                self._reply_rules.check(reply)
             case AnnounceVersion(record=version):
                 self._announcement(version)
             case RejectTask(refusal=refusal):
@@ -254,7 +158,11 @@ class Invariants:
 
     def _always(self) -> None:
         limit = self.settings.max_inflight_batches
-        hold(len(self._in_training) <= limit, Invariant.INFLIGHT, f"{sorted(self._in_training)} are handed out")
+        hold(
+            len(self._batch_rules.in_training) <= limit,
+            Invariant.INFLIGHT,
+            f"{sorted(self._batch_rules.in_training)} are handed out",
+        )
 
     # -- what the coordinator is told --------------------------------------------------------------------------------
 
@@ -386,7 +294,7 @@ class Invariants:
             Invariant.ATTEMPTS,
             f"{task_id}: {result.attempts} attempts told, {len(self._dispatched[task_id])} were ordered",
         )
-        runs = self._check_parts(task_id, result.batch_type, result.parts)
+        runs = self.check_parts(task_id, result.batch_type, result.parts)
         if result.status == "completed":
             hold(
                 sorted(runs) == list(range(total)), Invariant.WHOLE, f"{task_id} is completed with runs {sorted(runs)}"
@@ -404,7 +312,8 @@ class Invariants:
             hold(not result.parts, Invariant.WHOLE, f"{task_id} is {result.status} and has parts")
             hold(result.error, Invariant.WHOLE, f"{task_id} does not say why it is {result.status}")
 
-    def _check_parts(self, task_id: str, batch_type: str, parts: Iterable[ResultPart]) -> list[int]:
+    def check_parts(self, task_id: str, batch_type: str, parts: Iterable[ResultPart]) -> list[int]:
+        """Look at what a result or a manifest says of a task; return the runs that it names."""
         runs: list[int] = []
         for attempt, records in groupby(parts, lambda part: part.attempt):
             name = (task_id, attempt)
@@ -422,176 +331,13 @@ class Invariants:
         hold(len(set(runs)) == len(runs), Invariant.WHOLE, f"{task_id} has runs {sorted(runs)}")
         return runs
 
-    def _batch(self, batch: BatchRecord) -> None:
-        before = self.batches.get(batch.batch_id)
-        if before is None:
-            hold(batch.state is State.PENDING, Invariant.TRANSITIONS, f"{batch.batch_id} begins as {batch.state}")
-        else:
-            legal = batch.state in TRANSITIONS[before.state]
-            hold(legal, Invariant.TRANSITIONS, f"{batch.batch_id} goes from {before.state} to {batch.state}")
-        self.batches[batch.batch_id] = batch
-        if batch.state is State.RUNNING and not self._published:
-            self._before_training.add(batch.batch_id)
-        if is_ordered(batch):
-            change = self._in_training.add if batch.state in WORKING else self._in_training.discard
-            change(batch.batch_id)
-        if batch.state is State.FINALIZED:
-            self._finalized(batch)
-        elif batch.state is State.ABORTED:
-            hold(batch.reason, Invariant.TRANSITIONS, f"{batch.batch_id} is aborted and does not say why")
-            self._aborted(batch)
-        else:
-            hold(not batch.manifest, Invariant.MANIFEST, f"{batch.batch_id} is {batch.state} and has a manifest")
-
-    def _finalized(self, batch: BatchRecord) -> None:
-        of_batch = self.results_of[batch.batch_id]
-        for entry in batch.manifest:
-            self._named_once(entry)
-        tasks = [entry.task_id for entry in batch.manifest]
-        hold(sorted(tasks) == sorted(r.task_id for r in of_batch), Invariant.MANIFEST, f"{batch.batch_id} has {tasks}")
-        for entry in batch.manifest:
-            self._entry(batch, entry)
-        statuses = Counter(entry.status for entry in batch.manifest)
-        counts = (batch.completed_task_count, batch.failed_task_count, batch.aborted_task_count)
-        right = (len(tasks) - statuses["aborted"], statuses["failed"], statuses["aborted"])
-        hold(counts == right, Invariant.MANIFEST, f"{batch.batch_id} counts {counts} of {statuses}")
-        self._enough(batch, right[0])
-        if batch.batch_type == "eval" or not batch.manifest:
-            hold(
-                batch.sequence == 0, Invariant.SEQUENCE, f"{batch.batch_id} is not trained on, and is {batch.sequence}"
-            )
-            return
-        hold(batch.sequence == len(self.trained) + 1, Invariant.SEQUENCE, f"{batch.sequence} after {len(self.trained)}")
-        self.trained.append(batch)
-        for entry in batch.manifest:
-            for part in entry.parts:
-                truth = self.produced[entry.task_id, part.attempt]
-                old = staleness(batch.sequence, truth.version_min)
-                limit = self.settings.max_staleness
-                hold(
-                    truth.fixed or old <= limit or batch.batch_id in self._before_training,
-                    Invariant.STALENESS,
-                    f"{entry.task_id} of batch {batch.sequence} is {old} versions old",
-                )
-
-    def _enough(self, batch: BatchRecord, finished: int) -> None:
-        """A train batch ends with all its tasks, or with as many as it was to wait for."""
-        if batch.batch_type != "train" or batch.expected_task_count is None:
-            return
-        least = batch.expected_task_count
-        if batch.min_wait_num is not None:
-            least = 1 if self._was_finalized_by_a_client(batch) else min(batch.min_wait_num, least)
-        cancelled = self._was_cancelled(batch)
-        hold(
-            finished >= least or cancelled,
-            Invariant.MANIFEST,
-            f"{batch.batch_id} ended with {finished} of {least} tasks",
-        )
-
-    def _was_finalized_by_a_client(self, batch: BatchRecord) -> bool:
-        return any(isinstance(c, FinalizeBatch) and c.batch_id == batch.batch_id for c in self.effects.values())
-
-    def _was_cancelled(self, batch: BatchRecord) -> bool:
-        return any(isinstance(c, CancelTasks) and c.batch_id == batch.batch_id for c in self.effects.values())
-
-    def _entry(self, batch: BatchRecord, entry: ManifestEntry) -> None:
-        result = self.results[entry.task_id]
-        said = (entry.status, entry.parts, entry.error, entry.version_min, entry.version_max)
-        told = (result.status, result.parts, result.error, result.version_min, result.version_max)
-        hold(said == told, Invariant.MANIFEST, f"{batch.batch_id} says {said}, the result was {told}")
-
-    def _named_once(self, entry: ManifestEntry) -> None:
-        hold(entry.task_id not in self._manifested, Invariant.ONCE, f"{entry.task_id} is in a second manifest")
-        self._manifested.add(entry.task_id)
-        for part in entry.parts:
-            if part.position is not None:
-                where = (part.position.partition, part.position.offset)
-                self._named[where] += 1
-                hold(self._named[where] == 1, Invariant.ONCE, f"the experience at {where} is named twice")
-
-    def _aborted(self, batch: BatchRecord) -> None:
-        for entry in batch.manifest:
-            runs = self._check_parts(entry.task_id, batch.batch_type, entry.parts)
-            hold(entry.task_id in self.results, Invariant.MANIFEST, f"{entry.task_id} is kept and has no result")
-            hold(
-                bool(runs) == (entry.status in ("completed", "partial")),
-                Invariant.MANIFEST,
-                f"{entry.task_id} has {runs}",
-            )
-
-    def _reply(self, reply: CommandReply) -> None:
-        if reply.result is not None and not self.keeps_sequences:
-            reply = reply.model_copy(update={"result": reply.result.model_copy(update={"sequence": 0})})
-        name = (reply.client, reply.command_id)
-        replies = self.replies[name]
-        replies.append(reply)
-        hold(
-            len(replies) <= self.sends[name], Invariant.REPLIES, f"{name}: {len(replies)} replies to {self.sends[name]}"
-        )
-        if reply != replies[0]:
-            raise InvariantViolatedError(Invariant.REPLIES, f"{name} is told {reply}, after {replies[0]}")
-        if len(replies) == 1:
-            command = self.effects[name]
-            self._check_reply(command, reply)
-            if isinstance(command, Contribute) and reply.error is None:
-                self._contributed(command.task_id, self.contributions[name])
-
-    def _contributed(self, task_id: str, truth: Produced) -> None:
+    def contributed(self, task_id: str, truth: Produced) -> None:
+        """A contribution was accepted."""
         hold(task_id not in self.accepted, Invariant.ONE_RESULT, f"{task_id} is contributed, and was accepted before")
         runs = len(truth.run_ids)
         self.accepted[task_id] = Task(task_id=task_id, workflow="math", prompt="", repeat_times=runs)
         self.produced[task_id, 1] = truth
         self._countable.add((task_id, 1))
-
-    def _check_reply(self, command: Request, reply: CommandReply) -> None:
-        batch_id = getattr(command, "batch_id", getattr(command, "task_id", None))
-        batch = None if batch_id is None else self.batches.get(batch_id)
-        state = None if batch is None else batch.state
-        match command:
-            case SubmitBatch():
-                if reply.error is None:
-                    self._owners[command.batch_id] = command.client
-                known = reply.error is None or state is not None or reply.error == "batch_too_large"
-                right = state is not None if reply.error is None else known
-            case AbortBatch():
-                right = reply.error is None and (state is None or state in ENDED)
-            case Contribute():
-                right = reply.error != "known_task" or command.task_id in self.accepted
-            case FinalizeBatch():
-                right = self._finalize_is_true(command, reply, batch)
-            case _:
-                right = reply.error in (None, "unknown_batch")
-        if not right or reply.batch_id != batch_id:
-            raise InvariantViolatedError(Invariant.REPLY_IS_TRUE, f"{command} is told {reply}, the batch is {state}")
-
-    def _finalize_is_true(self, command: FinalizeBatch, reply: CommandReply, batch: BatchRecord | None) -> bool:
-        if batch is None:
-            return reply.error == "unknown_batch"
-        is_over = batch.state in ENDED
-        if reply.error is None:
-            return is_over and batch.batch_type == command.batch_type and self._is_its_result(reply.result, batch)
-        return {
-            "wrong_type": batch.batch_type != command.batch_type,
-            "timeout": not is_over and (batch.batch_type == "train" or not self._owns(command)),
-            "open_batch": batch.expected_task_count is None,
-        }.get(reply.error, False)
-
-    def _owns(self, command: FinalizeBatch) -> bool:
-        """Whether a client ends the batch when its time is up: its own, or one that is anybody's."""
-        by_name = "*" if AUTOMATIC.fullmatch(command.batch_id) else ""
-        return self._owners.get(command.batch_id, by_name) in ("", command.client)
-
-    def _is_its_result(self, result: BatchResult | None, batch: BatchRecord) -> bool:
-        first = self._told_results.setdefault(batch.batch_id, result)
-        hold(first == result, Invariant.SAME_RESULT, f"{result}, and before {first}")
-        if result is None:
-            return False
-        hold(result.state is batch.state, Invariant.SAME_RESULT, f"{result} of a batch that is {batch.state}")
-        if batch.state is State.FINALIZED:
-            said = (result.finished_task_count, result.metrics)
-            of_record = (batch.completed_task_count, batch.metrics)
-            hold(said == of_record, Invariant.SAME_RESULT, f"{said}, the record says {of_record}")
-        return True
 
     def _announcement(self, version: ModelVersion) -> None:
         group = [(member.explorer, member.incarnation) for member in version.members]
@@ -627,13 +373,3 @@ class Invariants:
 def runs_of(dispatch: Dispatch) -> range:
     """The runs that an order asks for."""
     return range(dispatch.run_id_base, dispatch.run_id_base + dispatch.repeat_times)
-
-
-def is_ordered(batch: BatchRecord) -> bool:
-    """Whether a batch takes a place in the order of training."""
-    return batch.batch_type == "train" and batch.expected_task_count is not None
-
-
-def least_finished(expected: int, settings: CoordinatorSettings) -> int:
-    """Tasks that must have finished before over-rollout lets a batch of this size end."""
-    return math.ceil(expected * (1 - settings.over_rollout_ratio))

@@ -3,12 +3,18 @@
 from collections import deque
 from typing import Any
 
+from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import Memory
 from trinity_bus.coordination.state.window import Window
 
 REMEMBERED = (Window, Memory)
 """What is known of the past; each has a capacity of its own."""
+
+EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
+"""Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
+ITEMS_PER_BATCH = 15
+ITEMS_PER_TASK = 24
 
 
 def size_of(root: object) -> int:

@@ -20,7 +20,8 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.event import ExplorerState
-from tests.support.simulation.invariants import AttemptName, Produced, runs_of
+from tests.support.simulation.invariant import AttemptName, Produced
+from tests.support.simulation.invariants import runs_of
 
 HANGING = 0.02
 IN_PIECES = 4

@@ -17,8 +17,11 @@ from typing import Literal
 from schemas import BatchLifecycleState, Cancel, Contribute, Dispatch, ExplorerLeft, ModelVersion
 from tests.support.simulation.clients import Clients
 from tests.support.simulation.coordinator import Changes, FencedError, Log, Process, compared
-from tests.support.simulation.invariants import AUTOMATIC, Invariant, Invariants, Produced, hold
-from tests.support.simulation.size import size_of
+from tests.support.simulation.invariant import Invariant, Produced, hold
+from tests.support.simulation.invariants import Invariants
+from tests.support.simulation.reply_rules import AUTOMATIC
+from tests.support.simulation.size import EMPTY_HOUSE, ITEMS_PER_BATCH, ITEMS_PER_TASK, size_of
+from tests.support.simulation.witness import Honest
 from tests.support.simulation.workers import Explorer, Status, Trainer
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
@@ -38,7 +41,6 @@ from trinity_bus.coordination import (
     Tick,
     Uncountable,
 )
-from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
 from trinity_bus.coordination.inputs import Event
 
 type Death = Literal["before", "after"] | None
@@ -50,29 +52,6 @@ SHADOWED = 4
 ROUNDS = 250
 ROUNDS_PER_BATCH = 6
 """In which all must have ended, once faults have stopped: some for time-outs, some for each batch to be trained."""
-EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
-"""Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
-
-ITEMS_PER_BATCH = 15
-ITEMS_PER_TASK = 24
-
-
-type Decision = tuple[list[Input], list[Effect]]
-
-
-class Honest:
-    """What lies between the coordinator and its observer: nothing.
-
-    Others spoil it, to see that the invariants notice.
-    """
-
-    def decided(self, world: "World", inputs: list[Input], effects: list[Effect]) -> Decision:
-        """What the observer is shown of a transaction."""
-        return inputs, effects
-
-    def stored(self, changes: Changes) -> Changes:
-        """What becomes of the changelog."""
-        return changes
 
 
 class World:

@@ -28,8 +28,10 @@ from tests.support.faults.raw_batches import (
     varint,
 )
 from trinity_bus.bus import batches
-from trinity_bus.bus.batches import HEAD_BYTES, MAX_FAULTS, MAX_HEADERS, FetchedRecords, Frames, Unreadable
+from trinity_bus.bus.batches import HEAD_BYTES, MAX_FAULTS, FetchedRecords, Unreadable
 from trinity_bus.bus.codecs import MIN_BOUND, BodyError, unpack
+from trinity_bus.bus.frames import Frames
+from trinity_bus.bus.record_parser import MAX_HEADERS
 
 PLACE = TopicPartition("ns.commands", 0)
 GOOD: list[Entry] = [(b"k", b"value", [("h", b"1")]), (None, b"", []), (b"k", None, [("x", None)])]
@@ -82,7 +84,7 @@ def test_good_batches_come_as_they_were_sent_whatever_they_are_packed_with(
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.sampled_from([0, 1, 3]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_whatever_becomes_of_a_batch_its_neighbours_are_read_and_no_offset_comes_twice(
     seed: int, changes: int, codec: int
 ) -> None:

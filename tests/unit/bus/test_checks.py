@@ -10,7 +10,7 @@ from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.connection import client_options, kafka_errors
 from trinity_bus.bus.delivery import RECORD_OVERHEAD_BYTES, check
-from trinity_bus.bus.producer import MAX_BATCH_BYTES
+from trinity_bus.bus.producer_client import MAX_BATCH_BYTES
 from trinity_bus.bus.topics import Found, mismatches
 from trinity_bus.config import KafkaSettings
 from trinity_bus.config.mesh import MIN_RECORD_MIB

@@ -31,7 +31,7 @@ class SlowClient:
 
 @pytest.fixture(autouse=True)
 def _slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.producer.AIOKafkaProducer", SlowClient)
+    monkeypatch.setattr("trinity_bus.bus.producer_client.AIOKafkaProducer", SlowClient)
 
 
 def settings(*, request_timeout_s: float, outage_s: float) -> KafkaSettings:

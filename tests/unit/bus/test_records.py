@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from schemas.codec import encode
 from schemas.task import Task
-from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS
 from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
 from trinity_bus.bus.headers import header
 from trinity_bus.bus.received import receive, receive_all

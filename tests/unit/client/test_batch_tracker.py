@@ -125,7 +125,7 @@ class Histories(RuleBasedStateMachine):
         assert self.tracker.empty == (not ready and self.tracker.unfinished == 0)
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestHistories = Histories.TestCase
 
 

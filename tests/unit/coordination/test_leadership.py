@@ -239,7 +239,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     shares=st.lists(st.floats(0, 0.999), min_size=4, max_size=4),
     actions=st.lists(ACTIONS, max_size=40),

@@ -272,4 +272,4 @@ class Mesh(RuleBasedStateMachine):
 
 
 TestMesh = Mesh.TestCase
-TestMesh.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMesh.settings = settings(max_examples=150, stateful_step_count=40)

@@ -79,7 +79,7 @@ def ids(index: Any) -> Any:
     return getattr(index, "batch_id", index)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 @example(57931019, 3)  # two attempts at one part, assigned to explorers in the other order
 def test_changes_add_up_to_the_state_and_the_state_restored_is_the_machine(seed: int, looks: int) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS, Topic
+from schemas.topic import Topic
+from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus.offsets import Beyond, Readable, readable
 from trinity_bus.errors import ProducerFencedError
 from workers.coordinator.beyond import resolved, undecided

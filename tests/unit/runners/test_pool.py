@@ -7,18 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trinity_bus.runners.pool import (
-    MAX_FAILED_STARTS,
-    QUARANTINE,
+from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool, PoolLimits
+from trinity_bus.runners.pool_effects import (
     CancelJob,
     CloseRunner,
     FailJob,
     GiveUp,
     KillRunner,
     PingRunner,
-    Pool,
     PoolEffect,
-    PoolLimits,
     StartJob,
     StartRunner,
 )

@@ -7,16 +7,8 @@ import pytest
 
 from schemas import Superseded
 from schemas.codec import RECORDS
-from schemas.topics import (
-    BATCHES,
-    COMMANDS,
-    COORDINATOR_STATE,
-    DEAD_LETTERS,
-    MODEL_VERSIONS,
-    OPERATOR_COMMANDS,
-    TOPICS,
-    Topic,
-)
+from schemas.topic import Topic
+from schemas.topics import BATCHES, COMMANDS, COORDINATOR_STATE, DEAD_LETTERS, MODEL_VERSIONS, OPERATOR_COMMANDS, TOPICS
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)

@@ -11,7 +11,8 @@ from schemas import (
     ResultPart,
     Task,
 )
-from schemas.topics import BATCHES, EXPERIENCES, Topic
+from schemas.topic import Topic
+from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError

@@ -128,10 +128,6 @@ class SyncPolicy:
         e, t = self.explorer_interval, self.trainer_interval
         return self.offset + e - 1 + t - math.gcd(e, t)
 
-    def explorer_syncs_after(self, sequence: int) -> bool:
-        """Whether the explorers' side syncs after the batch of this sequence."""
-        return sequence > self.offset and (sequence - self.offset) % self.explorer_interval == 0
-
     def version_needed(self, sequence: int, announced: int = 0) -> int:
         """Return the oldest version that the train batch of this sequence may be drawn with.
 

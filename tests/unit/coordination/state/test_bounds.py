@@ -14,7 +14,8 @@ from schemas.command import BatchResult
 from schemas.numbers import MAX_VERSION
 from schemas.record import MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
-from schemas.topics import BATCHES, ROOM
+from schemas.topic import ROOM
+from schemas.topics import BATCHES
 from tests.support.simulation.harness import Harness, batches, dispatches, statuses
 from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.config.mesh import MAX_RECORD_MIB, MIN_RECORD_MIB

@@ -55,11 +55,6 @@ def test_the_timelines_of_fixed(interval: int, offset: int, explorers: list[obje
     assert trainers_timeline(policy, steps) == trainer
 
 
-def test_explorers_sync_where_the_reference_does() -> None:
-    policy = fixed(2, 1)
-    assert [k for k in range(10) if policy.explorer_syncs_after(k)] == [3, 5, 7, 9]
-
-
 @given(intervals, intervals, offsets)
 def test_every_version_that_a_fixed_batch_needs_is_published_and_no_other(e: int, t: int, o: int) -> None:
     policy = fixed(e, o, t)

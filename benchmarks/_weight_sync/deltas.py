@@ -1,0 +1,83 @@
+"""Versions sent whole and as what has changed, to a receiver without a mesh."""
+
+import secrets
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks._report import Row
+from benchmarks._sources import source
+from benchmarks._tiny_model import TinyShape
+from benchmarks._weight_sync.raw import LIMIT_S
+from schemas import Member, ModelVersion
+from trinity_bus.weights.memory.server import WeightServer
+from trinity_bus.weights.receiver import WeightReceiver
+
+CHANGED = 50
+"""One value in so many changes from version to version."""
+
+
+def random_tensors(shape: TinyShape) -> dict[str, torch.Tensor]:
+    """Tensors of a model's sizes, for receivers, to whom their values mean nothing."""
+    heads, groups = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    layer = {
+        "q": (heads, hidden),
+        "k": (groups, hidden),
+        "v": (groups, hidden),
+        "o": (hidden, heads),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+        "norm": (hidden,),
+    }
+    sizes = {f"{i}.{name}": size for i in range(shape.num_hidden_layers) for name, size in layer.items()}
+    ends = {"embedding": (shape.vocab_size, hidden), "head": (shape.vocab_size, hidden)}
+    return {name: torch.rand(size) for name, size in (ends | sizes).items()}
+
+
+def delta_rows(name: str, shape: TinyShape, rounds: int) -> Iterator[Row]:
+    """Return what it takes to bring a receiver from one version to the next, with and without deltas."""
+    weights = {key: tensor.bfloat16() for key, tensor in random_tensors(shape).items()}
+    ways = {way: (WeightServer(deltas=way == "changes"), WeightReceiver()) for way in ("whole", "changes")}
+    taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for version in range(rounds + 1):
+        for tensor in weights.values():
+            tensor.view(torch.int16).view(-1)[version::CHANGED] += 1
+        for way, (server, receiver) in ways.items():
+            checksum = server.stage(version, weights.items())
+            host, port = server.address
+            ended = threading.Event()
+            began = time.perf_counter()
+            announced = ModelVersion(
+                model="policy",
+                version=version,
+                step=version,
+                method="memory",
+                epoch=1,
+                members=[Member(explorer="receiver", incarnation="life", rank=1)],
+                trainer="trainer-0",
+                trainer_incarnation="bench",
+                master_address=host,
+                master_port=port,
+                checksum=checksum,
+                secret=secrets.token_hex(32),
+            )
+            server.admit(announced)
+            receiver.start(source(announced, "receiver"), lambda _, ended=ended: ended.set())  # type: ignore[misc]
+            assert ended.wait(LIMIT_S), f"version {version} has not come within {LIMIT_S:g} s"
+            progress = receiver.progress
+            assert progress.state == "ready", progress.error
+            receiver.take()
+            # The first version makes memory, and has no base.
+            if version:
+                taken[way].append((time.perf_counter() - began, progress.received_nbytes / progress.nbytes))
+    for way, (server, receiver) in ways.items():
+        receiver.close()
+        server.close()
+        seconds, share = (statistics.median(column) for column in zip(*taken[way], strict=True))
+        yield Row(f"{name}, {way} sent to a receiver: all of it", seconds, "s", better="lower")
+        yield Row(f"{name}, {way} sent to a receiver: share of the bytes", share, "", better="lower")

@@ -1,0 +1,66 @@
+"""A topic: what its records are, who writes and reads them, and how long it keeps them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", "producer", "operator"]
+"""Who writes or reads: a service of the mesh; or any other program, which sends tasks, or runs the mesh."""
+
+DAY_MS = 24 * 3_600_000
+MIB = 1 << 20
+ROOM = 64 << 10
+"""For the key, the headers and Kafka's framing of one record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic: how it is created and what it carries."""
+
+    name: str
+    """Without the namespace."""
+    key: str
+    """What the record key is, in words."""
+    partitions: int
+    cleanup: Literal["delete", "compact"]
+    retention_ms: int = -1
+    """-1 keeps records for ever."""
+    retention_bytes: int = -1
+    """Per partition; -1 is no limit."""
+    keep_ms: int | None = None
+    """Where the coordinator deletes what is not needed any more: how long it keeps that all the same."""
+    max_message_bytes: int = MIB + ROOM
+    min_compaction_lag_ms: int = 0
+    delete_retention_ms: int = DAY_MS
+    segment_ms: int = 7 * DAY_MS
+    segment_bytes: int = 1 << 30
+    description: str
+    records: tuple[type, ...]
+    """The types that it carries; empty where its bytes are not for the codec. No reader takes another type from it, so
+    nobody says what is not theirs to say."""
+    any_partition: bool = False
+    """Whether any of its partitions will do for any record: nobody depends on the order of those of a key."""
+    sender: str | None = None
+    """The field of its records that names who wrote them, which is their key too; None where there is no such."""
+    writers: tuple[Role, ...]
+    readers: tuple[Role, ...]
+
+    def full_name(self, namespace: str) -> str:
+        """Return the name on the cluster: several meshes share one cluster under different namespaces."""
+        return f"{namespace}.{self.name}"
+
+    def config(self) -> dict[str, str]:
+        """Kafka's topic configuration."""
+        config = {
+            "cleanup.policy": self.cleanup,
+            "max.message.bytes": str(self.max_message_bytes),
+            "message.timestamp.type": "LogAppendTime",
+            "segment.bytes": str(self.segment_bytes),
+            "segment.ms": str(self.segment_ms),
+        }
+        if self.cleanup == "compact":
+            config["min.compaction.lag.ms"] = str(self.min_compaction_lag_ms)
+            config["delete.retention.ms"] = str(self.delete_retention_ms)
+        else:
+            config["retention.ms"] = str(self.retention_ms)
+            config["retention.bytes"] = str(self.retention_bytes)
+        return config
