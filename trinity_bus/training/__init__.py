@@ -16,6 +16,9 @@ module                 what it does
 ``objectives``         advantages, losses and corrections, a file each, and the registry that finds them by name
 ``optimizer``          Megatron's AdamW and its state as named tensors
 ``checkpoint``         folders that are either whole or absent
+``saving``             checkpoints written beside training
+``conversion``         checkpoints as model folders, and in the reference's layout
+``companions``         configuration and tokenizer of a model folder
 ``runner``             a model in memory, and passes over it
 ``samples``            experience groups to samples with advantages
 ``step_plan``          samples to updates, and to the shard of each that a rank trains on

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,6 +70,7 @@ class MegatronEngine(RankEngine):
 
     def leave(self) -> None:
         """Leave the process groups, for good and for all engines of this process."""
+        super().leave()
         parallel.shut_down()
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
@@ -111,8 +113,19 @@ class MegatronEngine(RankEngine):
     def _load_weights(self, folder: Path) -> None:
         self._runner.load(folder)
 
-    def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        return self._optimizer.state()
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        optimizer = self._optimizer
+        yield "updates", torch.tensor(optimizer.updates)
+        for kind in optimizer.kinds:
+            for name, tensor in self._runner.hf_state(partial(optimizer.state_of, kind=kind)):
+                yield f"{kind}.{name}", tensor
 
-    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._optimizer.load_state(tensors)
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        self._optimizer.updates = int(state["updates"])
+        for kind in self._optimizer.kinds:
+            for weight, value in self._runner.shards_of(partial(_read, state, kind), folder):
+                self._optimizer.load_state_of(weight, kind, value)
+
+
+def _read(state: Mapping[str, torch.Tensor], kind: str, name: str) -> torch.Tensor:
+    return state[f"{kind}.{name}"]

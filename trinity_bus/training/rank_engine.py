@@ -14,7 +14,8 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,14 +23,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.companions import write_companions
 from trinity_bus.training.critic import Critic
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
@@ -41,12 +41,10 @@ from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.samples import prepare
+from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot, copies
 from trinity_bus.training.step_plan import StepPlan, Update, mixed, plan_examples, plan_step
 
 log = logging.getLogger(__name__)
-
-STATE = "optimizer-"
-"""First part of the names of each rank's own files."""
 
 
 class RankEngine(TrainingEngine):
@@ -78,6 +76,7 @@ class RankEngine(TrainingEngine):
         self._progress = TrainingProgress()
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
+        self._saver = BackgroundSaver()
         self._build()
         self._critic = (
             Critic(self._source, settings, layout, before_each=self._stop_if_asked)
@@ -134,15 +133,19 @@ class RankEngine(TrainingEngine):
         """Fill the model from a Hugging Face folder."""
 
     @abstractmethod
-    def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Return this rank's optimizer state by name, as references."""
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the optimizer's state by name, whole, in a fixed order. All ranks must iterate to the end."""
 
     @abstractmethod
-    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`_optimizer_state` gave on the same rank of the same layout.
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Take over a state that :meth:`_optimizer_state` gave in any layout.
+
+        Args:
+            state: By name.
+            folder: Of the checkpoint, for messages.
 
         Raises:
-            CheckpointError: It is of another model or layout.
+            CheckpointError: It is of another model.
         """
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -318,64 +321,68 @@ class RankEngine(TrainingEngine):
             partial = path.with_name(f".partial-{path.name}")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            hf_folder.write_folder(partial, self.source, tensors, self.dtype)
+            write_companions(partial, self.source, str(self.dtype))
+            hf_folder.write_weights(partial, tensors)
             if path.exists():
                 shutil.rmtree(path)
             partial.rename(path)
         deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
         self._barrier()
 
-    def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
-        """See :class:`TrainingEngine`."""
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
+        """See :class:`TrainingEngine`. All ranks give what they have, and rank 0 alone writes."""
         if progress.step != self.progress.step:
             raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
         self.progress = progress
-        rank = self.layout.rank
-        if rank == 0:
-            checkpoint.begin(directory, progress.step)
-        self._barrier()
-        folder = checkpoint.partial_folder(directory, progress.step)
-        state = {f"optimizer.{name}": tensor for name, tensor in self._optimizer_state().items()}
+        self._saver.wait()
+        if self.layout.rank > 0:
+            # This rank's part in gathering, in the order in which rank 0 asks.
+            deque(self._optimizer_state(), maxlen=0)
+            deque(self.hf_tensors(), maxlen=0)
+            written: Future[Path] = Future()
+            written.set_result(checkpoint.folder_of(directory, progress.step))
+            return written
+        state = {f"optimizer.{name}": tensor for name, tensor in copies(self._optimizer_state()).items()}
         if self._critic is not None:
-            state |= {f"critic.{name}": tensor for name, tensor in self._critic.state().items()}
+            state |= {f"critic.{name}": tensor for name, tensor in copies(self._critic.state().items()).items()}
         state["rng.torch"] = torch.get_rng_state()
         if self.device_type == "cuda":
             state["rng.cuda"] = torch.cuda.get_rng_state()
-        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / self._state_file())
-        tensors = self.hf_tensors()
-        if rank == 0:
-            hf_folder.write_folder(folder, self.source, tensors, self.dtype)
-        deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
-        self._barrier()
-        if rank == 0:
-            checkpoint.commit(directory, progress, self.written_by(self.settings), keep=self.settings.keep_checkpoints)
-        self._barrier()
-        return directory / folder.name.removeprefix(checkpoint.PARTIAL)
+        snapshot = Snapshot(
+            progress=progress,
+            written_by=self.written_by(self.settings),
+            weights=copies(self.hf_tensors()),
+            state=state,
+            source=self.source,
+            dtype=self.dtype,
+            as_hf=as_hf,
+            keep=self.settings.keep_checkpoints,
+        )
+        return self._saver.save(snapshot, directory)
 
     def load_latest(self, directory: Path) -> TrainingProgress | None:
         """See :class:`TrainingEngine`."""
+        self._saver.wait()
         folder = checkpoint.latest(directory)
         if folder is None:
             return None
         progress = checkpoint.read_progress(folder, self.written_by(self.settings))
-        # Each file by the rank that reads it; what all read, by the first.
-        checkpoint.verify(
-            folder,
-            lambda name: name == self._state_file() or (self.layout.rank == 0 and not name.startswith(STATE)),
-        )
-        try:
-            state = load_file(folder / self._state_file())
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder / self._state_file()} cannot be read: {error}") from error
+        if self.layout.rank == 0:
+            checkpoint.verify(folder)
+        optimizer, rng = SavedState(folder, "optimizer."), SavedState(folder, "rng.")
         self._load_weights(folder)
-        torch.set_rng_state(state.pop("rng.torch"))
+        self._load_optimizer_state(optimizer, folder)
+        torch.set_rng_state(rng["torch"])
         if self.device_type == "cuda":
-            torch.cuda.set_rng_state(state.pop("rng.cuda"))
-        self._load_optimizer_state(_below("optimizer.", state))
+            torch.cuda.set_rng_state(rng["cuda"])
         if self._critic is not None:
-            self._critic.load_state(_below("critic.", state))
+            self._critic.load_state(SavedState(folder, "critic."))
         self.progress = progress
         return progress
+
+    def leave(self) -> None:
+        """See :class:`TrainingEngine`. A checkpoint that is being written is finished."""
+        self._saver.close()
 
     @classmethod
     def written_by(cls, settings: TrainerSettings) -> WrittenBy:
@@ -384,29 +391,11 @@ class RankEngine(TrainingEngine):
         Raises:
             TrainingError: See :meth:`dtype_of`.
         """
-        return WrittenBy(
-            engine=cls.NAME,
-            world_size=settings.ranks,
-            tensor_parallel=settings.tensor_parallel,
-            pipeline_parallel=settings.pipeline_parallel,
-            virtual_pipeline=settings.virtual_pipeline,
-            context_parallel=settings.context_parallel,
-            expert_parallel=settings.expert_parallel,
-            distributed_optimizer=settings.distributed_optimizer,
-            dtype=str(cls.dtype_of(settings)),
-        )
-
-    def _state_file(self) -> str:
-        return f"{STATE}{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
+        return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
 
     def _barrier(self) -> None:
         if self.layout.world_size > 1:
             dist.barrier()
-
-
-def _below(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what of a state has names with a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def _means(reports: Sequence[Metrics]) -> Metrics:

@@ -85,6 +85,16 @@ class ModelRunner:
         """See :func:`trinity_bus.training.model.hf_tensors`."""
         return model.hf_tensors(self._model, self._shape, self._layout)
 
+    def hf_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return what belongs to the weights, in float32, as :meth:`hf_tensors` does the weights."""
+        return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
+
+    def shards_of(
+        self, read: Callable[[str], torch.Tensor], folder: Path
+    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """See :func:`trinity_bus.training.model.shards_of`."""
+        return model.shards_of(self._model, self._shape, self._layout, read, folder)
+
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return this rank's weights."""
         return itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)

@@ -70,9 +70,6 @@ class TorchEngine(RankEngine):
             betas=(settings.adam_beta1, settings.adam_beta2),
         )
 
-    def leave(self) -> None:
-        """Nothing is shared with others."""
-
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """See :class:`RankEngine`."""
         found: dict[int, Float32] = {}
@@ -148,20 +145,18 @@ class TorchEngine(RankEngine):
         except KeyError as error:
             raise ConversionError(f"{folder} lacks the tensor {error}") from error
 
-    def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{kind}.{name}": tensor
-            for name, parameter in self._network.named_parameters()
-            for kind, tensor in self._optimizer.state.get(parameter, {}).items()
-        }
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._network.named_parameters():
+            for kind, tensor in self._optimizer.state.get(parameter, {}).items():
+                yield f"{kind}.{name}", tensor
 
-    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         parameters = dict(self._network.named_parameters())
         self._optimizer.state.clear()
-        for key, tensor in tensors.items():
+        for key, tensor in state.items():
             kind, _, name = key.partition(".")
             parameter = parameters.get(name)
             if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
-                raise CheckpointError(f"optimizer state {key} {tuple(tensor.shape)} is of another model")
+                raise CheckpointError(f"{folder}: optimizer state {key} {tuple(tensor.shape)} is of another model")
             # Step counters stay on the CPU, where AdamW keeps them.
             self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
