@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import parallel
+from trinity_bus.training import model, parallel
 from trinity_bus.training.cpu_platform import on_cpu
-from trinity_bus.training.errors import ParallelError, TrainingError
+from trinity_bus.training.errors import CheckpointError, ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.optimizer import AdamW
 from trinity_bus.training.packing import PackedArrays, TrainSample
@@ -57,6 +57,8 @@ class MegatronEngine(RankEngine):
 
     def _build(self) -> None:
         settings = self.settings
+        if settings.lora_rank and model.have_transformer_engine():
+            raise TrainingError("lora_rank needs Megatron's own layers: uninstall transformer_engine, or set it to 0")
         self._runner = ModelRunner(
             self.source,
             self.shape,
@@ -111,8 +113,25 @@ class MegatronEngine(RankEngine):
     def _load_weights(self, folder: Path) -> None:
         self._runner.load(folder)
 
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`RankEngine`. All ranks must iterate to the end."""
+        return self._runner.adapter_tensors()
+
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        return self._optimizer.state()
+        # Copies: with the distributed optimizer float32 weights are in its state as well, and a file has each once.
+        return {**self._optimizer.state(), **{name: tensor.clone() for name, tensor in self._own_adapters().items()}}
 
     def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._optimizer.load_state(tensors)
+        left, adapters = dict(tensors), self._own_adapters()
+        with torch.no_grad():
+            for name, own in adapters.items():
+                found = left.pop(name, None)
+                if found is None or found.shape != own.shape:
+                    raise CheckpointError(f"{name} is missing or of another shape: the adapter is another one")
+                own.copy_(found)
+        self._optimizer.load_state(left)
+
+    def _own_adapters(self) -> dict[str, torch.Tensor]:
+        if not self.settings.lora_rank:
+            return {}
+        return {f"adapter.{number}": p.detach() for number, p in enumerate(self._runner.parameters())}

@@ -14,7 +14,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
+from trinity_bus.training import adapters, checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
@@ -100,6 +100,10 @@ class RankEngine(TrainingEngine):
         """Return the log-probabilities of each sample's response tokens under the present weights."""
 
     @abstractmethod
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return what is trained beside frozen weights, by PEFT's names, whole; nothing where there is no such."""
+
+    @abstractmethod
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
         """Compute gradients anew, and sum them over ranks.
 
@@ -121,7 +125,7 @@ class RankEngine(TrainingEngine):
 
     @abstractmethod
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return this rank's weights, in a fixed order."""
+        """Return this rank's weights that are trained, in a fixed order."""
 
     @abstractmethod
     def _load_weights(self, folder: Path) -> None:
@@ -304,16 +308,18 @@ class RankEngine(TrainingEngine):
 
     def export_hf(self, path: Path) -> None:
         """See :class:`TrainingEngine`."""
-        tensors = self.hf_tensors()
+        tensors, adapter = self.hf_tensors(), self.adapter_tensors()
         if self.layout.rank == 0:
             partial = path.with_name(f".partial-{path.name}")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             hf_folder.write_folder(partial, self.source, tensors, self.dtype)
+            if self.settings.lora_rank:
+                adapters.write_peft(partial / adapters.FOLDER, self.source, adapter, self.settings)
             if path.exists():
                 shutil.rmtree(path)
             partial.rename(path)
-        deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
+        deque((*tensors, *adapter), maxlen=0)  # the other ranks' part in gathering the weights
         self._barrier()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
@@ -356,7 +362,9 @@ class RankEngine(TrainingEngine):
             state = load_file(folder / self._state_file())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / self._state_file()} cannot be read: {error}") from error
-        self._load_weights(folder)
+        if not self.settings.lora_rank:
+            # Else the folder has what the adapters add in it; they are added to what training began with.
+            self._load_weights(folder)
         torch.set_rng_state(state.pop("rng.torch"))
         if self.device_type == "cuda":
             torch.cuda.set_rng_state(state.pop("rng.cuda"))

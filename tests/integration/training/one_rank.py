@@ -27,7 +27,9 @@ LAYOUTS = {
 THOROUGH = ("tp2", "pp2", "dp2")
 """What is made with all checks and objectives."""
 NUMBERS = ("logits", "gradients_of_one_update")
-MORE = (*NUMBERS, "replayed_routes", "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
+MORE = (*NUMBERS, "replayed_routes", "lora", "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
+ADAPTERS = ("tp2, sequence", "qwen2")
+"""One with adapters beside, where tokens are split: the family that more is checked with has none."""
 ALONE = ("an_interruption",)
 """What is for one rank only: where one stops, the others wait for it in vain."""
 
@@ -47,6 +49,8 @@ def run(folder: Path, name: str, port: str) -> None:
             checks = (
                 [c for c in CHECKS if c not in ALONE] if thorough else MORE if family == family_of_more else NUMBERS
             )
+            if (name, family) == ADAPTERS:
+                checks = [*checks, "lora"]
             objectives = tuple(OBJECTIVES)[: None if thorough else 1]
             for check in checks:
                 print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
