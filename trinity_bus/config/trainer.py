@@ -67,7 +67,7 @@ class TrainerSettings(Section):
     ``mini_batches`` is not 1."""
     advantage: str = "grpo"
     """How much better a token did than could be expected: ``grpo``, ``rloo``, ``opmd``, ``remax``, ``stepwise``,
-    ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, or what an installed package registers as
+    ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``gae``, or what an installed package registers as
     ``trinity_bus.advantages``. docs/objectives.md has the formulas of all parts of an objective."""
     loss: str = "ppo"
     """What a token costs, given its advantage: ``ppo``, ``gspo``, ``cispo``, ``topr``, ``opmd``, or what an installed
@@ -87,6 +87,15 @@ class TrainerSettings(Section):
     """With ``advantage=opmd``: what rewards are compared with."""
     opmd_tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """With ``advantage=opmd`` and ``loss=opmd``: strength of the pull to the present policy, in units of reward."""
+    gae_gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With ``advantage=gae``: what a reward is worth a token earlier."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """With ``advantage=gae``: how far the critic is trusted. 0: alone; 1: not at all, it is only a baseline."""
+    critic_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    """Of the critic's AdamW, with ``advantage=gae``. A critic costs the memory of four copies of the model in float32,
+    on every rank."""
+    value_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How far an update may move what the critic expects before its gradient stops. Unset: any way."""
     overlong_buffer: Count | None = None
     """DAPO's overlong shaping: over the last so many tokens before ``mesh.max_tokens`` a response loses more and more
     of its reward. Unset: nothing."""
@@ -121,7 +130,7 @@ class TrainerSettings(Section):
     """How that divergence is estimated from the drawn tokens; what each does to gradients is in docs/objectives.md."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where it is taken into account: in the loss, or in the reward of each token, which only the advantages
-    ``reinforce_plus_plus`` and ``reinforce_plus_plus_baseline`` know how to do."""
+    ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline`` and ``gae`` know how to do."""
     entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the entropy bonus."""
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0

@@ -35,6 +35,9 @@ nothing else is said):
 ``rollout_k3``                  KL(rollout || trained), nats; grows with each update of the step
 ``mismatch_k3``                 the same before the first update: what engine and trainer disagree by
 ``kl``                          KL from the reference, nats
+``critic_loss``                 see ``critic``; with ``advantage=gae``, as the two below
+``critic_grad_norm``            before clipping
+``critic_explained_variance``   1 - Var(returns - values) / Var(returns) of the step, before its updates; at most 1
 ``dpo_accuracy``                of pairs whose chosen answer has gained on the rejected one (dpo)
 ``dpo_margin``                  what it has gained, in nats times ``trainer.dpo_beta`` (dpo)
 ``examples``                    demonstrations or preferences, where there are some
@@ -44,7 +47,8 @@ nothing else is said):
 ``updates_skipped``             that were not made, because loss or gradients were not finite
 ``updates_skipped_in_a_row``    the last ones, those of earlier steps included
 ``reward_mean``, ``_min``, ``_max``, ``_std``  over all samples with a reward
-``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples
+``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples; with advantages that are normalized over the
+                                batch, over trained tokens and before that
 ``samples``, ``samples_trained``, ``groups``, ``groups_skipped``
 ``samples_limited``             drawn with more than a temperature, see ``trainer.limited_sampling``
 ``samples_without_routes``      whose experts the trainer's own routers choose, with ``trainer.router_replay``

@@ -34,6 +34,10 @@ class TrainSample:
     """[response]"""
     ref_logprobs: Float32 | None = None
     """[response]; either all samples of a step have them or none has."""
+    values: Float32 | None = None
+    """[response] what a critic expects from each on."""
+    returns: Float32 | None = None
+    """[response] what it should have expected."""
     temperature: float | None = None
     """At which it was drawn; None where nobody knows."""
     routes: UInt8 | None = None
@@ -195,6 +199,14 @@ def pack(
         ),
         **arrays,
     )
+
+
+def lay(values: Sequence[Float32], arrays: PackedArrays, samples: Sequence[TrainSample]) -> Float32:
+    """Return values of each response as values per position of a micro-batch: the inverse of :func:`unpack`."""
+    flat = np.zeros(len(arrays.tokens), np.float32)
+    for of_sample, sample, start in zip(values, samples, arrays.bounds[:-1].tolist(), strict=True):
+        flat[start + sample.prompt_length - 1 : start + len(sample.tokens) - 1] = of_sample
+    return flat
 
 
 def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | None:

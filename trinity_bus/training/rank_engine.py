@@ -30,6 +30,7 @@ from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import adapters, checkpoint, hf_folder, layout_rules, routes, token_advantages
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.critic import Critic
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
 from trinity_bus.training.families import read_shape
@@ -78,6 +79,11 @@ class RankEngine(TrainingEngine):
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
         self._build()
+        self._critic = (
+            Critic(self._source, settings, layout, before_each=self._stop_if_asked)
+            if Need.VALUES in self._objective.needs
+            else None
+        )
         self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
 
     # ------------------------------------------------------------------------------------------ what an engine brings
@@ -231,7 +237,7 @@ class RankEngine(TrainingEngine):
         return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
 
     def _with_passes(self, updates: Sequence[Update]) -> tuple[list[Update], Metrics]:
-        """Add what the objective needs: log-probabilities of others, and advantages that wait for these."""
+        """Add what the objective needs: log-probabilities of others, values, and advantages from these."""
         samples = [sample for update in updates for sample in update.samples]
         if samples and self._reference is not None:
             own = self._copy_weights()
@@ -242,6 +248,8 @@ class RankEngine(TrainingEngine):
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
             old = self.logprobs(samples)
             samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
+        if samples and self._critic is not None:
+            samples = [replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
         told: Metrics = {}
         if samples and isinstance(self._objective.advantage, TokenAdvantage):
             samples, told = token_advantages.finish(samples, self._objective.advantage, self._objective, self.layout)
@@ -250,6 +258,7 @@ class RankEngine(TrainingEngine):
 
     def _update(self, update: Update, learning_rate: float) -> Metrics | None:
         """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite."""
+        judged = {} if self._critic is None else self._critic.train(update)
         sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
         # What is reported are means over what is trained on, whatever the loss is divided by.
         means = (sums * (update.divisor / update.weight)).tolist()
@@ -265,7 +274,7 @@ class RankEngine(TrainingEngine):
                 )
             return None
         self._skipped_in_a_row = 0
-        return {**metrics, "grad_norm": norm, "micro_batches": float(micro_batches)}
+        return {**metrics, **judged, "grad_norm": norm, "micro_batches": float(micro_batches)}
 
     def _loss(
         self, arrays: PackedArrays, logprobs: torch.Tensor, entropy: torch.Tensor
@@ -333,6 +342,8 @@ class RankEngine(TrainingEngine):
         self._barrier()
         folder = checkpoint.partial_folder(directory, progress.step)
         state = {f"optimizer.{name}": tensor for name, tensor in self._optimizer_state().items()}
+        if self._critic is not None:
+            state |= {f"critic.{name}": tensor for name, tensor in self._critic.state().items()}
         state["rng.torch"] = torch.get_rng_state()
         if self.device_type == "cuda":
             state["rng.cuda"] = torch.cuda.get_rng_state()
@@ -368,7 +379,9 @@ class RankEngine(TrainingEngine):
         torch.set_rng_state(state.pop("rng.torch"))
         if self.device_type == "cuda":
             torch.cuda.set_rng_state(state.pop("rng.cuda"))
-        self._load_optimizer_state({name.removeprefix("optimizer."): tensor for name, tensor in state.items()})
+        self._load_optimizer_state(_below("optimizer.", state))
+        if self._critic is not None:
+            self._critic.load_state(_below("critic.", state))
         self.progress = progress
         return progress
 
@@ -397,6 +410,11 @@ class RankEngine(TrainingEngine):
     def _barrier(self) -> None:
         if self.layout.world_size > 1:
             dist.barrier()
+
+
+def _below(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what of a state has names with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def _means(reports: Sequence[Metrics]) -> Metrics:

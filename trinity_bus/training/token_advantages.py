@@ -14,7 +14,8 @@ import torch.distributed as dist
 from schemas.experience import Float32
 from schemas.record import Metrics
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.objectives.advantages.advantage import Float64, TokenAdvantage
+from trinity_bus.training.objectives.advantages.advantage import EQUAL, Float64, TokenAdvantage
+from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.packing import TrainSample
 
@@ -32,21 +33,30 @@ def finish(
         objective: Knows what the divergence from a reference costs.
         layout: Where this process stands.
     """
-    # What examples say has none.
-    found = {
-        place: advantage.finish((sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64))
-        for place, sample in enumerate(samples)
-        if sample.drawn
-    }
-    mean, std, lowest, highest = _statistics(np.concatenate([np.empty(0), *found.values()]), layout)
+    found: dict[int, Float64] = {}
+    expected: dict[int, Float64] = {}
+    for place, sample in enumerate(samples):
+        if sample.drawn:  # what examples say has none
+            rewards = (sample.advantages - _penalties(sample, objective))[sample.mask].astype(np.float64)
+            values = np.zeros(len(rewards)) if sample.values is None else sample.values[sample.mask].astype(np.float64)
+            found[place], expected[place] = advantage.finish(rewards, values), values
+    mean, std, lowest, highest = _statistics(list(found.values()), layout)
     finished = [
-        replace(sample, advantages=_placed((found[place] - mean) / (std + _EPSILON), sample))
+        replace(
+            sample,
+            advantages=_placed((found[place] - mean) / (std + _EPSILON), sample),
+            returns=None if sample.values is None else _placed(expected[place] + found[place], sample),
+        )
         if sample.drawn
         else sample
         for place, sample in enumerate(samples)
     ]
     metrics = {"mean": mean, "std": std, "min": lowest, "max": highest}
-    return finished, {f"advantage_{name}": value for name, value in metrics.items()}
+    told = {f"advantage_{name}": value for name, value in metrics.items()}
+    if Need.VALUES in advantage.needs:
+        _, spread, _, _ = _statistics([expected[place] + found[place] for place in found], layout)
+        told["critic_explained_variance"] = 1 - std**2 / spread**2 if spread > EQUAL else 0.0
+    return finished, told
 
 
 def _penalties(sample: TrainSample, objective: Objective) -> Float32:
@@ -64,8 +74,9 @@ def _placed(values: Float64, sample: TrainSample) -> Float32:
     return placed
 
 
-def _statistics(values: Float64, layout: Layout) -> tuple[float, float, float, float]:
+def _statistics(parts: Sequence[Float64], layout: Layout) -> tuple[float, float, float, float]:
     """Return mean, deviation, lowest and highest of the values of all ranks; zeros where nobody has any."""
+    values = np.concatenate([np.empty(0), *parts])
     sums = torch.tensor([len(values), values.sum(), np.square(values).sum()], dtype=torch.float64, device=layout.device)
     ends = torch.tensor(
         [-values.min(initial=np.inf), values.max(initial=-np.inf)], dtype=torch.float64, device=layout.device

@@ -21,6 +21,7 @@ from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
+from trinity_bus.training.padding import padded
 from trinity_bus.training.rank_engine import RankEngine
 
 _ADAPTER: Final = ("lora_A", "lora_B")
@@ -133,12 +134,9 @@ class TorchEngine(RankEngine):
             arrays = packing.pack(
                 [samples[i] for i in indices], token_weight=token_weight, temperature=self.settings.temperature
             )
-            real = torch.arange(arrays.longest) < torch.from_numpy(arrays.bounds).diff()[:, None]
-            # Padding comes after each sequence, where attention that is causal never looks.
-            tokens = torch.zeros(real.shape, dtype=torch.long)
-            tokens[real] = torch.from_numpy(arrays.tokens)
-            logits = self._network(input_ids=tokens.to(self.layout.device), use_cache=False).logits
-            logp = (logits[real.to(self.layout.device)] / self._tensor(arrays.temperatures)[:, None]).log_softmax(-1)
+            tokens, real = padded(arrays, self.layout.device)
+            logits = self._network(input_ids=tokens, use_cache=False).logits
+            logp = (logits[real] / self._tensor(arrays.temperatures)[:, None]).log_softmax(-1)
             logprobs = logp.gather(1, self._tensor(arrays.targets)[:, None])[:, 0]
             yield indices, arrays, logprobs, -(logp.exp() * logp).sum(1)
 

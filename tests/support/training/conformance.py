@@ -46,9 +46,10 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
         "kl_coef": 0.1,
         "kl_estimator": "k2",
     },
-    "topr, reinforce++, kl in the reward": {
+    "topr, a critic, kl in the reward": {
         "loss": "topr",
-        "advantage": "reinforce_plus_plus",
+        "advantage": "gae",
+        "gae_lambda": 0.9,
         "kl_coef": 0.1,
         "kl_placement": "reward",
     },
@@ -280,7 +281,9 @@ def replayed_routes(subject: Subject) -> None:
 
 
 def restart(subject: Subject) -> None:
-    settings = {"kl_coef": 0.1, "old_logprobs": "recompute", "mini_batches": 3, "warmup_steps": 3}
+    settings = {
+        "kl_coef": 0.1, "old_logprobs": "recompute", "mini_batches": 3, "warmup_steps": 3, "advantage": "gae"
+    }  # fmt: skip
     undisturbed = subject.make(**settings)
     expected = [timeless(undisturbed.train_step(batch(step))) for step in range(3)]
 

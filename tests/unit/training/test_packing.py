@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.packing import TrainSample, context_part, divided, first_fit_decreasing, pack, unpack
+from trinity_bus.training.packing import TrainSample, context_part, divided, first_fit_decreasing, lay, pack, unpack
 from trinity_bus.training.samples import prepare
 
 lengths_of_samples = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -100,3 +100,17 @@ def test_bins_are_divided_into_as_many_as_there_can_be(sizes: list[int], wanted:
     assert [item for one in found for item in one] == list(range(sum(sizes)))
     assert len(found) == max(len(sizes), min(wanted, sum(sizes)))
     assert all(found)
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_what_is_laid_out_is_found_again(multiple: int) -> None:
+    samples = [
+        sample(list(range(n)), prompt, advantage=0.0, mask=[True] * (n - prompt))
+        for n, prompt in ((7, 3), (2, 1), (7, 5))
+    ]
+    values = [np.arange(1, len(s.mask) + 1, dtype=np.float32) for s in samples]
+    arrays = pack(samples, token_weight=1.0, multiple=multiple)
+    flat = lay(values, arrays, samples)
+    assert ((flat > 0) == (arrays.weight > 0)).all()
+    for found, expected in zip(unpack(flat, arrays, samples), values, strict=True):
+        np.testing.assert_array_equal(found, expected)

@@ -26,7 +26,7 @@ def scored(rewards: list[float]) -> list[ScoredSample]:
     ]
 
 
-def train_sample(mask: list[bool], rewards: Float32, seed: int, *, reference: bool) -> TrainSample:
+def train_sample(mask: list[bool], rewards: Float32, seed: int, *, values: bool, reference: bool) -> TrainSample:
     rng, n = np.random.default_rng(seed), len(mask)
     old = -rng.exponential(1.0, n).astype(np.float32)
     return TrainSample(
@@ -37,11 +37,12 @@ def train_sample(mask: list[bool], rewards: Float32, seed: int, *, reference: bo
         rollout_logprobs=old,
         old_logprobs=old,
         ref_logprobs=(old + rng.normal(0, 0.5, n)).astype(np.float32) if reference else None,
+        values=rng.normal(0, 1, n).astype(np.float32) if values else None,
     )
 
 
 def finished(
-    rewards: list[float], *, reference: bool = False, **settings: Any
+    rewards: list[float], *, values: bool = False, reference: bool = False, **settings: Any
 ) -> tuple[list[TrainSample], list[TrainSample], dict[str, float]]:
     """The samples before and after, and what is told."""
     objective = Objective(TrainerSettings(**settings))
@@ -50,7 +51,7 @@ def finished(
     assert first is not None
     assert second is not None
     samples = [
-        train_sample(mask, of_sample, seed, reference=reference)
+        train_sample(mask, of_sample, seed, values=values, reference=reference)
         for seed, (mask, of_sample) in enumerate(zip(MASKS, [*first, *second], strict=True))
     ]
     done, told = finish(samples, objective.advantage, objective, Layout.alone(torch.device("cpu")))
@@ -88,7 +89,7 @@ def test_reinforce_plus_plus_with_a_baseline_takes_the_mean_of_the_task() -> Non
 
 
 def test_kl_in_the_reward_is_what_is_still_to_come_of_it() -> None:
-    settings = {"kl_coef": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}
+    settings: dict[str, Any] = {"kl_coef": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}
     samples, found, _ = finished([1.0, 3.0, 0.5], reference=True, advantage="reinforce_plus_plus", **settings)
     expected = []
     for sample, reward in zip(samples, [1.0, 3.0, 0.5], strict=True):
@@ -98,8 +99,32 @@ def test_kl_in_the_reward_is_what_is_still_to_come_of_it() -> None:
     check(found, expected)
 
 
+@pytest.mark.parametrize(("gamma", "decay"), [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0)])
+def test_gae_is_the_sum_of_what_surprised_the_critic(gamma: float, decay: float) -> None:
+    settings: dict[str, Any] = {"advantage": "gae", "gae_gamma": gamma, "gae_lambda": decay}
+    samples, found, told = finished([1.0, 3.0, 0.5], values=True, **settings)
+    expected, every_return = [], []
+    for sample, done, reward in zip(samples, found, [1.0, 3.0, 0.5], strict=True):
+        assert sample.values is not None
+        assert done.returns is not None
+        values = [*sample.values[sample.mask].astype(float).tolist(), 0.0]
+        n = len(values) - 1
+        rewards = [0.0] * (n - 1) + [reward]
+        surprises = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(n)]
+        advantages = [sum((gamma * decay) ** (u - t) * surprises[u] for u in range(t, n)) for t in range(n)]
+        expected.append(advantages)
+        returns = [value + advantage for value, advantage in zip(values[:-1], advantages, strict=True)]
+        assert done.returns[done.mask].tolist() == pytest.approx(returns, rel=1e-5, abs=1e-6)
+        every_return += returns
+        if gamma == decay == 1.0:
+            assert returns == pytest.approx([reward] * n, abs=1e-9)
+    check(found, expected)
+    unexplained = np.var([value for of_sample in expected for value in of_sample]) / np.var(every_return)
+    assert told["critic_explained_variance"] == pytest.approx(1 - unexplained)
+
+
 def test_a_sample_without_a_reward_is_known_by_it() -> None:
-    (found,) = Objective(TrainerSettings(advantage="reinforce_plus_plus")).advantage([scored([NAN, 1.0, 2.0])])
+    (found,) = Objective(TrainerSettings(advantage="gae")).advantage([scored([NAN, 1.0, 2.0])])
     assert found is not None
     assert np.isnan(found[0]).any()
     np.testing.assert_array_equal(found[1], [0.0, 1.0])

@@ -11,3 +11,5 @@ class Need(enum.Flag):
     """Log-probabilities under the weights at the start of the step."""
     REFERENCE_LOGPROBS = enum.auto()
     """Log-probabilities under the model that training began with; a copy of it is kept in memory."""
+    VALUES = enum.auto()
+    """What a critic expects from each token on; it is a model of its own, trained beside the policy."""

@@ -23,6 +23,7 @@ BUILT_IN: Final[dict[str, dict[str, str]]] = {
         "stepwise": "advantages.stepwise:StepWise",
         "reinforce_plus_plus": "advantages.reinforce:ReinforcePlusPlus",
         "reinforce_plus_plus_baseline": "advantages.reinforce:ReinforcePlusPlusBaseline",
+        "gae": "advantages.gae:GAE",
     },
     "loss": {
         "ppo": "losses.ppo:PPO",

@@ -151,7 +151,7 @@ class RunAdvantage(Advantage):
 
 
 class TokenAdvantage(Advantage):
-    """Advantages that wait for what a reference says of each token.
+    """Advantages that wait for what a reference or a critic says of each token.
 
     ::
 
@@ -171,11 +171,12 @@ class TokenAdvantage(Advantage):
         return [sample.reward for sample in samples]
 
     @abstractmethod
-    def finish(self, rewards: Float64) -> Float64:
+    def finish(self, rewards: Float64, values: Float64) -> Float64:
         """Compute the advantages of a sample.
 
         Args:
             rewards: [trained tokens]
+            values: [trained tokens] what a critic expects from each on; zeros where there is no critic.
 
         Returns:
             [trained tokens]

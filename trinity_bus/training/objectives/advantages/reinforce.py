@@ -21,8 +21,9 @@ from trinity_bus.training.objectives.advantages.advantage import Float64, Scored
 class ReinforcePlusPlus(TokenAdvantage):
     """What comes of a token, normalized over the batch."""
 
-    def finish(self, rewards: Float64) -> Float64:
+    def finish(self, rewards: Float64, values: Float64) -> Float64:
         """See :meth:`TokenAdvantage.finish`."""
+        del values  # there is no critic
         return np.cumsum(rewards[::-1])[::-1]
 
 
