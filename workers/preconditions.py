@@ -98,6 +98,8 @@ def gateway_keys(settings: Settings) -> dict[str, str]:
     named: dict[str, str] = {}
     for number, one in enumerate(part for part in re.split(r"[\s,]+", keys) if part):
         name, told, key = one.rpartition(":")
+        if told and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", name):
+            raise ConfigError(f"gateway.api_keys: name {number} has something beside 32 letters, digits and ._-")
         if len(key) < MIN_KEY_CHARS:
             raise ConfigError(f"gateway.api_keys: key {number} has less than {MIN_KEY_CHARS} characters")
         if key in named:

@@ -16,6 +16,7 @@ from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.speech import Speech
 
+_NO_TEMPLATE = "the model's tokenizer has no chat template; send a prompt"
 _log = logging.getLogger(__name__)
 
 type Tools = Sequence[ToolSchema] | None
@@ -95,6 +96,50 @@ def after[T: (str, list[int])](opening: T, whole: T) -> T:
     return whole[len(opening) :]
 
 
+class PromptsOnly:
+    """Of a model without a chat template: it completes prompts, and conversations are refused."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
+        """Refuse it.
+
+        Raises:
+            ChatError: Always.
+        """
+        del messages, tools
+        raise ChatError(_NO_TEMPLATE)
+
+    def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
+        """Refuse it.
+
+        Raises:
+            ChatError: Always.
+        """
+        del drawn, messages, tools
+        raise ChatError(_NO_TEMPLATE)
+
+    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
+        """Return it as text."""
+        del tools
+        return ParsedTurn(self._tokenizer.decode(list(drawn.token_ids)), None, (), ())
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str]) -> Speech:
+        """Show it as text."""
+        del prompt
+        return Speech(self._tokenizer, stop=stop, plain=True)
+
+    def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
+        """Refuse it.
+
+        Raises:
+            ChatError: Always.
+        """
+        del message, tools
+        raise ChatError(_NO_TEMPLATE)
+
+
 def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
     """Return the renderer of a model.
 
@@ -113,7 +158,7 @@ def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
             _log.debug("the package renderers writes conversations with %s", name)
             return PackagedRenderer(tokenizer, options)
     if not tokenizer.chat_template:
-        raise ChatError("the model's tokenizer has no chat template; send a prompt")
+        raise ChatError(_NO_TEMPLATE)
     from trinity_bus.chat.template import TemplateRenderer
 
     return TemplateRenderer(tokenizer, **options)

@@ -73,7 +73,8 @@ class Conversation:
     @property
     def task_id(self) -> str:
         """Under which it is contributed, unless the feedback names another."""
-        return self.name if self.part == 1 else f"{self.name}/{self.part}"
+        name = f"{self.owner}/{self.name}"
+        return name if self.part == 1 else f"{name}/{self.part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class Sessions:
     """
 
     def __init__(self, renderer: Renderer, sampling: Sampling, *, most: int, keep_s: float) -> None:
-        self._renderer = renderer
+        self.renderer = renderer
+        """The model's."""
         self._sampling = sampling
         self._most = most
         self._keep_s = keep_s
@@ -134,7 +136,7 @@ class Sessions:
         key = owner, name
         known = self._open.get(key)
         if known is None:
-            known = self._open[key] = Conversation(owner, name, Session(self._renderer), self._sampling, now, single)
+            known = self._open[key] = Conversation(owner, name, Session(self.renderer), self._sampling, now, single)
             self._forget(now)
         elif len(known.session.samples) >= MOST_SAMPLES or len(known.answers) >= MOST_SAMPLES:
             raise ConversationFullError(f"session {name!r} has {MOST_SAMPLES} answers: begin another one")
@@ -149,9 +151,8 @@ class Sessions:
 
         Nothing is noted of one that came when its conversation was contributed, or forgotten, already.
         """
-        if self._open.get((conversation.owner, conversation.name)) is not conversation:
-            return
-        if conversation.session is not session:
+        known = self._open.get((conversation.owner, conversation.name))
+        if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
         self._places[conversation.owner, answer_id] = conversation, list(places)
@@ -227,7 +228,7 @@ class Sessions:
             if self._open.get((one.owner, one.name)) is one:
                 self._drop(one)
                 if not one.single:
-                    one.session = Session(self._renderer)
+                    one.session = Session(self.renderer)
                     one.answers, one.rewards, one.part = [], {}, one.part + 1
                     self._open[one.owner, one.name] = one
 

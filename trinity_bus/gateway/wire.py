@@ -41,7 +41,6 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A ``Sampling``."""
     n: int = 1
     stream: bool = False
-    traceparent: str | None = None
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
@@ -86,7 +85,7 @@ def decode_ask(body: bytes) -> Ask:
     """
     try:
         ask = _ASKS.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"no request: {error}") from error
     if not 1 <= ask.n <= MAX_RESPONSES:
         raise WireError(f"n is {ask.n}; from 1 to {MAX_RESPONSES}")
@@ -125,7 +124,7 @@ class Frames:
             del self._held[:end]
             try:
                 frame = _FRAMES.decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise WireError(f"no frame: {error}") from error
             if isinstance(frame, Drawn) and (len(frame.token_ids) != len(frame.logprobs) or len(frame.token_ids) % 4):
                 raise WireError("a frame with other tokens than log-probabilities")

@@ -25,6 +25,7 @@ _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
 EXTRAS = {
     "matplotlib": _WHOLE_MESH,
     "megatron": "trainer-cpu",
+    "prometheus_client": "gateway",
     "pyarrow": "tasksets",
     "reasoning_gym": "gym",
     "safetensors": _WHOLE_MESH,

@@ -119,7 +119,7 @@ class HttpSide:
                 self._under_way.discard(task)
 
     async def _whole(self, ask: wire.Ask, sampling: Sampling) -> web.Response:
-        drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n, ask.traceparent)
+        drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n)
         frames = (
             self._frame(EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions))
             for i, one in enumerate(drawn)
@@ -129,7 +129,7 @@ class HttpSide:
     async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
-            deltas = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n, ask.traceparent)
+            deltas = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n)
             async with aclosing(deltas):
                 async for delta in deltas:
                     if response is None:

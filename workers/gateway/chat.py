@@ -42,7 +42,7 @@ class OpenAI:
         if asked.stream:
             return await self._stream_chat(request, talk, asked, prompt)
         drawings = await talk.draw(prompt.token_ids, asked.sampling, asked.n)
-        said = talk.said(prompt, drawings, asked.sampling.stop or ())
+        said = talk.said(prompt, asked.sampling, drawings)
         choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
         answer = ChatAnswer(talk.id, talk.created, self._desk.model, len(prompt.token_ids), choices)
         return json_response(answer.body())
@@ -56,7 +56,7 @@ class OpenAI:
         if asked.stream:
             return await self._stream_completions(request, talk, asked, shape)
         drawings = await talk.draw(asked.prompt, asked.sampling, asked.n)
-        talk.completed(asked.prompt, drawings)
+        talk.completed(asked.prompt, asked.sampling, drawings)
         choices = [(self._text(asked, one), one.finish_reason) for one in drawings]
         return json_response(shape.body(choices, _drawn(drawings)))
 
@@ -86,7 +86,7 @@ class OpenAI:
         drawings = await talk.stream(prompt.token_ids, asked.sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
-        said = talk.said(prompt, drawings, stop)
+        said = talk.said(prompt, asked.sampling, drawings)
         ends = [end for i, one in enumerate(said) for end in last(i, one, drawings[i])]
         if asked.include_usage:
             ends.append(stream.usage(len(prompt.token_ids), _drawn(drawings)))
@@ -106,7 +106,7 @@ class OpenAI:
         drawings = await talk.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
-        talk.completed(asked.prompt, drawings)
+        talk.completed(asked.prompt, asked.sampling, drawings)
         ends: list[Any] = [
             shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason) for i, one in enumerate(drawings)
         ]

@@ -9,7 +9,8 @@ no request, or what the engine  400; larger than ``gateway.max_body_mib``: 413
 refuses
 a model that is not served, an  404
 answer that is not known
-no explorer                     503, with ``Retry-After``
+no explorer; no coordinator,    503, with ``Retry-After``
+for a commit
 an explorer that is slow        504
 explorers that fail             502
 a fault of this program         500; the traceback is in the log
@@ -29,7 +30,7 @@ from aiohttp import web
 
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import error_body
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.explorers import EngineFailedError, EngineSlowError, NoEngineError, RequestRefusedError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 
@@ -115,7 +116,7 @@ def status_of(error: Exception) -> tuple[int, str]:
             return 400, _REFUSED
         case UnknownModelError() | UnknownAnswerError():
             return 404, "not_found_error"
-        case NoEngineError():
+        case NoEngineError() | BusError() | NoCoordinatorError():
             return 503, "overloaded_error"
         case EngineSlowError():
             return 504, "timeout_error"

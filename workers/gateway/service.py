@@ -8,6 +8,8 @@
            <------------- text ---------         <-- token ids ------
     explorer-events --heartbeats--> whom to ask: model, pool, address, version, load
 
+    after an answer --turn--> turns;    POST /feedback, /commit --> experiences, commands: Contribute <-- replies
+
     stop:   requests under way have ``drain_s``; then the port is closed
 
 Kafka stands between no request and its answer. Gateways know nothing of each other: any number of them work beside each
@@ -20,7 +22,7 @@ an explorer                   its requests go to another one, see ``trinity_bus.
 all explorers                 503, until one is heard of
 the broker                    requests are answered by the explorers that are known; they are asked as long as they were
                               heard of within ``gateway.explorer_silence_s`` before
-this process                  its clients' requests fail; what they have not given feedback on is lost
+this process                  its clients' requests fail; what was not contributed is lost
 ============================  ==========================================================================================
 """
 
@@ -34,9 +36,11 @@ from aiohttp import web
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.sampling import Sampling
-from schemas.topics import EXPLORER_EVENTS
-from trinity_bus.bus import Bus, Received, TopicFollower
+from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
+from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
+from trinity_bus.chat.renderer import PromptsOnly
+from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError
 from trinity_bus.gateway.explorers import Explorers
@@ -46,13 +50,17 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.telemetry import setup_telemetry
 from workers.gateway.chat import OpenAI
+from workers.gateway.contributions import WORKFLOW, Contributions
 from workers.gateway.door import Door, json_response
+from workers.gateway.messages import Anthropic
+from workers.gateway.metrics import Figures
 from workers.gateway.talk import Desk
+from workers.gateway.turns import TurnLog
 from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
 
 log = logging.getLogger("workers.gateway")
 
-_OPEN: Final = frozenset({"/health"})
+_OPEN: Final = frozenset({"/health", "/metrics"})
 _DRAIN_S: Final = 10.0
 
 
@@ -93,8 +101,9 @@ class Gateway:
         )
         """Whom it asks."""
         sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
-        self._sessions = Sessions(renderer_for(tokenizer), sampling, most=own.max_sessions, keep_s=own.session_s)
-        self._desk = Desk(own.served, tokenizer, self.explorers, self._sessions, sampling)
+        renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
+        self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)
+        self._tokenizer, self._sampling = tokenizer, sampling
         self._door = Door(gateway_keys(settings), _OPEN, most=own.max_requests, max_body_mib=own.max_body_mib)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.address = ""
@@ -113,7 +122,17 @@ class Gateway:
             await follower.start()
             stack.push_async_callback(follower.stop)
             await stack.enter_async_context(self.explorers)
-            runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_S)
+            producer = await stack.enter_async_context(self._bus.producer())
+            channel = await stack.enter_async_context(CommandChannel(self._bus, producer, name=self._own.name))
+            turns = TurnLog(producer, gateway=self._own.name, incarnation=channel.client, workflow=WORKFLOW)
+            sending = asyncio.create_task(turns.run(), name="turns")
+            stack.push_async_callback(_ended, sending)
+            runner = web.AppRunner(
+                self._app(producer, channel, turns),
+                access_log=None,
+                handler_cancellation=True,
+                shutdown_timeout=_DRAIN_S,
+            )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             try:
@@ -127,14 +146,27 @@ class Gateway:
             log.info("gateway %s is ready at http://%s/v1", self._own.name, self.address)
             await self._lost
 
-    def _app(self) -> web.Application:
+    def _app(self, producer: Producer, channel: CommandChannel, turns: TurnLog) -> web.Application:
+        desk = Desk(self._own.served, self._tokenizer, self.explorers, self._sessions, self._sampling, turns)
+        contributions = Contributions(
+            self._sessions,
+            producer,
+            channel,
+            model=self._own.model,
+            max_record_bytes=self._bus.settings.max_message_bytes(EXPERIENCES),
+        )
         app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
-        openai = OpenAI(self._desk)
+        openai, anthropic = OpenAI(desk), Anthropic(desk)
         for prefix in ("", "/sessions/{session}"):
             app.router.add_post(f"{prefix}/v1/chat/completions", openai.chat)
             app.router.add_post(f"{prefix}/v1/completions", openai.completions)
+            app.router.add_post(f"{prefix}/v1/messages", anthropic.messages)
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", anthropic.count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_post(f"{prefix}/feedback", contributions.feedback)
+        app.router.add_post("/commit", contributions.commit)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", Figures(self._door, desk, contributions).answer)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -155,3 +187,8 @@ class Gateway:
                 self._fleet.heard(beat, time.monotonic())
             case ExplorerLeft() as left:
                 self._fleet.left(left)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

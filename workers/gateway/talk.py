@@ -9,8 +9,9 @@
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Conversation, Sessions
 from workers.gateway.door import OWNER, UnknownModelError
+from workers.gateway.turns import TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -40,6 +42,9 @@ class Desk:
     sessions: Sessions
     sampling: Sampling
     """How all is drawn."""
+    turns: TurnLog
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Of prompts, and of responses."""
 
     def check_model(self, asked: str) -> None:
         """Refuse another model than that which is served.
@@ -104,18 +109,29 @@ class Talk:
             await events.send([events.failure(error)])
             return None
 
-    def said(self, prompt: Prompt, drawings: Sequence[Drawing], stop: Sequence[str]) -> list[Said]:
+    def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[Said]:
         """Take the answers to a prompt into the conversation."""
-        said = [self.session.add(prompt, one, stop) for one in drawings]
-        self._note([(one.sample, one.turn) for one in said])
+        said = [self.session.add(prompt, one, sampling.stop or ()) for one in drawings]
+        self._note(prompt.token_ids, sampling, drawings, [(one.sample, one.turn) for one in said])
         return said
 
-    def completed(self, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
+    def completed(self, prompt: Sequence[int], sampling: Sampling, drawings: Sequence[Drawing]) -> None:
         """Take the completions of a prompt that is no conversation."""
-        self._note([(self.session.add_alone(prompt, one).number, 0) for one in drawings])
+        places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]
+        self._note(prompt, sampling, drawings, places)
 
-    def _note(self, places: Iterable[tuple[int, int]]) -> None:
+    def _note(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        drawings: Sequence[Drawing],
+        places: Iterable[tuple[int, int]],
+    ) -> None:
+        task_id, number = self.conversation.task_id, len(self.conversation.answers)
         self.desk.sessions.answered(self.conversation, self.session, self.id, places)
+        self.desk.turns.keep(task_id, number, prompt, sampling, drawings)
+        self.desk.tokens["prompt"] += len(prompt)
+        self.desk.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 
 
 class Events:

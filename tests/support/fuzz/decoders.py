@@ -21,6 +21,8 @@ from schemas.trainable import Bounds
 from schemas.vectors import INT32
 from trinity_bus.bus.headers import header
 from trinity_bus.coordination import StateError
+from trinity_bus.gateway import wire
+from trinity_bus.gateway.explorers import Drawing
 from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
@@ -101,6 +103,8 @@ def targets(folder: Path) -> list[Target]:
         Target(
             "heads of deltas", _delta_head, (WireError,), [DELTA.frame(DeltaHead("a", "b", (Change(1, 2, 1),)))], 0.3
         ),
+        Target("asks of gateways", wire.decode_ask, (wire.WireError,), _asks(), 0.5),
+        Target("frames for gateways", _frames_for_gateways, (wire.WireError,), _drawn(), 0.5),
         Target("positions", unpack_positions, (StateError,), [positions], 0.4),
         Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
     ]
@@ -241,6 +245,23 @@ def _datagrams_of_nursery() -> list[bytes]:
         control.RunnerExited(1, "was killed"),
     )
     return [_body(message) for message in said]
+
+
+def _asks() -> list[bytes]:
+    return [wire.encode_ask(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={"stop": ["a"], "top_p": 0.5}, n=2))]
+
+
+def _drawn() -> list[bytes]:
+    drawn = wire.Drawn(index=0, token_ids=wire.token_bytes([1]), logprobs=wire.logprob_bytes([-0.5]), version=1)
+    last = msgspec.structs.replace(drawn, finish_reason="stop", versions=[(0, 1)])
+    return [wire.encode_frame(drawn) + wire.encode_frame(last), wire.encode_frame(wire.Failed(reason="no"))]
+
+
+def _frames_for_gateways(value: bytes) -> None:
+    drawing = Drawing()
+    for frame in wire.Frames().feed(value):
+        if isinstance(frame, wire.Drawn):
+            drawing.add(frame)
 
 
 def _safetensors() -> bytes:

@@ -52,7 +52,7 @@ class Rig:
             "state": "ready",
             "slots": 1,
             "model_version": 0,
-            "address": self.sides[name].address,
+            **({"address": self.sides[name].address} if name in self.sides else {}),
             **said,
         }
         await (await FakeBus(self.log).producer().send(EXPLORER_EVENTS, name, ExplorerHeartbeat(**beat)))

@@ -256,7 +256,15 @@ def new_stack(folder: Path, found: Images) -> ComposeStack:
         folder: For the file of what differs here.
         found: The images that there are.
     """
-    names = ("KAFKA_PORT", "OTLP_PORT", "JAEGER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT", "GRAFANA_PORT")
+    names = (
+        "KAFKA_PORT",
+        "OTLP_PORT",
+        "JAEGER_PORT",
+        "PROMETHEUS_PORT",
+        "ALERTMANAGER_PORT",
+        "GRAFANA_PORT",
+        "GATEWAY_PORT",
+    )
     ports = dict(zip(names, quiet_ports(len(names)), strict=True))
     files = [FOLDER / name for name in FILES]
     # All traces, and soon: tests look for the trace of a certain task, which most likely nothing is wrong with.

@@ -217,3 +217,27 @@ async def test_a_client_that_goes_away_takes_its_request_along() -> None:
     async with asyncio.timeout(60):
         with pytest.raises(WorkflowError, match="asked the model nothing"):
             await workflow(solve).run(TASK, context)
+
+
+async def test_a_request_that_an_agent_leaves_behind_does_not_keep_its_run_from_ending() -> None:
+    asked = asyncio.Event()
+    left: list[asyncio.Future[Any]] = []
+
+    class Slow(ScriptedEngine):
+        async def generate(self, *_: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+    async def solve(task: Task, model: Endpoint) -> float:
+        api = client(model)
+        left.append(asyncio.ensure_future(api.chat.completions.create(model="any", messages=[USER])))
+        await asked.wait()
+        return 1.0
+
+    engine = Slow([])
+    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=1)
+    async with asyncio.timeout(30):
+        with pytest.raises(WorkflowError, match="asked the model nothing"):
+            await workflow(solve).run(TASK, context)
+    await asyncio.wait(left)
+    assert left[0].exception() is not None

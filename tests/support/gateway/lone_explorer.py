@@ -1,0 +1,27 @@
+"""``python -m tests.support.gateway.lone_explorer``: an explorer's HTTP side on a FAKE engine, to be killed.
+
+It prints its address. Of each answer, ``abcdef``, it draws three tokens and no more.
+"""
+
+import asyncio
+import sys
+
+from tests.support.fakes.engine import FakeEngine
+from tests.support.gateway.rig import SECRET
+from trinity_bus.config import ExplorerSettings
+from workers.explorer.http_side import HttpSide
+from workers.explorer.served_version import ServedVersion
+
+
+async def main() -> None:
+    """Answers."""
+    engine = FakeEngine(answer="abcdef", version=1)
+    engine.hang_after = 3
+    async with HttpSide(ExplorerSettings(http_port=0, http_key=SECRET), engine, ServedVersion(1)) as side:
+        sys.stdout.write(f"{side.address}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

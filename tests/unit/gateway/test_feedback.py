@@ -1,0 +1,135 @@
+"""Feedback and commit with OpenAI's client, on FAKE engines and a FAKE coordinator; Anthropic's client."""
+
+from typing import Any
+
+import aiohttp
+import anthropic
+import pytest
+
+from schemas import ExperienceGroup, Turn
+from schemas.topics import EXPERIENCES, TURNS
+from tests.support.fakes.coordinator import FakeCoordinator
+from tests.support.fakes.log import FakeBus
+from tests.support.gateway.rig import KEY, OTHERS_KEY, Rig, rig
+from tests.support.mesh.records import record_of
+from tests.support.mesh.waiting import until
+
+ASKED: list[Any] = [{"role": "user", "content": "6*7="}]
+
+
+async def post(here: Rig, path: str, key: str = KEY, **body: Any) -> tuple[int, Any]:
+    headers = {"x-api-key": key}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{here.url}{path}", json=body) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def ask(here: Rig, session: str | None = None, **options: Any) -> str:
+    async with here.client(session=session) as client:
+        answer = await client.chat.completions.create(model="policy", messages=ASKED, **options)
+    return str(answer.id)
+
+
+async def test_what_has_a_reward_is_contributed_with_the_tokens_that_were_drawn() -> None:
+    async with rig() as here, FakeCoordinator(FakeBus(here.log)).running() as coordinator:
+        answers = [await ask(here, n=2), await ask(here)]
+        assert await post(here, "/feedback", reward=1, msg_ids=answers) == (200, {"status": "success", "counted": 2})
+        assert (await post(here, "/feedback", reward=0, msg_ids=answers))[1]["counted"] == 0
+        status, body = await post(here, "/commit")
+        assert (status, body["refused"]) == (200, {})
+        assert body["contributed"] == {f"me/{answers[0]}": 2, f"me/{answers[1]}": 1}
+        assert set(coordinator.contributed) == set(body["contributed"])
+        groups = [record_of(received) for received in here.log.all(EXPERIENCES)]
+        for sample in [sample for group in groups for sample in group.samples()]:
+            assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
+            assert (sample.mask.tolist(), sample.logprobs.tolist(), sample.reward) == ([True] * 2, [-0.5] * 2, 1.0)
+        assert all(isinstance(group, ExperienceGroup) for group in groups)
+        assert (await post(here, "/commit"))[1]["contributed"] == {}
+
+
+async def test_a_known_task_is_refused_by_that_name_and_not_tried_again() -> None:
+    async with rig() as here, FakeCoordinator(FakeBus(here.log)).running():
+        for wanted in (200, 409):
+            await post(here, "/feedback", reward=1, msg_ids=[await ask(here)], task_id="mine")
+            status, body = await post(here, "/commit")
+            assert status == wanted
+        assert body["refused"]["mine"].startswith("known_task")
+        assert await post(here, "/commit") == (200, {"status": "success", "contributed": {}, "refused": {}})
+
+
+async def test_feedback_on_what_is_unknown_or_no_feedback_is_refused() -> None:
+    async with rig() as here:
+        answer = await ask(here)
+        for status, body in (
+            (404, {"reward": 1, "msg_ids": ["unknown"]}),
+            (404, {"reward": 1, "session": "unknown"}),
+            (400, {"reward": "much", "msg_ids": [answer]}),
+            (400, {"reward": 1}),
+            (400, {"reward": 1, "msg_ids": [answer], "unknown": 1}),
+            (400, {"reward": 1, "msg_ids": [answer], "task_id": "no id"}),
+        ):
+            assert (await post(here, "/feedback", **body))[0] == status
+        assert (await post(here, "/feedback", OTHERS_KEY, reward=1, msg_ids=[answer]))[0] == 404
+
+
+async def test_turns_of_a_session_are_on_the_log_after_the_answer() -> None:
+    async with rig() as here:
+        async with here.client(session="s-1") as client:
+            first = await client.chat.completions.create(model="policy", messages=ASKED)
+            told = [*ASKED, first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "?"}]
+            await client.chat.completions.create(model="policy", messages=told)
+        await until(lambda: len(here.log.all(TURNS)) == 2, 10)
+        turns = [record_of(received) for received in here.log.all(TURNS)]
+        assert all(isinstance(turn, Turn) for turn in turns)
+        assert [(turn.task_id, turn.number, turn.workflow) for turn in turns] == [
+            ("me/s-1", 0, "gateway"),
+            ("me/s-1", 1, "gateway"),
+        ]
+        # What was drawn is prompted with as it was drawn.
+        assert "".join(map(chr, here.engines["explorer-0"].prompts[1])).startswith("user: 6*7=\nassistant: 42")
+        status, body = await post(here, "/sessions/s-1/feedback", reward=0.5)
+        assert (status, body["counted"]) == (200, 1)
+
+
+async def test_what_the_broker_does_not_take_can_be_committed_again() -> None:
+    async with rig() as here:
+        await post(here, "/feedback", reward=1, msg_ids=[await ask(here)])
+        here.log.refuse_sends = 1
+        status, _ = await post(here, "/commit")
+        assert status == 503
+        async with FakeCoordinator(FakeBus(here.log)).running():
+            status, body = await post(here, "/commit")
+            assert (status, list(body["contributed"].values())) == (200, [1])
+
+
+async def test_anthropics_client_is_answered_in_its_own_words() -> None:
+    async with rig() as here, anthropic.AsyncAnthropic(base_url=here.url, api_key=KEY, max_retries=0) as client:
+        asked: Any = {"model": "policy", "max_tokens": 99, "messages": ASKED, "system": "Be brief."}
+        message = await client.messages.create(**asked)
+        assert [block.text for block in message.content if block.type == "text"] == ["42"]
+        assert (message.stop_reason, message.usage.output_tokens) == ("end_turn", 2)
+        (prompt,) = here.engines["explorer-0"].prompts
+        assert "".join(map(chr, prompt)) == "system: Be brief.\nuser: 6*7=\nassistant: "
+        here.engines["explorer-0"].answer = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        tools: Any = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
+        async with client.messages.stream(**asked, tools=tools) as stream:
+            texts = [text async for text in stream.text_stream]
+            final = await stream.get_final_message()
+        assert "".join(texts) == "So:"
+        (use,) = [block for block in final.content if block.type == "tool_use"]
+        assert (use.name, use.input, final.stop_reason) == ("add", {"a": 1}, "tool_use")
+        back = [
+            *ASKED,
+            {"role": "assistant", "content": [block.model_dump() for block in final.content]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "2"}]},
+        ]
+        await client.messages.create(**{**asked, "messages": back}, tools=tools)
+        assert (await client.messages.count_tokens(model="policy", messages=ASKED)).input_tokens == 22
+        for wrong in ({"model": "another"}, {"messages": [{"role": "system", "content": ""}]}):
+            with pytest.raises(anthropic.APIStatusError) as refused:
+                await client.messages.create(**{**asked, **wrong})
+            assert refused.value.status_code in (400, 404)
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.with_options(api_key="wrong").messages.create(**asked)

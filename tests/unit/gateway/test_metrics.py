@@ -1,0 +1,32 @@
+"""What Prometheus reads of a gateway."""
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.gateway.rig import Rig, rig
+from tests.unit.gateway.test_feedback import ask, post
+
+
+async def figures(here: Rig) -> dict[str, float]:
+    async with aiohttp.ClientSession() as http, http.get(f"{here.url}/metrics") as response:
+        assert response.status == 200
+        families = text_string_to_metric_families(await response.text())
+        return {
+            "/".join([sample.name, *sample.labels.values()]): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+async def test_requests_tokens_and_rewards_are_counted() -> None:
+    async with rig() as here:
+        answer = await ask(here)
+        await post(here, "/feedback", reward=1, msg_ids=[answer])
+        await post(here, "/feedback", "wrong", reward=1, msg_ids=[answer])
+        found = await figures(here)
+    assert found["gateway_requests_total//v1/chat/completions/200"] == 1
+    assert (found["gateway_requests_total//feedback/200"], found["gateway_requests_total//feedback/401"]) == (1, 1)
+    assert (found["gateway_tokens_total/prompt"], found["gateway_tokens_total/response"]) == (22, 2)
+    assert (found["gateway_ready_samples"], found["gateway_sessions"]) == (1, 1)
+    assert (found["gateway_explorer_version/explorer-0"], found["gateway_explorer_requests/explorer-0"]) == (0, 0)
+    assert found["gateway_turns_passed_over_total"] == found["gateway_moved_requests_total"] == 0

@@ -1,0 +1,169 @@
+"""Anthropic's messages, as requests for chat completions and what was said (pure).
+
+A request is made into one of OpenAI's, and read as such: what is taken, passed over and refused is as there. Blocks of
+text, tool use and tool results become messages with text, tool calls and tools' answers, and back.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from schemas.sampling import Sampling
+from trinity_bus.chat.messages import ChatError
+from trinity_bus.chat.openai import ChatRequest, read_body, read_sampling
+from trinity_bus.chat.session import Said
+
+_TAKEN: Final = frozenset({"messages", "system", "model", "tools", "max_tokens", "stop_sequences", "stream"})
+_PASSED_OVER: Final = frozenset({"temperature", "top_p", "top_k", "metadata", "service_tier"})
+_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
+    "tool_choice": ({"type": "auto"}, {"type": "none"}),
+    "thinking": ({"type": "disabled"},),
+}
+
+
+def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
+    """Read a request for a message.
+
+    Args:
+        body: JSON.
+        sampling: How it is drawn, unless the client may say it.
+
+    Raises:
+        ChatError: It is none, or asks for what cannot be had.
+    """
+    asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
+    messages = [message for one in _list(asked, "messages") for message in _messages_of(one)]
+    if asked.get("system"):
+        messages.insert(0, {"role": "system", "content": _text(asked["system"])})
+    unused = asked.get("tool_choice") == {"type": "none"}
+    return ChatRequest(
+        model=str(asked.get("model", "")),
+        messages=messages,
+        tools=None if unused else [_tool(one) for one in _list(asked, "tools")] or None,
+        sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop_sequences")),
+        n=1,
+        stream=bool(asked.get("stream")),
+        include_usage=False,
+        logprobs=False,
+    )
+
+
+def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise ChatError(f"a message is the user's or the assistant's, not of {str(role)[:50]!r}")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    blocks = [
+        block for block in _list(message, "content") if block.get("type") not in ("thinking", "redacted_thinking")
+    ]
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            result = block.get("content") or ""
+            yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": _text(result)}
+    calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result")]
+    if rest or calls or not blocks:
+        yield {"role": role, "content": _text(rest), **({"tool_calls": calls} if calls else {})}
+
+
+def _call(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
+    return {"id": str(block.get("id", "")), "type": "function", "function": function}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
+        raise ChatError("only tools with a name and an input_schema can be had here")
+    function = {"name": tool["name"], "parameters": tool.get("input_schema", {"type": "object"})}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise ChatError(f"only blocks of text can be prompted with here, not {str(kind)[:50]!r}")
+    return "".join(block["text"] for block in blocks)
+
+
+def _list(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    value = asked.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ChatError(f"{name} is a list of objects")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class MessageShape:
+    """An answer, in one piece or as the events of a stream.
+
+    Args:
+        id: Of the answer.
+        model: As it was asked for.
+        prompt_tokens: How many the prompt has.
+    """
+
+    id: str
+    model: str
+    prompt_tokens: int
+
+    def body(self, said: Said) -> dict[str, Any]:
+        """As one object."""
+        text = [{"type": "text", "text": said.content}] if said.content or not said.tool_calls else []
+        return {
+            **self._message([*text, *_uses(said)], said.tokens),
+            "stop_reason": _stop_reason(said),
+        }
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """Begin."""
+        message = {**self._message([], 0), "stop_reason": None}
+        yield {"type": "message_start", "message": message}
+        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+
+    def more(self, text: str) -> dict[str, Any]:
+        """Say what is said more."""
+        return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+
+    def last(self, said: Said, rest: str) -> Iterator[dict[str, Any]]:
+        """Say what has not been said, and how it ended."""
+        if rest:
+            yield self.more(rest)
+        yield {"type": "content_block_stop", "index": 0}
+        for index, use in enumerate(_uses(said), 1):
+            yield {"type": "content_block_start", "index": index, "content_block": {**use, "input": {}}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+            yield {"type": "content_block_stop", "index": index}
+        ended = {"stop_reason": _stop_reason(said), "stop_sequence": None}
+        yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": said.tokens}}
+        yield {"type": "message_stop"}
+
+    def _message(self, content: list[dict[str, Any]], drawn: int) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_sequence": None,
+            "usage": {"input_tokens": self.prompt_tokens, "output_tokens": drawn},
+        }
+
+
+def _uses(said: Said) -> list[dict[str, Any]]:
+    return [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in said.tool_calls]
+
+
+def _stop_reason(said: Said) -> str:
+    if said.tool_calls:
+        return "tool_use"
+    return "max_tokens" if said.finish_reason == "length" else "end_turn"

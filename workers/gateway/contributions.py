@@ -1,0 +1,160 @@
+"""What clients give rewards for, and how it becomes experiences.
+
+::
+
+    POST /feedback: ids of answers, or a session; a reward --> Sessions: REWARDED
+    POST /commit --> one group for each task --experiences--> durable --Contribute--> the coordinator
+                                                                  accepted, or refused by name <--'
+
+A task is contributed once, whichever gateway does it and however often: the coordinator knows its id. What is refused
+for good is forgotten here; what the coordinator cannot take now, or nobody answers to, stays for the next commit.
+
+Failures: no coordinator, or no broker, is 503; what was contributed before stays contributed.
+"""
+
+import asyncio
+import math
+from collections import Counter
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from schemas.codec import encode
+from schemas.errors import SchemaError
+from schemas.experience import build_group
+from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
+from schemas.task import MAX_REPEAT_TIMES
+from schemas.topic import ROOM
+from trinity_bus.bus import Producer
+from trinity_bus.chat import ChatError
+from trinity_bus.client.channel import CommandChannel
+from trinity_bus.client.experiences import publish
+from trinity_bus.gateway.sessions import Contribution, Sessions
+from workers.gateway.door import OWNER, json_response, log
+
+WORKFLOW: Final = "gateway"
+"""What stands in experiences and turns of sessions."""
+MAX_ANSWERS: Final = 1024
+"""Of one feedback."""
+_AGAIN: Final = frozenset({"over_limit", "timeout"})
+"""Refusals that another try may not meet."""
+
+type _Id = Annotated[str, msgspec.Meta(pattern=IDENTIFIER_PATTERN, max_length=MAX_ID_LENGTH)]
+
+
+class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reward for answers."""
+
+    reward: float
+    msg_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ANSWERS)] = []
+    """Ids of answers."""
+    session: str | None = None
+    """All of a session that has no reward."""
+    task_id: _Id | None = None
+    run_id: Annotated[int, msgspec.Meta(ge=0, lt=MAX_REPEAT_TIMES)] | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Contribute what has a reward: of these tasks, or of all."""
+
+    task_ids: list[_Id] | None = None
+
+
+class Contributions:
+    """Takes feedback, and contributes.
+
+    Args:
+        sessions: What was said.
+        producer: Started.
+        channel: Open; contributions are in its name.
+        model: That is trained.
+        max_record_bytes: Of experiences.
+    """
+
+    def __init__(
+        self, sessions: Sessions, producer: Producer, channel: CommandChannel, *, model: str, max_record_bytes: int
+    ) -> None:
+        self._sessions = sessions
+        self._producer = producer
+        self._channel = channel
+        self._model = model
+        self._max_bytes = max_record_bytes - ROOM
+        self._committing = asyncio.Lock()
+        self.contributed = 0
+        """Samples that were accepted."""
+        self.refused: Counter[str] = Counter()
+        """Contributions by the reason for which they were refused."""
+
+    async def feedback(self, request: web.Request) -> web.StreamResponse:
+        """Give answers a reward."""
+        said = _read(await request.read(), Feedback)
+        session = request.match_info.get("session", said.session)
+        if not math.isfinite(said.reward):
+            raise ChatError("a reward is a finite number")
+        if not said.msg_ids and session is None:
+            raise ChatError("feedback names answers (msg_ids) or a session")
+        counted = self._sessions.feedback(
+            request[OWNER],
+            said.msg_ids,
+            said.reward,
+            session=None if said.msg_ids else session,
+            task_id=said.task_id,
+            run_id=said.run_id,
+        )
+        return json_response({"status": "success", "counted": counted})
+
+    async def commit(self, request: web.Request) -> web.StreamResponse:
+        """Contribute what has a reward; 409 where some of it is refused."""
+        said = _read(await request.read() or b"{}", Commit)
+        contributed: dict[str, int] = {}
+        refused: dict[str, str] = {}
+        # Two at once would contribute the same.
+        async with self._committing:
+            for one in self._sessions.pending(request[OWNER], said.task_ids):
+                error, detail = await self._contribute(one)
+                if error is None:
+                    contributed[one.task_id] = len(one.rollouts)
+                    self.contributed += len(one.rollouts)
+                else:
+                    refused[one.task_id] = f"{error}: {detail}"
+                    self.refused[error] += 1
+                    log.warning("the contribution of task %s is refused: %s: %s", one.task_id, error, detail)
+                if error not in _AGAIN:
+                    self._sessions.settled(one)
+        status = "refused" if refused else "success"
+        body = {"status": status, "contributed": contributed, "refused": refused}
+        return json_response(body, 409 if refused else 200)
+
+    async def _contribute(self, one: Contribution) -> tuple[str | None, str]:
+        """Return as what it was refused, if it was, and why."""
+        try:
+            group = build_group(
+                one.rollouts,
+                task_id=one.task_id,
+                attempt=1,
+                batch_id=WORKFLOW,
+                batch_type="train",
+                workflow=WORKFLOW,
+                model=self._model,
+                explorer=self._channel.producer,
+                incarnation=self._channel.client,
+            )
+            _, published = await publish(
+                self._producer,
+                [encode(group)],
+                author=self._channel.producer,
+                incarnation=self._channel.client,
+                max_bytes=self._max_bytes,
+            )
+        except SchemaError as error:
+            return "invalid", str(error)
+        reply = await self._channel.contribute(published[0])
+        return reply.error, reply.detail
+
+
+def _read[R](body: bytes, kind: type[R]) -> R:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ChatError(f"the request cannot be read: {error}") from error

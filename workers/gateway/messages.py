@@ -1,0 +1,62 @@
+"""``/v1/messages``: Anthropic's."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from trinity_bus.chat.anthropic import MessageShape, read_messages_request
+from trinity_bus.errors import TrinityError
+from workers.gateway.door import json_response, status_of
+from workers.gateway.talk import Desk, Events
+
+
+class Anthropic:
+    """Answers Anthropic's clients.
+
+    Args:
+        desk: What requests need.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation."""
+        asked = read_messages_request(await request.read(), self._desk.sampling)
+        self._desk.check_model(asked.model)
+        talk = self._desk.begin(request, "msg_")
+        prompt = talk.session.prompt(asked.messages, asked.tools)
+        stop = asked.sampling.stop or ()
+        shape = MessageShape(talk.id, self._desk.model, len(prompt.token_ids))
+        if not asked.stream:
+            (said,) = talk.said(prompt, asked.sampling, await talk.draw(prompt.token_ids, asked.sampling, 1))
+            return json_response(shape.body(said))
+        speech = talk.session.speech(prompt, stop)
+        events = Events(request, _failed, name=lambda event: str(event["type"]))
+
+        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
+            del index
+            if not events.begun:
+                yield from shape.first()
+            if text := speech.hear(token_ids):
+                yield shape.more(text)
+
+        drawings = await talk.stream(prompt.token_ids, asked.sampling, 1, events=events, hear=hear)
+        if drawings is None:
+            return await events.send([])
+        begun = events.begun
+        (said,) = talk.said(prompt, asked.sampling, drawings)
+        ends = [*(() if begun else shape.first()), *shape.last(said, speech.end(said.content))]
+        return await events.send(ends)
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """Say how many tokens a conversation has."""
+        asked = read_messages_request(await request.read(), self._desk.sampling)
+        self._desk.check_model(asked.model)
+        prompt = self._desk.sessions.renderer.prompt(asked.messages, asked.tools)
+        return json_response({"input_tokens": len(prompt)})
+
+
+def _failed(error: TrinityError) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": status_of(error)[1], "message": str(error)}}

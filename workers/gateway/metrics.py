@@ -1,0 +1,80 @@
+"""``/metrics``: what the gateway counts, as Prometheus reads it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from workers.gateway.contributions import Contributions
+from workers.gateway.door import Door
+from workers.gateway.talk import Desk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Figures(Collector):
+    """Counted anew at each question, of who counts.
+
+    Args:
+        door: Requests.
+        desk: Explorers, tokens, conversations and turns.
+        contributions: Rewards.
+    """
+
+    door: Door
+    desk: Desk
+    contributions: Contributions
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        answered = CounterMetricFamily("gateway_requests", "Requests that were answered.", labels=["path", "status"])
+        for (path, status), count in sorted(self.door.answered.items()):
+            answered.add_metric([path, str(status)], count)
+        yield answered
+        sessions, explorers = self.desk.sessions, self.desk.explorers
+        yield _counter("tokens", "Tokens, of prompts and of responses.", "kind", self.desk.tokens)
+        refused = self.contributions.refused
+        yield _counter("contributions_refused", "Contributions that were refused.", "reason", refused)
+        counts = (
+            ("contributed_samples", "Samples that the coordinator has accepted.", self.contributions.contributed),
+            ("moved_requests", "Requests that another explorer had to finish.", explorers.moved),
+            ("forgotten_sessions", "Conversations that were forgotten with answers.", sessions.forgotten),
+            ("turns_passed_over", "Turns that are not on the log.", self.desk.turns.passed_over),
+        )
+        for name, what, count in counts:
+            yield CounterMetricFamily(f"gateway_{name}", what, value=count)
+        gauges = (
+            ("requests_running", "Requests under way.", self.door.requests),
+            ("sessions", "Conversations that are remembered.", len(sessions)),
+            ("ready_samples", "Samples with a reward that are not contributed yet.", sessions.ready),
+        )
+        for name, what, value in gauges:
+            yield GaugeMetricFamily(f"gateway_{name}", what, value=value)
+        usable = explorers.usable
+        yield _gauge("explorer_version", "Version of each explorer.", ((one.name, one.version) for one in usable))
+        running = explorers.requests
+        loads = ((one.name, running.get(one.name, 0)) for one in usable)
+        yield _gauge("explorer_requests", "Requests that each explorer works on.", loads)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer Prometheus."""
+        del request
+        registry = CollectorRegistry()
+        registry.register(self)
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def _counter(name: str, what: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"gateway_{name}", what, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def _gauge(name: str, what: str, values: Iterable[tuple[str, int]]) -> Metric:
+    family = GaugeMetricFamily(f"gateway_{name}", what, labels=["explorer"])
+    for explorer, value in values:
+        family.add_metric([explorer], value)
+    return family

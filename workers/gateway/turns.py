@@ -1,0 +1,92 @@
+"""Completed turns of sessions, on the log: after the answer, never before it.
+
+::
+
+    an answer --keep--> queued, at most ``MOST`` --> ``turns``, keyed by the session's task
+                           '--full, because the broker is away: passed over, counted
+
+Failures: a turn that no record can hold, or that no broker takes, is passed over, counted and told; answers go on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from schemas.errors import SchemaError
+from schemas.sampling import Sampling
+from schemas.topics import TURNS
+from schemas.turn import Answer, DrawnResponse, Turn
+from trinity_bus.bus import Producer
+from trinity_bus.errors import BusError
+from trinity_bus.gateway import wire
+from trinity_bus.gateway.explorers import Drawing
+from trinity_bus.rollout.turns import question_of_prompt
+
+log = logging.getLogger("workers.gateway")
+
+MOST: Final = 1000
+"""Turns that wait to be sent."""
+
+
+class TurnLog:
+    """Sends turns.
+
+    Args:
+        producer: Started.
+        gateway: Its name.
+        incarnation: Of this process.
+        workflow: What stands in them.
+    """
+
+    def __init__(self, producer: Producer, *, gateway: str, incarnation: str, workflow: str) -> None:
+        self._producer = producer
+        self._gateway = gateway
+        self._incarnation = incarnation
+        self._workflow = workflow
+        self._waiting: asyncio.Queue[Turn] = asyncio.Queue(MOST)
+        self.passed_over = 0
+        """Turns that are not on the log."""
+
+    def keep(
+        self, task_id: str, number: int, prompt: Sequence[int], sampling: Sampling, drawings: Sequence[Drawing]
+    ) -> None:
+        """Take a turn, to be sent soon."""
+        turn = Turn(
+            task_id=task_id,
+            attempt=1,
+            run_id=0,
+            number=number,
+            after=min(number, 1),
+            workflow=self._workflow,
+            explorer=self._gateway,
+            incarnation=self._incarnation,
+            answers=[
+                Answer(
+                    question=question_of_prompt(prompt, sampling, len(drawings)),
+                    responses=[
+                        DrawnResponse(
+                            token_ids=wire.token_bytes(one.token_ids),
+                            logprobs=wire.logprob_bytes(one.logprobs),
+                            finish_reason=one.finish_reason,
+                            versions=[[start, version] for start, version in one.versions],
+                        )
+                        for one in drawings
+                    ],
+                )
+            ],
+        )
+        try:
+            self._waiting.put_nowait(turn)
+        except asyncio.QueueFull:
+            self.passed_over += 1
+
+    async def run(self) -> None:
+        """Send what is kept, until cancelled."""
+        while True:
+            turn = await self._waiting.get()
+            try:
+                await (await self._producer.send(TURNS, turn.task_id, turn))
+            except (SchemaError, BusError) as error:
+                self.passed_over += 1
+                log.warning("a turn of %s is not on the log: %s", turn.task_id, error)
