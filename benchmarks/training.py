@@ -1,4 +1,4 @@
-"""What a train step costs: Megatron's engine over the plain one, and two data-parallel ranks over one.
+"""What a train step costs: Megatron's engine over the plain one, two data-parallel ranks over one, and publishing.
 
 Both engines are given the same weights, batches and settings, and must arrive at the same loss. ``TorchEngine`` is what
 one would write by hand: transformers' model, padded batches, ``log_softmax`` and ``gather``, AdamW. One thread, whose
@@ -7,7 +7,9 @@ compared. Two ranks are compared with one by the clock, each with one thread: th
 
 * demo: the shape of the demo's model and batch: 0.3 M parameters, 64 groups of 8 short samples, 8 updates;
 * equal: 15 M parameters, 4 groups of 4 samples of 192 tokens; nothing is padded on either side;
-* ragged: the same with 16 to 368 tokens; the plain engine pads, Megatron's packs.
+* ragged: the same with 16 to 368 tokens; the plain engine pads, Megatron's packs;
+* large: 100 M parameters, and what publishing their version costs: how long a step waits for the copy of a checkpoint,
+  how much longer the step beside its files takes, and how long a step waits for a staged version; by the clock.
 """
 
 import statistics
@@ -24,15 +26,21 @@ from benchmarks._options import parser
 from benchmarks._report import Row, report
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training import checkpoint
 from trinity_bus.training.megatron_engine import MegatronEngine
 from trinity_bus.training.multi_rank_engine import MultiRankEngine
 from trinity_bus.training.ranks import Followers
 from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.weights.staging import Staging
 
 OVERHEAD_GOAL = 1.1
 """Of Megatron's engine, where nothing is padded."""
 PACKING_GOAL = 1.2
 SCALING_GOAL = 1.6
+SAVE_GOAL = 0.05
+"""Of a step, that it waits for a checkpoint."""
+STAGED_GOAL = 0.1
+"""Of a step, that it waits for a version that is published before it is durable."""
 THREADS = 1
 LEARNING_RATE = 1e-4
 
@@ -74,6 +82,12 @@ WORKLOADS = (
         name="ragged", vocabulary=4096, hidden=384, layers=8, heads=6, head_dim=64, groups=4, group_size=4, prompt=8,
         lengths=(16, 368), updates=1, micro_batch_tokens=1536, repeats=5,
     ),
+)  # fmt: skip
+
+
+LARGE = Workload(
+    name="large", vocabulary=16_384, hidden=768, layers=13, heads=12, head_dim=64, groups=4, group_size=4, prompt=64,
+    lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=3,
 )  # fmt: skip
 
 
@@ -184,6 +198,46 @@ def two_ranks(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], r
         engine.leave()
 
 
+def publishing(load: Workload, folder: Path, repeats: int) -> list[Row]:
+    """Time what a step waits for when its version is saved, and when it is staged."""
+    groups = make_groups(load)
+    engine = MegatronEngine(settings_of(load, make_model(load, folder / "model")))
+    staging, directory = Staging(bucket_bytes=16 << 20, retain=2), folder / "checkpoints"
+
+    def stage() -> None:
+        staging.stage(engine.progress.version, engine.hf_tensors())
+        checkpoint.note_told(directory, engine.progress)
+
+    def step() -> float:
+        return seconds(time.perf_counter, lambda: engine.train_step(groups))
+
+    step()
+    alone, waits, beside, staged = [], [], [], []
+    for _ in range(repeats):
+        alone.append(step())
+        began = time.perf_counter()
+        written = engine.save_checkpoint(directory, engine.progress)
+        waits.append(time.perf_counter() - began)
+        beside.append(step())
+        written.result()
+        staged.append(seconds(time.perf_counter, stage))
+    engine.leave()
+    a_step, a_save, a_staging = (statistics.median(column) for column in (alone, waits, staged))
+    return [
+        Row(f"{load.name}: a step", a_step, "s", better="lower"),
+        Row(f"{load.name}: the copy of a checkpoint", a_save, "s", better="lower"),
+        Row(f"{load.name}: a save blocks, of a step", a_save / a_step, "", goal=SAVE_GOAL, better="lower"),
+        Row(
+            f"{load.name}: the step beside its files over one alone",
+            statistics.median(beside) / a_step,
+            "",
+            better="lower",
+        ),
+        Row(f"{load.name}: staging a version", a_staging, "s", better="lower"),
+        Row(f"{load.name}: a staged publication, of a step", a_staging / a_step, "", goal=STAGED_GOAL, better="lower"),
+    ]
+
+
 def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
     """Return the rows of a workload."""
     make_model(load, folder)
@@ -201,6 +255,9 @@ def main() -> None:
     for load in WORKLOADS[:1] if options.short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(load, Path(folder), 1 if options.short else load.repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        load = WORKLOADS[0] if options.short else LARGE
+        rows += publishing(load, Path(folder), 1 if options.short else load.repeats)
     report("training", "GRPO steps of the engines on a CPU, float32, one thread for each rank", rows, options)
 
 

@@ -100,6 +100,7 @@ def _row(column: Column, sizes: tuple[int, ...] = ()) -> _Row:
 
 
 _TABLE: tuple[_Row, ...] = tuple(map(_row, COLUMNS))
+_OPTIONAL_ROWS = {column.name: _row(column) for column in OPTIONAL_COLUMNS if column.name != "routes"}
 _columns = attrgetter(*(column.name for column in COLUMNS))
 _optional_entries = attrgetter(*(column.name for column in OPTIONAL_COLUMNS))
 
@@ -176,7 +177,8 @@ def encode_group(group: ExperienceGroup) -> bytes:
         check_group(group, plain=plain)
     except DecodeError as error:
         raise EncodeError(error.detail) from error
-    header = _packed_header(group, _buffers(group, table))
+    optional = {row[0]: entry for row, entry in zip(rows[len(_TABLE) :], table[len(_TABLE) :], strict=True)}
+    header = _packed_header(group, GroupBuffers(*table[: len(_TABLE)], **optional))
     unpadded = len(_ARRAY_OF_TWO) + len(header) + _BIN32_HEAD
     total = unpadded + -unpadded % _ALIGNMENT + offset
     if total > group.MAX_BYTES or len(header) > MAX_HEADER_BYTES:
@@ -201,16 +203,16 @@ def _with_optional(group: ExperienceGroup) -> tuple[list[_Row], list[NDArray[Any
     """
     rows, columns = list(_TABLE), list(_columns(group))
     for column, array in present(group):
-        sizes = array.shape[1:]
-        if column.name == "routes" and not (
-            len(sizes) == len(column.tail)
-            and 1 <= sizes[0] <= MAX_ROUTED_LAYERS
-            and 1 <= sizes[1] <= MAX_ROUTED_EXPERTS
-        ):
-            raise EncodeError(f"experience: routes has shape {list(array.shape)}, not [n, layers, k] within the limits")
-        rows.append(_row(column, sizes if column.name == "routes" else ()))
+        rows.append(_OPTIONAL_ROWS.get(column.name) or _routes_row(column, array))
         columns.append(array)
     return rows, columns
+
+
+def _routes_row(column: Column, routes: NDArray[Any]) -> _Row:
+    sizes = routes.shape[1:]
+    if not (len(sizes) == 2 and 1 <= sizes[0] <= MAX_ROUTED_LAYERS and 1 <= sizes[1] <= MAX_ROUTED_EXPERTS):
+        raise EncodeError(f"experience: routes has shape {list(routes.shape)}, not [n, layers, k] within the limits")
+    return _row(column, sizes)
 
 
 def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
@@ -234,13 +236,6 @@ def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
         return _encode_header(header)
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodeError(f"experience: {error}") from error
-
-
-def _buffers(group: ExperienceGroup, table: list[Any]) -> GroupBuffers:
-    if len(table) == len(_TABLE):
-        return GroupBuffers(*table)
-    optional = zip((column.name for column, _ in present(group)), table[len(_TABLE) :], strict=True)
-    return GroupBuffers(*table[: len(_TABLE)], **dict(optional))
 
 
 def decode_group(value: bytes) -> ExperienceGroup:

@@ -263,6 +263,7 @@ def build_group(
     *,
     run_id_base: int = 0,
     version: int = -1,
+    sampling: Sampling | None = None,
     task_id: str,
     attempt: int,
     batch_id: str,
@@ -278,6 +279,7 @@ def build_group(
         rollouts: In order.
         run_id_base: The run of the first of them, where they do not say of which run they are.
         version: Who drew those that do not say it; -1: nobody knows.
+        sampling: How those were drawn that do not say it; None: nobody knows.
         task_id: Here and below, what the group says of itself.
         attempt: Of the task.
         batch_id: Of the task.
@@ -312,7 +314,7 @@ def build_group(
         lengths.append(prompt + response)
     if 0 < sum(one.run_id is None for one in rollouts) < len(rollouts):
         raise SchemaError(f"task {shown(task_id)}: some rollouts say of which run they are, others do not")
-    optional = optional_columns.build(rollouts, prompt_lengths, lengths, task_id)
+    optional = optional_columns.build(rollouts, prompt_lengths, lengths, task_id=task_id, sampling=sampling)
     unknown = [(0, version)] if version >= 0 else []
     spans = [
         n for i, s in enumerate(rollouts) for start, drawn_by in s.versions or unknown for n in (i, start, drawn_by)

@@ -132,7 +132,12 @@ def row_bytes(group: "ExperienceGroup") -> list[tuple[list[int], int]]:
 
 
 def build(
-    rollouts: Sequence["Rollout"], prompt_lengths: Sequence[int], lengths: Sequence[int], task_id: str
+    rollouts: Sequence["Rollout"],
+    prompt_lengths: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    task_id: str,
+    sampling: Sampling | None,
 ) -> dict[str, Any]:
     """Return the columns of which a rollout has something.
 
@@ -141,15 +146,18 @@ def build(
         prompt_lengths: Tokens of the prompt of each.
         lengths: Tokens of each.
         task_id: For messages.
+        sampling: How those were drawn that do not say it; None: nobody knows.
 
     Raises:
         SchemaError: A vector is none, or has another length than it must have.
     """
-    if all(one.is_plain for one in rollouts):
+    given = set() if sampling is None else {"sampling"}
+    if not all(one.is_plain for one in rollouts):
+        names = (column.name for column in OPTIONAL_COLUMNS)
+        given.update(name for name in names if any(getattr(one, name) is not None for one in rollouts))
+    if not given:
         return {}
-    names = (column.name for column in OPTIONAL_COLUMNS)
-    given = [name for name in names if any(getattr(one, name) is not None for one in rollouts)]
-    building = _Building(rollouts, prompt_lengths, lengths)
+    building = _Building(rollouts, prompt_lengths, lengths, sampling)
     found = {}
     try:
         for name in given:
@@ -162,8 +170,15 @@ def build(
 class _Building:
     """Makes the columns; ``at`` is the sample that it is at, for messages."""
 
-    def __init__(self, rollouts: Sequence["Rollout"], prompt_lengths: Sequence[int], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        rollouts: Sequence["Rollout"],
+        prompt_lengths: Sequence[int],
+        lengths: Sequence[int],
+        sampling: Sampling | None,
+    ) -> None:
         self._rollouts = rollouts
+        self._sampling = sampling
         self._lengths = lengths
         self._responses = [n - prompt for n, prompt in zip(lengths, prompt_lengths, strict=True)]
         self.at = 0
@@ -189,7 +204,7 @@ class _Building:
 
     def sampling(self) -> NDArray[Any]:
         # Most were drawn in one way.
-        ways = [one.sampling for one in self._rollouts]
+        ways = [self._sampling if one.sampling is None else one.sampling for one in self._rollouts]
         rows = {key: _row_of(way) for key, way in {id(way): way for way in ways}.items()}
         return np.array([rows[id(way)] for way in ways], np.float32)
 

@@ -88,8 +88,8 @@ class Sampling(Record):
     @property
     def altered_by(self) -> tuple[str, ...]:
         """Options that make the distribution that tokens are drawn from another one than the trainer can repeat."""
-        given = ((name, getattr(self, name)) for name in ALTERING)
-        return tuple(name for name, value in given if value is not None and value != ALTERING[name])
+        given = self.__dict__
+        return tuple([name for name, none in ALTERING.items() if given[name] is not None and given[name] != none])
 
 
 ALTERING = {

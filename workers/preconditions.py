@@ -134,6 +134,14 @@ def _ranks(settings: Settings) -> None:
         )
 
 
+def _publishes(settings: Settings) -> None:
+    if settings.trainer.publish == "staged" and settings.synchronizer.sync_method == "checkpoint":
+        raise ConfigError(
+            "trainer.publish is staged, and synchronizer.sync_method is checkpoint: a version that is taken from its "
+            "checkpoint can be had when that is durable; set sync_method to nccl or memory, or publish to durable"
+        )
+
+
 _MODES: Final[Mapping[str, frozenset[Mode]]] = {
     "explorer": frozenset(["both", "explore", "bench", "serve"]),
     "trainer": frozenset(["both", "train"]),
@@ -153,6 +161,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         _trained_dtype,
         lambda settings: registry.check(settings.trainer),
         _ranks,
+        _publishes,
         sync_policy,
         lambda settings: pull_certificate(settings.synchronizer),
     ),

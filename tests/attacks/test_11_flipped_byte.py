@@ -20,7 +20,7 @@ from trinity_bus.training.megatron_engine import MegatronEngine
 def write(directory: Path, step: int) -> Path:
     partial = checkpoint.begin(directory, step)
     (partial / "model.safetensors").write_bytes(bytes(range(256)) * 40)
-    (partial / "optimizer-00000-of-00001.safetensors").write_bytes(b"moments" * 999)
+    (partial / "optimizer.safetensors").write_bytes(b"moments" * 999)
     return checkpoint.commit(
         directory,
         TrainingProgress(step=step, sequence=step, batches_offset=7),
@@ -77,8 +77,8 @@ def test_an_engine_does_not_load_it_and_the_one_before_it_is_named(tmp_path: Pat
     directory = tmp_path / "checkpoints"
     for _ in range(2):
         engine.train_step([])
-        engine.save_checkpoint(directory, engine.progress)
-    for name in ("model.safetensors", "optimizer-00000-of-00001.safetensors", "config.json"):
+        engine.save_checkpoint(directory, engine.progress).result()
+    for name in ("model.safetensors", "optimizer.safetensors", "config.json"):
         path = directory / "step-00000002" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -18,10 +18,17 @@ class TrainerSettings(Section):
     model_path: str | None = of_mesh("model_path")
     checkpoint_dir: Path | None = None
     """Where checkpoints go, and where a restarted trainer looks for the newest."""
+    publish: Literal["durable", "staged"] = "durable"
+    """When a version can be had. ``durable``: when its checkpoint is, which is written beside the next step.
+    ``staged``: at once; there is a checkpoint every ``checkpoint_interval`` steps, and after a crash the steps since
+    are trained again from the log."""
     checkpoint_interval: Count = 1
-    """Steps between checkpoints. A version is never published before its checkpoint is durable."""
+    """Steps between checkpoints. With ``publish=durable`` there is one for each published version, too."""
     keep_checkpoints: Count = 3
     """How many checkpoints to keep; explorers may still read the one before the newest."""
+    save_as_hf: Literal["last", "always", "never"] = "always"
+    """Which checkpoints are Hugging Face model folders: all, only that of the last of ``total_steps``, or none. The
+    others hold the same weights without configuration and tokenizer, which ``trinity-bus checkpoints convert`` adds."""
     export_dir: Path | None = None
     """Where the trained model goes, as a Hugging Face folder, when ``total_steps`` are done. Unset: nowhere."""
     total_steps: Count | None = None
@@ -112,6 +119,10 @@ class TrainerSettings(Section):
     ``icepop``. With ``old_logprobs=rollout`` they are all 1."""
     tis_floor: Annotated[float, Field(ge=0, le=1)] = 0.5
     """With ``correction=icepop``: the least importance weight that is not left out."""
+    stages: list[dict[str, bool | int | float | str]] = Field(default_factory=list)
+    """One training after another, each with the model that the one before it has made: for each its name, ``stage``,
+    and what it has otherwise than this section, such as ``{stage = "sft", loss = "sft", total_steps = 100}``. Every
+    one but the last learns from examples. See docs/examples.md."""
     dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
     strategy: Literal["default", "mix"] = "default"

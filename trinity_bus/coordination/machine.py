@@ -329,7 +329,12 @@ class CoordinatorMachine:
         """Return the announcement of a version that was held, and is no more."""
         if self.sync.state.held is None:
             return None
-        return self.sync.release(self.ledger.oldest_needed(), self.fleet.followers(), self._clock.now)
+        before = self.sync.state.release
+        announcement = self.sync.release(self.ledger.oldest_needed(), self.fleet.followers(), self._clock.now)
+        if announcement is not None and before is not None and self.sync.is_trained_again(before):
+            # Whoever serves what the former incarnation had under this number does not serve this version.
+            self.fleet.discard(announcement.version)
+        return announcement
 
     def _settle_batches(self) -> None:
         """End and start batches until nothing more follows from it."""

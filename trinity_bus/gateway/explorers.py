@@ -12,7 +12,7 @@ kept: the next explorer is asked with prompt and tokens, for the rest. That is o
 what is drawn depends on the response as a whole (several responses, stop texts, penalties, a seed): then it fails.
 Tokens of an explorer that was cut off are of the version that it said it served when it sent them.
 
-Failures: ``NoEngineError`` 503, ``EngineSlowError`` 504, ``RequestRefusedError`` 400, ``EngineFailedError`` 502.
+Failures: ``NoEngineError`` 503, ``EngineSlowError`` 504, ``EngineRefusedError`` 400, ``EngineFailedError`` 502.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ import aiohttp
 from schemas.sampling import Sampling
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway import wire
-from trinity_bus.gateway.fleet import Explorer, Fleet
+from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class EngineSlowError(TrinityError, TimeoutError):
     """No answer came within the limit."""
 
 
-class RequestRefusedError(TrinityError, ValueError):
+class EngineRefusedError(TrinityError, ValueError):
     """The engine cannot serve this request: the prompt is too long, or a parameter out of range."""
 
 
@@ -75,7 +75,7 @@ class Drawing:
     settled: int = 0
     """How many of its tokens are of explorers that were cut off."""
 
-    def add(self, frame: wire.Drawn) -> list[int]:
+    def add(self, frame: wire.DrawnFrame) -> list[int]:
         """Take what has come; return its tokens."""
         new = wire.tokens_of(frame.token_ids)
         self._note(len(self.token_ids), frame.version)
@@ -107,7 +107,7 @@ class Explorers:
         timeout_s: Limit of an answer.
     """
 
-    def __init__(self, fleet: Fleet, *, key: str, wait_s: float, timeout_s: float) -> None:
+    def __init__(self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float) -> None:
         self._fleet = fleet
         self._headers = {"Authorization": f"Bearer {key}"}
         self._wait_s = wait_s
@@ -137,7 +137,7 @@ class Explorers:
             await client.close()
 
     @property
-    def usable(self) -> list[Explorer]:
+    def usable(self) -> list[ServingExplorer]:
         """Those that can be asked now."""
         return self._fleet.usable(time.monotonic())
 
@@ -160,7 +160,7 @@ class Explorers:
         Raises:
             NoEngineError: There is no explorer.
             EngineSlowError: The time is up.
-            RequestRefusedError: The engine does not take it.
+            EngineRefusedError: The engine does not take it.
             EngineFailedError: The engine failed on it.
         """
         drawings = [Drawing() for _ in range(n)]
@@ -206,7 +206,7 @@ class Explorers:
                 return
         raise EngineFailedError(f"{_MOST_TRIES} explorers have failed on it, one after the other")
 
-    async def _choose(self, prompt: Sequence[int], failed: set[str]) -> Explorer:
+    async def _choose(self, prompt: Sequence[int], failed: set[str]) -> ServingExplorer:
         """Wait until there is somebody to ask; first those that have not failed on this request."""
         until = time.monotonic() + self._wait_s
         while True:
@@ -221,7 +221,7 @@ class Explorers:
 
     async def _ask(
         self,
-        explorer: Explorer,
+        explorer: ServingExplorer,
         prompt: Sequence[int],
         sampling: Sampling,
         drawings: list[Drawing],
@@ -235,7 +235,7 @@ class Explorers:
         )
         async with aclosing(self._frames(explorer, ask)) as frames:
             async for frame in frames:
-                if isinstance(frame, wire.Failed):
+                if isinstance(frame, wire.FailedFrame):
                     raise EngineFailedError(frame.reason)
                 if not 0 <= frame.index < len(drawings):
                     raise EngineFailedError(f"a token of response {frame.index} of {len(drawings)}")
@@ -245,16 +245,16 @@ class Explorers:
         if not all(one.finish_reason for one in drawings):
             raise _CutOffError("it ended amid the answer")
 
-    async def _frames(self, explorer: Explorer, ask: wire.Ask) -> AsyncGenerator[wire.Frame]:
+    async def _frames(self, explorer: ServingExplorer, ask: wire.Ask) -> AsyncGenerator[wire.Frame]:
         """Yield what an explorer answers.
 
         Raises:
-            RequestRefusedError, EngineFailedError: As ``draw``.
+            EngineRefusedError, EngineFailedError: As ``draw``.
             _CutOffError: It does not answer.
         """
         if self._client is None:
             raise NoEngineError("the gateway is shutting down")
-        frames = wire.Frames()
+        frames = wire.FrameFeed()
         try:
             async with self._client.post(
                 f"http://{explorer.address}{wire.PATH}", data=wire.encode_ask(ask)
@@ -264,14 +264,14 @@ class Explorers:
                 async for chunk in response.content.iter_any():
                     for frame in frames.feed(chunk):
                         yield frame
-        except (aiohttp.ClientError, OSError, wire.WireError) as error:
+        except (aiohttp.ClientError, OSError, wire.AskError) as error:
             raise _CutOffError(str(error) or type(error).__name__) from error
 
     async def _refused(self, response: aiohttp.ClientResponse) -> None:
         why = (await response.content.read(1000)).decode(errors="replace")
         match response.status:
             case 400 | 413:
-                raise RequestRefusedError(why)
+                raise EngineRefusedError(why)
             case 500:
                 raise EngineFailedError(why)
             case 401:

@@ -16,7 +16,7 @@ from schemas import ExplorerHeartbeat, ExplorerLeft
 
 
 @dataclass(frozen=True, slots=True)
-class Explorer:
+class ServingExplorer:
     """One that can be asked."""
 
     name: str
@@ -28,7 +28,7 @@ class Explorer:
     """Of tasks, that it works on beside what it is asked over HTTP."""
 
 
-class Fleet:
+class ServingFleet:
     """Those of one pool.
 
     Args:
@@ -41,7 +41,7 @@ class Fleet:
         self._pool = pool
         self._model = model
         self._silence_s = silence_s
-        self._known: dict[str, tuple[Explorer, float]] = {}
+        self._known: dict[str, tuple[ServingExplorer, float]] = {}
         self._doubted: set[str] = set()
 
     def heard(self, beat: ExplorerHeartbeat, now: float) -> None:
@@ -52,7 +52,7 @@ class Fleet:
             self._known.pop(beat.explorer, None)
             return
         self._doubted.discard(beat.explorer)
-        explorer = Explorer(beat.explorer, beat.incarnation, beat.address, beat.model_version, len(beat.running))
+        explorer = ServingExplorer(beat.explorer, beat.incarnation, beat.address, beat.model_version, len(beat.running))
         self._known[beat.explorer] = explorer, now
 
     def left(self, event: ExplorerLeft) -> None:
@@ -65,7 +65,7 @@ class Fleet:
         """Note that one did not answer: it is not asked before it is heard of again."""
         self._doubted.add(name)
 
-    def usable(self, now: float) -> list[Explorer]:
+    def usable(self, now: float) -> list[ServingExplorer]:
         """Return those that can be asked, by name."""
         for name in [name for name, (_, at) in self._known.items() if now - at > self._silence_s]:
             del self._known[name]

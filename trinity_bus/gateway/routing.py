@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from schemas.vectors import INT32
-from trinity_bus.gateway.fleet import Explorer
+from trinity_bus.gateway.fleet import ServingExplorer
 
 BLOCK: Final = 64
 """Tokens; several of an engine's own blocks."""
@@ -41,8 +41,8 @@ class Router:
         self._turn = 0
 
     def choose(
-        self, prompt: Sequence[int], explorers: Sequence[Explorer], requests: Mapping[str, int]
-    ) -> Explorer | None:
+        self, prompt: Sequence[int], explorers: Sequence[ServingExplorer], requests: Mapping[str, int]
+    ) -> ServingExplorer | None:
         """Return whom to ask; None where there is nobody. It is noted to have the prompt from now on.
 
         Args:
@@ -68,7 +68,7 @@ class Router:
         self._note(chosen.name, digests)
         return chosen
 
-    def _forget(self, explorers: Iterable[Explorer]) -> None:
+    def _forget(self, explorers: Iterable[ServingExplorer]) -> None:
         for one in explorers:
             if self._of.get(one.name) != (one.incarnation, one.version):
                 self._of[one.name] = one.incarnation, one.version

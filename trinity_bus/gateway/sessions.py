@@ -2,7 +2,7 @@
 
 ::
 
-    request --open--> Conversation --answered--> answer ids, each of one or several samples
+    request --open--> Dialogue --answered--> answer ids, each of one or several samples
                                                       |
     feedback: ids, or a conversation; a reward -------'--> REWARDED, under a task and a run --pending--> Contribution
                                                                                                   |
@@ -42,7 +42,7 @@ class ConversationFullError(TrinityError, ValueError):
 
 
 @dataclass(slots=True)
-class Reward:
+class SampleReward:
     """What a sample is worth."""
 
     value: float
@@ -53,7 +53,7 @@ class Reward:
 
 
 @dataclass(slots=True, eq=False)
-class Conversation:
+class Dialogue:
     """What one client says in one session."""
 
     owner: str
@@ -67,7 +67,7 @@ class Conversation:
     part: int = 1
     """Grows when it is gone on with after it was contributed."""
     answers: list[str] = field(default_factory=list)
-    rewards: dict[int, Reward] = field(default_factory=dict)
+    rewards: dict[int, SampleReward] = field(default_factory=dict)
     """By sample."""
 
     @property
@@ -83,7 +83,7 @@ class Contribution:
 
     task_id: str
     rollouts: Sequence[Rollout]
-    conversations: Sequence[Conversation]
+    conversations: Sequence[Dialogue]
 
 
 class Sessions:
@@ -102,9 +102,9 @@ class Sessions:
         self._sampling = sampling
         self._most = most
         self._keep_s = keep_s
-        self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], Dialogue] = OrderedDict()
         """The one that was idle longest first."""
-        self._places: dict[tuple[str, str], tuple[Conversation, list[tuple[int, int]]]] = {}
+        self._places: dict[tuple[str, str], tuple[Dialogue, list[tuple[int, int]]]] = {}
         """By owner and id of an answer: the sample and turn of each of its responses."""
         self._runs: dict[tuple[str, str], dict[str, int]] = {}
         """By owner and task, the run that each of its conversations is."""
@@ -121,7 +121,7 @@ class Sessions:
         """Samples that have a reward and are not contributed yet."""
         return sum(len(one.rewards) for one in self._open.values())
 
-    def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Conversation:
+    def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Dialogue:
         """Return a conversation, a new one where there is none of this name.
 
         Args:
@@ -136,7 +136,7 @@ class Sessions:
         key = owner, name
         known = self._open.get(key)
         if known is None:
-            known = self._open[key] = Conversation(owner, name, Session(self.renderer), self._sampling, now, single)
+            known = self._open[key] = Dialogue(owner, name, Session(self.renderer), self._sampling, now, single)
             self._forget(now)
         elif len(known.session.samples) >= MOST_SAMPLES or len(known.answers) >= MOST_SAMPLES:
             raise ConversationFullError(f"session {name!r} has {MOST_SAMPLES} answers: begin another one")
@@ -145,7 +145,7 @@ class Sessions:
         return known
 
     def answered(
-        self, conversation: Conversation, session: Session, answer_id: str, places: Iterable[tuple[int, int]]
+        self, conversation: Dialogue, session: Session, answer_id: str, places: Iterable[tuple[int, int]]
     ) -> None:
         """Note what an answer consists of: the sample and turn of each of its responses.
 
@@ -205,7 +205,7 @@ class Sessions:
 
     def pending(self, owner: str, task_ids: Sequence[str] | None = None) -> list[Contribution]:
         """Return what of a client's has a reward, by task: of these tasks, or of all."""
-        tasks: dict[str, list[tuple[Conversation, TokenSample, Reward]]] = {}
+        tasks: dict[str, list[tuple[Dialogue, TokenSample, SampleReward]]] = {}
         for one in self._open.values():
             if one.owner != owner:
                 continue
@@ -233,17 +233,17 @@ class Sessions:
                     self._open[one.owner, one.name] = one
 
     def _give(
-        self, conversation: Conversation, sample: int, value: float, task_id: str | None, run_id: int | None
-    ) -> Reward:
+        self, conversation: Dialogue, sample: int, value: float, task_id: str | None, run_id: int | None
+    ) -> SampleReward:
         given = conversation.rewards.get(sample)
         if given is None:
             task = task_id or conversation.task_id
             run = self._run_of(conversation, task, run_id)
-            given = conversation.rewards[sample] = Reward(value, task, run)
+            given = conversation.rewards[sample] = SampleReward(value, task, run)
         given.value = value
         return given
 
-    def _run_of(self, conversation: Conversation, task_id: str, asked: int | None) -> int:
+    def _run_of(self, conversation: Dialogue, task_id: str, asked: int | None) -> int:
         """Return the run of a task that a conversation is: as it was asked for, that which it has, or the next."""
         runs = self._runs.setdefault((conversation.owner, task_id), {})
         if asked is not None:
@@ -265,7 +265,7 @@ class Sessions:
             self.forgotten += bool(oldest.answers)
             self._drop(oldest)
 
-    def _drop(self, conversation: Conversation) -> None:
+    def _drop(self, conversation: Dialogue) -> None:
         del self._open[conversation.owner, conversation.name]
         for answer in conversation.answers:
             del self._places[conversation.owner, answer]
@@ -276,7 +276,7 @@ class Sessions:
                 self._runs.pop((conversation.owner, task_id), None)
 
 
-def _rollout(conversation: Conversation, sample: TokenSample, reward: Reward) -> Rollout:
+def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward) -> Rollout:
     turns = [reward.turns.get(turn, math.nan) for turn in range(len(sample.turn_starts))]
     made = sample.rollout(reward=reward.value, metrics={"reward": reward.value}, run_id=reward.run_id)
     told = len(turns) > 1 and bool(reward.turns)

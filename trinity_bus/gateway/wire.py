@@ -3,12 +3,12 @@
 ::
 
     gateway --POST /generate: Ask--------------------------------> explorer
-            <--200, frames: Drawn, Drawn, ... , the last of each response with its finish reason
-            <--200, ... Failed: the engine failed amid it
+            <--200, frames: DrawnFrame, DrawnFrame, ... , the last of each response with its finish reason
+            <--200, ... FailedFrame: the engine failed amid it
             <--401 wrong key; 400 refused; 413 too large; 503 going down, or its engine is gone; 500 failed: text
 
 A frame is its length, four bytes, little-endian, and msgpack. Where the answer is not streamed there is one frame for
-each response. What is longer than its limit, or is no frame, is a ``WireError``.
+each response. What is longer than its limit, or is no frame, is a ``AskError``.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ MAX_RESPONSES: Final = 1024
 _LENGTH_BYTES: Final = 4
 
 
-class WireError(TrinityError, ValueError):
+class AskError(TrinityError, ValueError):
     """Bytes that are no frame, or are too many."""
 
 
@@ -43,7 +43,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
+class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """What one response has got more."""
 
     index: int
@@ -58,17 +58,22 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     versions: list[tuple[int, int]] = []
     """(first token, version) of the whole response, told with its last frame."""
 
+    @property
+    def is_even(self) -> bool:
+        """Whether it has as many log-probabilities as tokens, all of them whole."""
+        return len(self.token_ids) == len(self.logprobs) and len(self.token_ids) % 4 == 0
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+
+class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The engine failed after it had begun."""
 
     reason: str
 
 
-type Frame = Drawn | Failed
+type Frame = DrawnFrame | FailedFrame
 
 _ENCODER = msgspec.msgpack.Encoder()
-_FRAMES: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Drawn | Failed)
+_FRAMES: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(DrawnFrame | FailedFrame)
 _ASKS = msgspec.msgpack.Decoder(Ask)
 
 
@@ -81,16 +86,16 @@ def decode_ask(body: bytes) -> Ask:
     """Read a request's body.
 
     Raises:
-        WireError: It is none.
+        AskError: It is none.
     """
     try:
         ask = _ASKS.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise WireError(f"no request: {error}") from error
+        raise AskError(f"no request: {error}") from error
     if not 1 <= ask.n <= MAX_RESPONSES:
-        raise WireError(f"n is {ask.n}; from 1 to {MAX_RESPONSES}")
+        raise AskError(f"n is {ask.n}; from 1 to {MAX_RESPONSES}")
     if len(ask.prompt) % INT32.itemsize:
-        raise WireError(f"a prompt of {len(ask.prompt)} bytes is no vector of int32")
+        raise AskError(f"a prompt of {len(ask.prompt)} bytes is no vector of int32")
     return ask
 
 
@@ -100,7 +105,7 @@ def encode_frame(frame: Frame) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
-class Frames:
+class FrameFeed:
     """Reads frames out of bytes as they arrive."""
 
     def __init__(self) -> None:
@@ -110,13 +115,13 @@ class Frames:
         """Return the frames that are whole now.
 
         Raises:
-            WireError: It is none, or too large.
+            AskError: It is none, or too large.
         """
         self._held += data
         while len(self._held) >= _LENGTH_BYTES:
             length = int.from_bytes(self._held[:_LENGTH_BYTES], "little")
             if length > MAX_FRAME_BYTES:
-                raise WireError(f"a frame of {length} bytes, {MAX_FRAME_BYTES} are the most")
+                raise AskError(f"a frame of {length} bytes, {MAX_FRAME_BYTES} are the most")
             end = _LENGTH_BYTES + length
             if len(self._held) < end:
                 return
@@ -125,9 +130,11 @@ class Frames:
             try:
                 frame = _FRAMES.decode(body)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise WireError(f"no frame: {error}") from error
-            if isinstance(frame, Drawn) and (len(frame.token_ids) != len(frame.logprobs) or len(frame.token_ids) % 4):
-                raise WireError("a frame with other tokens than log-probabilities")
+                raise AskError(f"no frame: {error}") from error
+            if isinstance(frame, DrawnFrame) and (
+                len(frame.token_ids) != len(frame.logprobs) or len(frame.token_ids) % 4
+            ):
+                raise AskError("a frame with other tokens than log-probabilities")
             yield frame
 
 

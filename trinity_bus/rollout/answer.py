@@ -10,20 +10,24 @@ they say of themselves with what was asked for, and sends on these very bytes.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from schemas import Dispatch, ExperienceGroup, Rollout, build_group
+from schemas import Dispatch, ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.experience import MAX_METRICS
 from schemas.record import Metrics
+from trinity_bus.rollout.stamp import stamped
 from trinity_bus.rollout.workflow import WorkflowError
 
 MAX_METRIC_NAME = 200
 
 
-def encode_answer(order: Dispatch, rollouts: Sequence[Rollout], model: str, version: int = -1) -> bytes:
+def encode_answer(
+    order: Dispatch, rollouts: Sequence[Rollout], model: str, version: int = -1, asked: Sequence[Sampling] = ()
+) -> bytes:
     """Return what a workflow gave as an experience group's bytes.
 
     Args:
@@ -31,17 +35,30 @@ def encode_answer(order: Dispatch, rollouts: Sequence[Rollout], model: str, vers
         rollouts: What the workflow returned.
         model: Name of the model that drew them.
         version: Of the model when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
+        asked: How the workflow has asked the engine to draw, each way once.
 
     Raises:
         WorkflowError: It gave nothing, runs that it was not asked for, or more metrics than are sent.
         schemas.errors.SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
+        UnknownSamplingError: A rollout that is to be trained on does not say how it was drawn, and there are several
+            ways.
         AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
     """
     if not rollouts:
         _check_runs(order, [])
+    sampling = None
+    if order.batch_type == "train":
+        rollouts, sampling = stamped(rollouts, asked)
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
-        group = build_group(rollouts, run_id_base=order.run_id_base, version=version, **_said_of(order), model=model)
+        group = build_group(
+            rollouts,
+            run_id_base=order.run_id_base,
+            version=version,
+            sampling=sampling,
+            **dict(zip(_SAID, _said_of(order), strict=True)),
+            model=model,
+        )
     _check_runs(order, group.run_ids.tolist())
     _check_metrics(group.metrics)
     return encode(group)
@@ -60,9 +77,10 @@ def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup
         WorkflowError: It is not one that answers this order.
     """
     group = decode(answer, ExperienceGroup)
-    for name, asked in {**_said_of(order), "model": model}.items():
-        if (said := getattr(group, name)) != asked:
-            raise WorkflowError(f"the answer is of {name} {said!r:.100}, asked for was {asked!r}")
+    said, asked = _said(group), (*_said_of(order), model)
+    if said != asked:
+        name, one, other = next(row for row in zip((*_SAID, "model"), said, asked, strict=True) if row[1] != row[2])
+        raise WorkflowError(f"the answer is of {name} {one!r:.100}, asked for was {other!r}")
     _check_runs(order, group.run_ids.tolist())
     _check_metrics(group.metrics)
     if len(group.metrics) != len(group):
@@ -70,17 +88,23 @@ def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup
     return group
 
 
-def _said_of(order: Dispatch) -> dict[str, Any]:
-    """Return what the group says of itself that answers an order."""
-    return {
-        "task_id": order.task.task_id,
-        "attempt": order.attempt,
-        "batch_id": order.batch_id,
-        "batch_type": order.batch_type,
-        "workflow": order.task.workflow,
-        "explorer": order.explorer,
-        "incarnation": order.incarnation,
-    }
+_SAID = ("task_id", "attempt", "batch_id", "batch_type", "workflow", "explorer", "incarnation")
+"""What a group says of itself that answers an order."""
+_said = attrgetter(*_SAID, "model")
+
+
+def _said_of(order: Dispatch) -> tuple[Any, ...]:
+    """Return what a group says of itself that answers an order."""
+    task = order.task
+    return (
+        task.task_id,
+        order.attempt,
+        order.batch_id,
+        order.batch_type,
+        task.workflow,
+        order.explorer,
+        order.incarnation,
+    )
 
 
 def _check_runs(order: Dispatch, run_ids: Sequence[int]) -> None:

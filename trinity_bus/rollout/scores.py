@@ -8,19 +8,23 @@ is never zero. What a response earns with something that it does not have, an an
 
 import asyncio
 import json
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from string import Template
 from typing import Any, Final
 
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.rewards import extract_answer, parse_number, reference
-from trinity_bus.rollout.workflows.single_turn import Reward
+from trinity_bus.rollout.workflows.single_turn import Answered, Reward
 from trinity_bus.sandbox import Sandbox, SandboxLimits
 
 _FENCED: Final = re.compile(r"```[a-z]*\n(.*?)```", re.DOTALL)
 _PROGRAM: Final = "program.py"
+_SCORE: Final = re.compile(r"[Ss]core:\s*\**\s*(-?\d+(?:\.\d+)?)")
+_MAX_JUDGEMENT: Final = 1 << 20
 
 
 class RewardError(TrinityError, ValueError):
@@ -38,13 +42,12 @@ def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
         RewardError: When a reference is no number.
     """
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        del ended
-        wanted = parse_number(reference(answer))
+    async def judge(said: Answered) -> float:
+        wanted = parse_number(reference(said.answer))
         if wanted is None:
-            raise RewardError(f"the reference {answer[:100]!r} is no number")
-        said = extract_answer(response)
-        given = None if said is None else parse_number(said)
+            raise RewardError(f"the reference {said.answer[:100]!r} is no number")
+        found = extract_answer(said.text)
+        given = None if found is None else parse_number(found)
         tolerance = max(Fraction(relative) * abs(wanted), Fraction(absolute))
         return float(given is not None and abs(given - wanted) <= tolerance)
 
@@ -60,9 +63,8 @@ def matches(pattern: str, *, whole: bool = False) -> Reward:
     """
     compiled = re.compile(pattern, re.DOTALL)
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        del answer, ended
-        return float((compiled.fullmatch(response) if whole else compiled.search(response)) is not None)
+    async def judge(said: Answered) -> float:
+        return float((compiled.fullmatch(said.text) if whole else compiled.search(said.text)) is not None)
 
     return judge
 
@@ -73,9 +75,8 @@ def longer_than(words: int, *, by: int = 1) -> Reward:
     Give it a negative weight. A response that a limit has cut is 1.
     """
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        del answer
-        return min(max((len(response.split()) - words) / by, 0.0), 1.0) if ended else 1.0
+    async def judge(said: Answered) -> float:
+        return min(max((len(said.text.split()) - words) / by, 0.0), 1.0) if said.ended else 1.0
 
     return judge
 
@@ -95,10 +96,9 @@ def valid_json(schema: Mapping[str, Any]) -> Reward:
         raise RewardError(f"this is no JSON schema: {error.message}") from error
     validator = kind(schema)
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        del answer, ended
+    async def judge(said: Answered) -> float:
         try:
-            return float(validator.is_valid(json.loads(last_block(response))))
+            return float(validator.is_valid(json.loads(last_block(said.text))))
         except (ValueError, RecursionError):
             return 0.0
 
@@ -117,12 +117,11 @@ def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None
         RewardError: When there is no such interpreter.
     """
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        del ended
+    async def judge(said: Answered) -> float:
         async with Sandbox(limits) as box:
             # A program that ends itself before its tests has not passed them, and cannot say so by chance.
             passed = secrets.token_hex(16)
-            await box.write_file(_PROGRAM, f"{last_block(response)}\n\n{answer}\nprint({passed!r})\n")
+            await box.write_file(_PROGRAM, f"{last_block(said.text)}\n\n{said.answer}\nprint({passed!r})\n")
             done = await box.exec([python, _PROGRAM])
         if done.returncode == 127:
             raise RewardError(f"{python!r} cannot be run in a sandbox: {done.stderr.strip()}")
@@ -131,11 +130,79 @@ def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None
     return judge
 
 
+def judged(
+    instructions: str,
+    *,
+    model: str,
+    worst: float = 0.0,
+    best: float = 10.0,
+    url: str = "JUDGE_URL",
+    key: str = "JUDGE_KEY",
+    timeout_s: float = 120.0,
+) -> Reward:
+    """Have another model judge: that of a pool behind a gateway, or any with OpenAI's API.
+
+    What it says last after ``Score:`` is the score; ``worst`` gives 0 and ``best`` gives 1.
+
+    Args:
+        instructions: What it is told, with ``${question}``, ``${response}`` and ``${answer}``.
+        model: As the server calls it.
+        worst: The lowest score.
+        best: The highest.
+        url: The variable of the environment with the server's address, up to ``/v1``.
+        key: That with its key.
+        timeout_s: Of one judgement.
+
+    Raises:
+        RewardError: When nobody can be asked, does not answer in time, or answers without such a score.
+        ValueError: At once, when the instructions have a ``$`` that stands for nothing.
+    """
+    template = Template(instructions)
+    if not template.is_valid() or not {*template.get_identifiers()} <= {"question", "response", "answer"}:
+        raise ValueError("instructions may have ${question}, ${response} and ${answer}; a dollar sign is $$")
+
+    async def judge(said: Answered) -> float:
+        asked = template.substitute(question=said.question, response=said.text, answer=said.answer)
+        text = await _asked(asked, model, url, key, timeout_s)
+        scores = _SCORE.findall(text)
+        value = float(scores[-1]) if scores else None
+        if value is None or not worst <= value <= best:
+            raise RewardError(f"the judge gave no score from {worst:g} to {best:g}: {text[-200:]!r}")
+        return (value - worst) / (best - worst)
+
+    return judge
+
+
+async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) -> str:
+    """Return what a model says to a text."""
+    import aiohttp
+
+    if url not in os.environ:
+        raise RewardError(f"nobody can be asked to judge: {url} is not set; see explorer.runner_environment")
+    limit = aiohttp.ClientTimeout(total=timeout_s)
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    headers = {"Authorization": f"Bearer {os.environ.get(key, '')}"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
+            session.post(f"{os.environ[url].rstrip('/')}/chat/completions", json=body) as answer,
+        ):
+            raw = await answer.content.read(_MAX_JUDGEMENT + 1)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
+    if answer.status != 200 or len(raw) > _MAX_JUDGEMENT:
+        raise RewardError(f"the judge refuses: {answer.status}: {raw[:200].decode(errors='replace')}")
+    try:
+        return str(json.loads(raw)["choices"][0]["message"]["content"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise RewardError(f"the judge's answer cannot be read: {error!r}") from error
+
+
 def weighted(*parts: tuple[float, Reward]) -> Reward:
     """Add parts up, each with its weight; they are judged at once."""
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        values = await asyncio.gather(*(part(response, answer, ended=ended) for _, part in parts))
+    async def judge(said: Answered) -> float:
+        values = await asyncio.gather(*(part(said) for _, part in parts))
         return sum(weight * value for (weight, _), value in zip(parts, values, strict=True))
 
     return judge
@@ -144,10 +211,10 @@ def weighted(*parts: tuple[float, Reward]) -> Reward:
 def gated(gate: Reward, then: Reward, *, otherwise: float = 0.0) -> Reward:
     """Judge by ``then`` where ``gate`` gives 1, which is judged first; else the reward is ``otherwise``."""
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        if await gate(response, answer, ended=ended) < 1.0:
+    async def judge(said: Answered) -> float:
+        if await gate(said) < 1.0:
             return otherwise
-        return await then(response, answer, ended=ended)
+        return await then(said)
 
     return judge
 
@@ -155,8 +222,8 @@ def gated(gate: Reward, then: Reward, *, otherwise: float = 0.0) -> Reward:
 def shaped(reward: Reward, shape: Callable[[float], float]) -> Reward:
     """Bend a reward into shape, such as ``shaped(reward, lambda value: value**2)``."""
 
-    async def judge(response: str, answer: str, *, ended: bool) -> float:
-        return shape(await reward(response, answer, ended=ended))
+    async def judge(said: Answered) -> float:
+        return shape(await reward(said))
 
     return judge
 

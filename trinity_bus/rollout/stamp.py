@@ -26,13 +26,14 @@ class UnknownSamplingError(TrinityError, ValueError):
 
 def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
     """Add a way of drawing to those that are known, unless it draws as one of them does."""
-    new = _distribution(sampling)
-    if all(_distribution(known) != new for known in asked):
+    if any(known is sampling for known in asked):
+        return
+    if not asked or all(_distribution(known) != _distribution(sampling) for known in asked):
         asked.append(sampling)
 
 
-def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sequence[Rollout]:
-    """Return the rollouts, each saying how it was drawn.
+def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> tuple[Sequence[Rollout], Sampling | None]:
+    """Return the rollouts, and how those were drawn that do not say it.
 
     Args:
         rollouts: What a workflow gave.
@@ -42,25 +43,29 @@ def stamped(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sequence[
         UnknownSamplingError: One does not say it, and there are several ways.
         AttributeError: One is no rollout.
     """
-    if not asked or not rollouts or all(one.sampling is not None for one in rollouts):
-        return [_honest(one) for one in rollouts]
-    if len(asked) > 1:
-        ways = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
+    ways = [one.sampling for one in rollouts]
+    rest = asked[0] if asked and any(way is None for way in ways) else None
+    if rest is not None and len(asked) > 1:
+        told = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
         raise UnknownSamplingError(
-            f"the engine was asked to draw in {len(asked)} ways ({ways}): say of each rollout which it was, as in "
+            f"the engine was asked to draw in {len(asked)} ways ({told}): say of each rollout which it was, as in "
             "Rollout(..., sampling=merge_sampling(ctx.sampling, wishes))"
         )
-    return [_honest(one if one.sampling is not None else replace(one, sampling=asked[0])) for one in rollouts]
+    altered = {id(way) for way in {id(way): way for way in (rest, *ways)}.values() if way and way.altered_by}
+    if altered:
+        rollouts = [
+            _untrained(one) if id(rest if one.sampling is None else one.sampling) in altered else one
+            for one in rollouts
+        ]
+    return rollouts, rest
 
 
 ALTERED = "altered_sampling:sum"
 """The metric: samples that are not trained on because of how they were drawn."""
 
 
-def _honest(rollout: Rollout) -> Rollout:
-    """Return the rollout, none of it trained on where nobody could say with which probability it was drawn."""
-    if rollout.sampling is None or not rollout.sampling.altered_by:
-        return rollout
+def _untrained(rollout: Rollout) -> Rollout:
+    """Return the rollout, none of it trained on: nobody can say with which probability it was drawn."""
     mask = [False] * len(rollout.response_token_ids)
     return replace(rollout, mask=mask, metrics={**rollout.metrics, ALTERED: 1.0})
 

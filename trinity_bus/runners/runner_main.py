@@ -36,7 +36,6 @@ from trinity_bus.inference.completion import EngineCompletion
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
-from trinity_bus.rollout.stamp import stamped
 from trinity_bus.rollout.turns import RunTurns, Write
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
@@ -290,9 +289,7 @@ class Runner(asyncio.Protocol):
             rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
         except PartialRunsError as partial:
             rollouts, error = partial.rollouts, _message(partial)
-        if order.batch_type == "train":
-            rollouts = list(stamped(rollouts, context.asked))
-        return RunDone(job.job, encode_answer(order, rollouts, self._model, job.version), error)
+        return RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
 
 
 class _TurnsOf:

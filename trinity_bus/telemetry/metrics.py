@@ -67,7 +67,7 @@ ROLLOUT_DURATION = _METER.create_histogram(
 TRAIN_STEP_DURATION = _METER.create_histogram(
     "rl.train.step.duration",
     unit="s",
-    description="Of one train step, from its manifest to its checkpoint.",
+    description="Of one train step, from its manifest to its new weights.",
     explicit_bucket_boundaries_advisory=SECONDS,
 )
 TRAIN = {

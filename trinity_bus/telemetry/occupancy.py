@@ -2,7 +2,7 @@
 
 ::
 
-    IDLE --unit("training")--> TRAINING --move("checkpointing")--> CHECKPOINTING --the block ends--> IDLE
+    IDLE --unit("training")--> TRAINING --move("publishing")--> PUBLISHING --the block ends--> IDLE
 
 Each unit is in one state at a time, and the seconds that each state has been occupied are summed up: ten slots that are
 idle for a second are ten seconds. As an ever rising counter this loses nothing between two readings, where a gauge that

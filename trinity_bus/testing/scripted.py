@@ -20,7 +20,6 @@ from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
-from trinity_bus.rollout.stamp import stamped
 
 LOGPROB: Final = -1.0
 """Of every token."""
@@ -168,8 +167,7 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
         repeat_times=runs,
         timeout_s=task.timeout_s or 60.0,
     )
-    said = stamped(rollouts, context.asked) if task.batch_type == "train" else rollouts
-    group = decode_answer(order, encode_answer(order, said, _NAME), _NAME)
+    group = decode_answer(order, encode_answer(order, rollouts, _NAME, asked=context.asked), _NAME)
     if found := flaws(group, _BOUNDS):
         raise WorkflowError(f"run {found[0].sample} cannot be trained on: {found[0].detail}")
     given = len(set(group.run_ids.tolist()))

@@ -18,6 +18,9 @@ module                 what it does
 ``objectives``         advantages, losses and corrections, a file each, and the registry that finds them by name
 ``optimizer``          Megatron's AdamW and its state as named tensors
 ``checkpoint``         folders that are either whole or absent
+``saving``             checkpoints written beside training
+``conversion``         checkpoints as model folders, and in the reference's layout
+``companions``         configuration and tokenizer of a model folder
 ``runner``             a model in memory, and passes over it
 ``samples``            experience groups to samples with advantages
 ``step_plan``          samples to updates, and to the shard of each that a rank trains on
@@ -25,7 +28,8 @@ module                 what it does
 ``layout``             which part of the work is whose
 ``layout_rules``       which layouts fit a model
 ``engine``             the contract: ``TrainingEngine``
-``rank_engine``        what the engines of one process share: the course of a step, and checkpoints
+``saved_engine``       what is kept of them: checkpoints, exports
+``rank_engine``        what the engines of one process share: the course of a step
 ``megatron_engine``    Megatron-core, one rank of any layout: ``MegatronEngine``
 ``torch_engine``       transformers and a torch optimizer, the numeric reference: ``TorchEngine``
 ``rank_protocol``      what rank 0 tells the other ranks of a trainer, and what they answer

@@ -31,6 +31,7 @@ from schemas.pieces import piece
 from schemas.record import Metrics
 from schemas.step import MAX_WHY_CHARS, LeftOut
 from schemas.trainable import Bounds, FlawKind, flaws
+from trinity_bus.training.examples import ExampleFlaw
 
 LEFT_OUT = "samples_left_out"
 """Name of the metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind."""
@@ -46,8 +47,10 @@ class Unfit(StrEnum):
     ALL_MASKED = "all_masked"
 
 
-REASONS = (*(kind.value for kind in FlawKind), *(kind.value for kind in Unfit))
+REASONS = tuple(kind.value for kinds in (FlawKind, Unfit, ExampleFlaw) for kind in kinds)
 _COUNTS_ALL_THE_SAME = frozenset({Unfit.BASELINE.value, Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
+_OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
+"""Which are no samples of a task, though one may have the same id."""
 _DETAILS = {
     Unfit.LIMITED_SAMPLING: "it was drawn with more than a temperature (top-p, top-k, min-p, a penalty)",
     Unfit.GREEDY: "it was drawn at temperature 0",
@@ -109,7 +112,7 @@ def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[
     """Return the groups as if what is left out had never been drawn; a group of which nothing is left is gone."""
     unwanted: dict[str, set[int]] = defaultdict(set)
     for one in left:
-        if one.reason not in _COUNTS_ALL_THE_SAME:
+        if one.reason not in _COUNTS_ALL_THE_SAME | _OF_EXAMPLES:
             unwanted[one.task_id].update(one.samples)
     kept = (_kept(group, unwanted[group.task_id]) if group.task_id in unwanted else group for group in groups)
     return [group for group in kept if group is not None]

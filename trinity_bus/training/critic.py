@@ -12,7 +12,7 @@ Implementation Details of Proximal Policy Optimization", 2022.
 
 It is transformers' model in float32 with torch's AdamW, whole on every rank, whatever the policy's layout is: it costs
 the memory of four copies of the model in float32. Ranks that train on different samples sum its gradients. Its
-state is in each rank's own file of a checkpoint, the same in all.
+state is in a checkpoint once, and read in any layout.
 """
 
 import math
@@ -48,7 +48,9 @@ class Critic:
         self, source: Path, settings: TrainerSettings, layout: Layout, *, before_each: Callable[[], None]
     ) -> None:
         from transformers import AutoModel
+        from transformers.utils import logging as of_transformers
 
+        of_transformers.disable_progress_bar()  # a service's log is no terminal
         self._settings, self._layout, self._before_each = settings, layout, before_each
         trunk = AutoModel.from_pretrained(
             source, local_files_only=True, use_safetensors=True, dtype=torch.float32, attention_dropout=0.0

@@ -1,7 +1,8 @@
 """The contract of training engines: experiences in, better weights out.
 
 ===============================  =====================================================================================
-``rank_engine.RankEngine``       what engines of one process share: the course of a step, and checkpoints
+``rank_engine.RankEngine``       what engines of one process share: the course of a step
+``saved_engine.SavedEngine``     its base: checkpoints and exports
 ``megatron_engine``              Megatron-core, packed micro-batches; one rank of any layout
 ``torch_engine``                 transformers and a torch optimizer in one process: the numeric reference
 ``multi_rank_engine``            Megatron's, with the other ranks of the layout behind it
@@ -63,6 +64,7 @@ This module imports no torch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,7 +130,7 @@ class TrainingEngine(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Let go of what the engine shares with others, for good and for all engines of this process."""
+        """Finish the checkpoint that is being written, and let go of what the engine shares with others, for good."""
 
     @abstractmethod
     def hf_tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -139,21 +141,24 @@ class TrainingEngine(ABC):
         """Write the model as a Hugging Face folder, replacing what is there only when the new one is whole."""
 
     @abstractmethod
-    def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
-        """Make everything that a restart needs durable, in one rename; see ``checkpoint``.
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
+        """Copy everything that a restart needs, and make it durable in one rename, beside whatever is called next.
+
+        A checkpoint that is still being written is waited for first. See ``saving`` and ``checkpoint``.
 
         Args:
-            directory: The trainer's checkpoint directory, shared by all ranks.
+            directory: The trainer's checkpoint directory.
             progress: What to record. Steps, version and tokens are the engine's own count in :attr:`progress`; the
                 caller adds where it reads on.
+            as_hf: Whether configuration and tokenizer are put beside the weights, so that it is a model folder.
 
         Returns:
-            The checkpoint's folder.
+            The checkpoint's folder, once it is durable.
         """
 
     @abstractmethod
     def load_latest(self, directory: Path) -> TrainingProgress | None:
-        """Go back to the newest checkpoint; nothing changes where there is none.
+        """Go back to the newest checkpoint, of whatever layout; nothing changes where there is none.
 
         Raises:
             CheckpointError: It is damaged or does not fit.

@@ -5,13 +5,13 @@ a pair: the chosen answer with an advantage of 1, the rejected one with -1. Nobo
 log-probabilities. Each token of a demonstration weighs as much as the example says; the tokens of both answers of a
 preference together, however long they are, weigh as much.
 
-==============  ======================================================================================================
-reason          the example
-==============  ======================================================================================================
-``unwritable``  cannot be written as tokens of the model: it has no chat template, or that refuses the messages
-``too_long``    has more tokens than the model has positions
-``bad_token``   has a token that the model's vocabulary lacks: the tokenizer is another model's
-==============  ======================================================================================================
+======================  ==============================================================================================
+reason                  the example
+======================  ==============================================================================================
+``example_unwritable``  cannot be written as tokens of the model: it has no chat template, or that refuses the messages
+``example_too_long``    has more tokens than the model has positions
+``example_bad_token``   has a token that the model's vocabulary lacks: the tokenizer is another model's
+======================  ==============================================================================================
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ from trinity_bus.training.packing import TrainSample
 class ExampleFlaw(StrEnum):
     """Why an example cannot be trained on; see the module's docstring."""
 
-    UNWRITABLE = "unwritable"
-    TOO_LONG = "too_long"
-    BAD_TOKEN = "bad_token"  # noqa: S105 - a token of a language model
+    UNWRITABLE = "example_unwritable"
+    TOO_LONG = "example_too_long"
+    BAD_TOKEN = "example_bad_token"  # noqa: S105 - a token of a language model
 
 
 class ExampleError(TrinityError, ValueError):

@@ -1,19 +1,17 @@
 """Hugging Face model folders: reading their tensors by name, and writing one."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from trinity_bus.training.companions import INDEX
+
 WEIGHTS: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
-_COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
-"""What else belongs to a model folder: configuration, tokenizer, chat template."""
 
 
 def reader(folder: Path) -> Callable[[str], torch.Tensor]:
@@ -23,8 +21,8 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
         OSError, SafetensorError: A file is missing, or is none.
         KeyError: From the returned function: there is no such tensor.
     """
-    if (folder / _INDEX).exists():
-        files: Mapping[str, str] = json.loads((folder / _INDEX).read_bytes())["weight_map"]
+    if (folder / INDEX).exists():
+        files: Mapping[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
     else:
         with safe_open(folder / WEIGHTS, "pt") as opened:
             files = dict.fromkeys(opened.keys(), WEIGHTS)
@@ -33,21 +31,6 @@ def reader(folder: Path) -> Callable[[str], torch.Tensor]:
     return lambda name: handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]  # not typed there
 
 
-def write_folder(folder: Path, source: Path, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
-    """Write a model folder that transformers and vLLM read.
-
-    Args:
-        folder: Exists already; files in it are overwritten.
-        source: Folder that the model came from; its configuration and tokenizer are copied.
-        weights: By name.
-        dtype: What ``config.json`` is to say about the weights.
-    """
-    for pattern in _COMPANIONS:
-        for path in source.glob(pattern):
-            if path.name not in (_INDEX, "config.json"):
-                shutil.copyfile(path, folder / path.name)
-    config: dict[str, Any] = json.loads((source / "config.json").read_bytes())
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+def write_weights(folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write weights, by name, into a folder that exists already."""
     save_file({name: tensor.cpu() for name, tensor in weights}, folder / WEIGHTS, metadata={"format": "pt"})

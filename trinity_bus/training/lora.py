@@ -10,7 +10,9 @@ them as it splits the layer::
 (the latter with sequence parallelism). See ``adapters`` for what is added and what becomes of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.adapters import initial_a, peft_names
+from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.families import ModelShape, tensors
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import (
@@ -49,12 +52,13 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         self.by_inputs = tensors.split_axis(name) == 1
         self._tokens_split, self._group = layout.sequence_parallel, layout.tensor_group
         self._groups = shape.groups // layout.tensor_parallel if len(self.projections) == 3 else 1
+        self._part, self._parts = layout.tensor_rank, layout.tensor_parallel
         self._rank, self._scale = settings.lora_rank, settings.lora_alpha / settings.lora_rank
         ranks, (out, into) = layout.tensor_parallel, weight.shape
         features = into * ranks if self.by_inputs else into
         a = torch.cat([initial_a(projection, features, settings) for projection in self.projections])
         if self.by_inputs:
-            a = a.chunk(ranks, 1)[layout.tensor_rank].clone()
+            a = a.chunk(ranks, 1)[self._part].clone()
         self.a = torch.nn.Parameter(a.to(weight))
         per_group = {1: [out], 2: [out // 2] * 2}.get(len(self.projections)) or [
             shape.heads // ranks * shape.head_dim,
@@ -87,12 +91,22 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         parts = zip(self.b, self.a.split(self._rank), strict=True)
         return self._scale * self._joined([b @ a for b, a in parts], 0)
 
-    def of_projections(self) -> Iterator[tuple[str, torch.Tensor, int | None]]:
-        """Return PEFT's tensors: the name, this rank's part, and along which axis it is one; None: it is whole."""
-        for projection, a, b in zip(self.projections, self.a.split(self._rank), self.b, strict=True):
+    def of_projections(
+        self, of: Callable[[torch.nn.Parameter], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor, int | None]]:
+        """Return what belongs to each of PEFT's tensors: the name, this rank's part, along which axis; None: all."""
+        for projection, a, b in zip(self.projections, of(self.a).split(self._rank), self.b, strict=True):
             name_of_a, name_of_b = peft_names(projection)
-            yield name_of_a, a.detach(), 1 if self.by_inputs else None
-            yield name_of_b, b.detach(), None if self.by_inputs else 0
+            yield name_of_a, a, 1 if self.by_inputs else None
+            yield name_of_b, of(b), None if self.by_inputs else 0
+
+    def shards_of(self, read: Callable[[str], torch.Tensor]) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Return the parameters, each with this rank's part of what is read by PEFT's names."""
+        names_of_a, names_of_b = zip(*map(peft_names, self.projections), strict=True)
+        a = torch.cat([read(name) for name in names_of_a])
+        yield self.a, a.chunk(self._parts, 1)[self._part] if self.by_inputs else a
+        for parameter, b in zip(self.b, map(read, names_of_b), strict=True):
+            yield parameter, b if self.by_inputs else b.chunk(self._parts)[self._part]
 
     def _joined(self, parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         """Return the outputs of all projections as the layer has them: group by group."""
@@ -138,8 +152,15 @@ class Adapters:
         adapter = self._of_weight.get(weight)
         return weight.detach() if adapter is None else weight.detach() + adapter.added().detach().to(weight.dtype)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the adapter by PEFT's names, whole. A collective, as ``model.hf_tensors`` is."""
+    def tensors(
+        self, of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the adapter, or what belongs to it, by PEFT's names, whole. A collective, as ``model.hf_tensors`` is.
+
+        Args:
+            of: What is returned of each parameter, of its shape.
+            dtype: Of that; the weights' where it is not given.
+        """
         layout, per_stage = self._layout, self._shape.layers // self._layout.stages
         first = layout.own_stages[0] * per_stage
         for number in range(self._shape.layers):
@@ -147,8 +168,9 @@ class Adapters:
             own = stage in layout.own_stages
             for path in _LAYERS:
                 # Of another rank's layer all is as of one of this rank's, but the number and the content.
-                for name, tensor, axis in self._of[number if own else first, path].of_projections():
-                    whole = tensor.contiguous() if own else torch.empty_like(tensor)
+                adapter = self._of[number if own else first, path]
+                for name, tensor, axis in adapter.of_projections(of if own else partial(torch.empty_like, dtype=dtype)):
+                    whole = tensor.detach().contiguous()
                     if (stages := layout.pipeline_group) is not None:
                         dist.broadcast(whole, src=layout.rank_of_stage(stage), group=stages)
                     if (shards := layout.tensor_group) is not None and axis is not None:
@@ -156,3 +178,24 @@ class Adapters:
                         dist.all_gather(parts, whole, group=shards)
                         whole = torch.cat(parts, axis)
                     yield name if own else name.replace(f".layers.{first}.", f".layers.{number}.", 1), whole
+
+    def shards_of(
+        self, read: Callable[[str], torch.Tensor], folder: Path
+    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Return this rank's parameters, each with its shard of what is read by PEFT's names, whole.
+
+        Args:
+            read: Gives a whole tensor by name.
+            folder: Where it reads, for messages.
+
+        Raises:
+            CheckpointError: A tensor has another shape than the parameter.
+        """
+        for adapter in self._of.values():
+            for parameter, shard in adapter.shards_of(read):
+                if shard.shape != parameter.shape:
+                    raise CheckpointError(
+                        f"{folder}: the adapter of {adapter.projections} {tuple(shard.shape)} is of another "
+                        "trainer.lora_rank"
+                    )
+                yield parameter, shard

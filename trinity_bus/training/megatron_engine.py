@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import model, parallel
 from trinity_bus.training.cpu_platform import on_cpu
-from trinity_bus.training.errors import CheckpointError, ParallelError, TrainingError
+from trinity_bus.training.errors import ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.optimizer import AdamW
 from trinity_bus.training.packing import PackedArrays, TrainSample
@@ -71,6 +72,7 @@ class MegatronEngine(RankEngine):
 
     def leave(self) -> None:
         """Leave the process groups, for good and for all engines of this process."""
+        super().leave()
         parallel.shut_down()
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
@@ -117,21 +119,24 @@ class MegatronEngine(RankEngine):
         """See :class:`RankEngine`. All ranks must iterate to the end."""
         return self._runner.adapter_tensors()
 
-    def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        # Copies: with the distributed optimizer float32 weights are in its state as well, and a file has each once.
-        return {**self._optimizer.state(), **{name: tensor.clone() for name, tensor in self._own_adapters().items()}}
-
-    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        left, adapters = dict(tensors), self._own_adapters()
+    def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         with torch.no_grad():
-            for name, own in adapters.items():
-                found = left.pop(name, None)
-                if found is None or found.shape != own.shape:
-                    raise CheckpointError(f"{name} is missing or of another shape: the adapter is another one")
-                own.copy_(found)
-        self._optimizer.load_state(left)
+            for weight, value in self._runner.shards_of(state.__getitem__, folder):
+                weight.copy_(value)
 
-    def _own_adapters(self) -> dict[str, torch.Tensor]:
-        if not self.settings.lora_rank:
-            return {}
-        return {f"adapter.{number}": p.detach() for number, p in enumerate(self._runner.parameters())}
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        optimizer = self._optimizer
+        yield "updates", torch.tensor(optimizer.updates)
+        for kind in optimizer.kinds:
+            for name, tensor in self._runner.named_state(partial(optimizer.state_of, kind=kind)):
+                yield f"{kind}.{name}", tensor
+
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        self._optimizer.updates = int(state["updates"])
+        for kind in self._optimizer.kinds:
+            for weight, value in self._runner.shards_of(partial(_read, state, kind), folder):
+                self._optimizer.load_state_of(weight, kind, value)
+
+
+def _read(state: Mapping[str, torch.Tensor], kind: str, name: str) -> torch.Tensor:
+    return state[f"{kind}.{name}"]

@@ -188,22 +188,45 @@ def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: 
         ConversionError: A file or a tensor is missing, or a tensor has another shape than the configuration says.
     """
     try:
-        read = reader(folder)
         with torch.no_grad():
-            for name, parameter in _named_parameters(chunks, shape, layout):
-                parts = [read(part) for part in _sources(name, shape)]
-                whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
-                shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
-                if shard.shape != parameter.shape:
-                    raise ConversionError(
-                        f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
-                        f"config.json asks for {tuple(parameter.shape)}"
-                    )
+            for parameter, shard in shards_of(chunks, shape, layout, reader(folder), folder):
                 parameter.copy_(shard)
     except (OSError, SafetensorError, RuntimeError, json.JSONDecodeError) as error:
         raise ConversionError(f"the weights in {folder} cannot be read: {error}") from error
     except KeyError as error:
         raise ConversionError(f"{folder} lacks the tensor {error}") from error
+
+
+def shards_of(
+    chunks: Sequence[GPTModel],
+    shape: ModelShape,
+    layout: Layout,
+    read: Callable[[str], torch.Tensor],
+    folder: Path,
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return this rank's parameters, each with its shard of what is read under its Hugging Face names.
+
+    Args:
+        chunks: The model's stages on this rank.
+        shape: Of the model.
+        layout: Where this process stands.
+        read: Gives a whole tensor by name.
+        folder: Where it reads, for messages.
+
+    Raises:
+        ConversionError: A tensor has another shape than the parameter.
+        KeyError: From ``read``.
+    """
+    for name, parameter in _named_parameters(chunks, shape, layout):
+        parts = [read(part) for part in _sources(name, shape)]
+        whole = tensors.merge(name, parts, shape, layout.tensor_parallel)
+        shard = tensors.shard(name, whole, layout.tensor_parallel, layout.tensor_rank)
+        if shard.shape != parameter.shape:
+            raise ConversionError(
+                f"{folder}: {_sources(name, shape)} make {name} {tuple(shard.shape)}; "
+                f"config.json asks for {tuple(parameter.shape)}"
+            )
+        yield parameter, shard
 
 
 def _named_parameters(
@@ -224,21 +247,25 @@ def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
 
 
 def _shards(
-    chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, of: Callable[[torch.nn.Parameter], torch.Tensor]
+    chunks: Sequence[GPTModel],
+    shape: ModelShape,
+    layout: Layout,
+    of: Callable[[torch.nn.Parameter], torch.Tensor],
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return this rank's shard of what belongs to every parameter of the whole model, in the model's order.
 
     Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
     """
-    own = {name: of(parameter) for name, parameter in _named_parameters(chunks, shape, layout)}
+    own = dict(_named_parameters(chunks, shape, layout))
     stages, experts = layout.pipeline_group, layout.expert_group
     if stages is None and experts is None:
-        yield from own.items()
+        for name, parameter in own.items():
+            yield name, of(parameter)
         return
-    kind = next(iter(own.values()))
     for name, stage, size in _everything(own, shape, layout):
-        tensor = own.get(name)
-        tensor = kind.new_empty(size) if tensor is None else tensor.contiguous()
+        mine = own.get(name)
+        tensor = torch.empty(size, dtype=dtype, device=layout.device) if mine is None else of(mine).contiguous()
         expert = tensors.expert_of(name)
         holder = layout.expert_rank if expert is None else expert * layout.expert_parallel // shape.experts
         if stages is not None and holder == layout.expert_rank:
@@ -275,6 +302,7 @@ def hf_tensors(
     shape: ModelShape,
     layout: Layout,
     of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
 
@@ -285,9 +313,10 @@ def hf_tensors(
         shape: Of the model.
         layout: Where this process stands.
         of: What is returned of each parameter, of its shape: its value, or such a thing as its gradient.
+        dtype: Of that; the weights' where it is not given.
     """
     group = layout.tensor_group
-    for name, shard in _shards(chunks, shape, layout, of):
+    for name, shard in _shards(chunks, shape, layout, of, dtype or next(chunks[0].parameters()).dtype):
         tensor = shard
         if group is not None and tensors.split_axis(name) is not None:
             shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]

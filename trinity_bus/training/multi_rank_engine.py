@@ -15,6 +15,7 @@ Failures: ``RankError`` where another rank is lost, late, or elsewhere. After an
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -127,13 +128,13 @@ class MultiRankEngine(TrainingEngine):
             self._engine.export_hf(path)
         self._settle()
 
-    def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         """See :class:`TrainingEngine`."""
         self._followers.begin(Save(str(directory), progress.model_dump_json().encode()))
         with self._followers.explained():
-            folder = self._engine.save_checkpoint(directory, progress)
+            written = self._engine.save_checkpoint(directory, progress, as_hf=as_hf)
         self._settle()
-        return folder
+        return written
 
     def load_latest(self, directory: Path) -> TrainingProgress | None:
         """See :class:`TrainingEngine`."""
@@ -148,14 +149,14 @@ class MultiRankEngine(TrainingEngine):
         try:
             if self._followers.ready:
                 self._followers.begin(Leave())
-                parallel.shut_down()
+                self._engine.leave()
                 self._followers.settle(None)
         except RankError as error:
             # It would have ended anyway, and nothing that is worth keeping was left to do.
             log.warning("while the ranks left: %s", error)
         finally:
             self._followers.end()
-            parallel.shut_down()
+            self._engine.leave()
 
     def _settle(self) -> None:
         self._followers.settle(self._engine.progress.step)

@@ -4,24 +4,46 @@ That is Megatron's float32 optimizer around torch's AdamW or, with ``trainer.dis
 weights in any case, its distributed one, which shards state and update over the data-parallel ranks. With bfloat16 that
 keeps float32 master weights; this path is written to Megatron's interface and not run by this project's tests.
 
-State is read from and written to the torch optimizers inside, parameter by parameter: Megatron's own state dictionaries
-lose the step counter of torch's AdamW, or make all parameters count on the same one.
+State is read from and written to the torch optimizers inside, weight by weight and in the weight's shape, whatever part
+of it this rank has: so it can be kept under the weight's name and be read in any layout. Megatron's own state
+dictionaries lose the step counter of torch's AdamW, or make all parameters count on the same one.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.cpu_platform import on_cpu
-from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.megatron import (
     DistributedDataParallel,
     OptimizerConfig,
     get_megatron_optimizer,
     optimizers,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the state of a weight is on this rank."""
+
+    optimizer: torch.optim.Optimizer
+    group: dict[str, Any]
+    parameter: torch.Tensor
+    """That the optimizer updates: the weight, or its own copy or part of it."""
+    span: slice | None = None
+    """Which part of the weight, flattened; None for all of it."""
+
+    def value(self, kind: str) -> torch.Tensor:
+        """Return the part of this rank."""
+        if kind == "master":
+            return self.parameter.detach()
+        value: torch.Tensor = self.optimizer.state[self.parameter][kind]
+        return value
 
 
 class AdamW:
@@ -62,7 +84,12 @@ class AdamW:
             # Megatron marks the parameters that are not to decay and leaves the rest to its scheduler, not used here.
             group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         self._max_grad_norm = settings.max_grad_norm
-        self._model_parameters = {id(parameter) for chunk in chunks for parameter in chunk.parameters()}
+        self._distributed = distributed
+        self._has_masters = dtype is torch.bfloat16
+        self._places = self._find_places()
+        self._data_groups = self._find_data_groups()
+        self.updates = 0
+        """That were made."""
 
     def zero_grad(self) -> None:
         """Forgets gradients."""
@@ -85,62 +112,71 @@ class AdamW:
                 if parameters := optimizer.get_parameters():
                     optimizers.clip_grad_by_total_norm_fp32(parameters, self._max_grad_norm, norm)
             self._megatron.step_with_ready_grads()
+            self.updates += 1
         return norm
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return this rank's state by name, as references.
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What there is of state for each weight, the same on all ranks; nothing before the first update."""
+        moments = ("exp_avg", "exp_avg_sq") if self.updates else ()
+        return (*moments, "master") if self._has_masters else moments
 
-        Moments, step counters, and master weights where they exist.
+    def state_of(self, weight: torch.nn.Parameter, kind: str) -> torch.Tensor:
+        """Return what there is of one kind for a weight of this rank, in its shape.
+
+        Where the state is divided among the data-parallel ranks this is a collective of theirs.
         """
-        tensors = {}
-        for prefix, optimizer, parameter in self._parameters():
-            if id(parameter) not in self._model_parameters:
-                tensors[f"{prefix}.master"] = parameter.detach()
-            for name, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{prefix}.{name}"] = torch.as_tensor(value)
-        for number, group in self._groups():
-            # Fused optimizers count steps by group.
-            if "step" in group:
-                tensors[f"{number}.step"] = torch.as_tensor(group["step"])
-        return tensors
+        place = self._places.get(weight)
+        if place is not None and place.span is None:
+            return place.value(kind)
+        whole = torch.zeros(weight.numel(), dtype=torch.float32, device=weight.device)
+        if place is not None:
+            whole[place.span] = place.value(kind).flatten()
+        # As integers: to add zero to a float loses the sign of a zero.
+        dist.all_reduce(whole.view(torch.int32), group=self._data_groups[weight])
+        return whole.view(weight.shape)
 
-    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`state` gave on the same rank of the same layout.
+    def load_state_of(self, weight: torch.nn.Parameter, kind: str, value: torch.Tensor) -> None:
+        """Take over what :meth:`state_of` gave, in any layout; :attr:`updates` is to be set before."""
+        place = self._places.get(weight)
+        if place is None:
+            return
+        part = value if place.span is None else value.flatten()[place.span]
+        if kind == "master":
+            with torch.no_grad():
+                place.parameter.copy_(part)
+            return
+        state = place.optimizer.state[place.parameter]
+        state[kind] = part.to(place.parameter.device, copy=True).contiguous()
+        if isinstance(place.optimizer, torch.optim.Adam):
+            # On the CPU, where torch's AdamW keeps it; fused optimizers count by group.
+            state["step"] = torch.tensor(float(self.updates))
+        else:
+            place.group["step"] = self.updates
 
-        Raises:
-            CheckpointError: It is of another model or layout.
-        """
-        left = dict(tensors)
-        with torch.no_grad():
-            for prefix, optimizer, parameter in self._parameters():
-                for key in [key for key in left if key.startswith(f"{prefix}.")]:
-                    value, name = left.pop(key), key.removeprefix(f"{prefix}.")
-                    if value.dim() and value.shape != parameter.shape:
-                        raise CheckpointError(f"optimizer state {key} has shape {tuple(value.shape)}, not "
-                                              f"{tuple(parameter.shape)}: it is of another model")  # fmt: skip
-                    if name == "master":
-                        parameter.copy_(value)
-                    else:
-                        # Step counters stay on the CPU, where torch's AdamW keeps them.
-                        optimizer.state[parameter][name] = value.to(parameter.device) if value.dim() else value
-            for number, group in self._groups():
-                if (step := left.pop(f"{number}.step", None)) is not None:
-                    group["step"] = int(step)
-        if left:
-            raise CheckpointError(f"optimizer state has no parameters for {sorted(left)[:3]}: it is of another model")
+    def _find_places(self) -> dict[torch.nn.Parameter, _Place]:
+        found = {}
+        for wrapper in self._megatron.chained_optimizers:
+            optimizer = wrapper.optimizer
+            if optimizer is None:
+                continue
+            if self._distributed:
+                for weight, (group, index) in wrapper.model_param_group_index_map.items():
+                    span = wrapper._get_model_param_range_map(weight)["param"]  # noqa: SLF001 - there is no other word of it
+                    where = optimizer.param_groups[group]
+                    found[weight] = _Place(optimizer, where, where["params"][index], slice(span.start, span.end))
+            else:
+                for group in optimizer.param_groups:
+                    found |= {weight: _Place(optimizer, group, weight) for weight in group["params"]}
+        return found
 
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [
-            wrapper.optimizer for wrapper in self._megatron.chained_optimizers if wrapper.optimizer is not None
-        ]  # fmt: skip
-
-    def _groups(self) -> Iterator[tuple[str, dict[str, object]]]:
-        for o, optimizer in enumerate(self._optimizers()):
-            for g, group in enumerate(optimizer.param_groups):
-                yield f"{o}.{g}", group
-
-    def _parameters(self) -> Iterator[tuple[str, torch.optim.Optimizer, torch.Tensor]]:
-        for o, optimizer in enumerate(self._optimizers()):
-            for g, group in enumerate(optimizer.param_groups):
-                for p, parameter in enumerate(group["params"]):
-                    yield f"{o}.{g}.{p}", optimizer, parameter
+    def _find_data_groups(self) -> dict[torch.nn.Parameter, dist.ProcessGroup]:
+        """Return the ranks among which the state of each weight of this rank is divided."""
+        if not self._distributed:
+            return {}
+        return {
+            weight: buffer.data_parallel_group
+            for wrapper in self._megatron.chained_optimizers
+            for buffer in wrapper.buffers
+            for weight in buffer.params
+        }

@@ -1,7 +1,7 @@
-"""What the engines of one process share: the course of a step, and checkpoints.
+"""What the engines of one process share: the course of a step.
 
-An engine brings the model and its optimizer: log-probabilities, gradients, the update, the weights, the optimizer's
-state by name. What is trained on, in which order and with which loss is decided here, so that two engines differ in
+An engine brings the model and its optimizer: log-probabilities, gradients, the update, and what ``saved_engine`` keeps
+of them. What is trained on, in which order and with which loss is decided here, so that two engines differ in
 arithmetic alone.
 
 Where there are several ranks each builds an engine and makes the same calls. It trains on its shard of every update.
@@ -9,30 +9,22 @@ Where there are several ranks each builds an engine and makes the same calls. It
 
 import logging
 import math
-import shutil
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
-from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import adapters, checkpoint, hf_folder, layout_rules, routes, token_advantages
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import layout_rules, routes, token_advantages
 from trinity_bus.training.critic import Critic
-from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
+from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives.advantages.advantage import TokenAdvantage
@@ -41,15 +33,13 @@ from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.samples import prepare
+from trinity_bus.training.saved_engine import SavedEngine
 from trinity_bus.training.step_plan import StepPlan, Update, mixed, plan_examples, plan_step
 
 log = logging.getLogger(__name__)
 
-STATE = "optimizer-"
-"""First part of the names of each rank's own files."""
 
-
-class RankEngine(TrainingEngine):
+class RankEngine(SavedEngine):
     """One rank's part of a trainer.
 
     Args:
@@ -63,39 +53,25 @@ class RankEngine(TrainingEngine):
         TrainingError: It cannot be trained in the type that the settings ask for.
     """
 
-    NAME: ClassVar[str]
-    """In ``trainer.engine`` and in checkpoints."""
-
     def __init__(self, settings: TrainerSettings, *, layout: Layout) -> None:
-        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
-        self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
+        super().__init__(settings, layout)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.shape = read_shape(self._source)
+        self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
-        self._progress = TrainingProgress()
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
         self._build()
         self._critic = (
-            Critic(self._source, settings, layout, before_each=self._stop_if_asked)
+            Critic(self.source, settings, layout, before_each=self._stop_if_asked)
             if Need.VALUES in self._objective.needs
             else None
         )
         self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
 
     # ------------------------------------------------------------------------------------------ what an engine brings
-
-    @staticmethod
-    @abstractmethod
-    def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        """Return the type of the weights.
-
-        Raises:
-            TrainingError: The engine does not train in the type that the settings ask for.
-        """
 
     @abstractmethod
     def _build(self) -> None:
@@ -104,10 +80,6 @@ class RankEngine(TrainingEngine):
     @abstractmethod
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """Return the log-probabilities of each sample's response tokens under the present weights."""
-
-    @abstractmethod
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what is trained beside frozen weights, by PEFT's names, whole; nothing where there is no such."""
 
     @abstractmethod
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
@@ -133,42 +105,7 @@ class RankEngine(TrainingEngine):
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return this rank's weights that are trained, in a fixed order."""
 
-    @abstractmethod
-    def _load_weights(self, folder: Path) -> None:
-        """Fill the model from a Hugging Face folder."""
-
-    @abstractmethod
-    def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Return this rank's optimizer state by name, as references."""
-
-    @abstractmethod
-    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`_optimizer_state` gave on the same rank of the same layout.
-
-        Raises:
-            CheckpointError: It is of another model or layout.
-        """
-
     # ------------------------------------------------------------------------------------------------------- training
-
-    @property
-    def source(self) -> Path:
-        """See :class:`TrainingEngine`."""
-        return self._source
-
-    @property
-    def device_type(self) -> str:
-        """See :class:`TrainingEngine`."""
-        return str(self.layout.device.type)
-
-    @property
-    def progress(self) -> TrainingProgress:
-        """See :class:`TrainingEngine`."""
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: TrainingProgress) -> None:
-        self._progress = progress
 
     def train_step(
         self,
@@ -312,109 +249,6 @@ class RankEngine(TrainingEngine):
         with torch.no_grad():
             for parameter, weight in zip(self._parameters(), weights, strict=True):
                 parameter.copy_(weight)
-
-    # ---------------------------------------------------------------------------------------- weights and checkpoints
-
-    def export_hf(self, path: Path) -> None:
-        """See :class:`TrainingEngine`."""
-        tensors, adapter = self.hf_tensors(), self.adapter_tensors()
-        if self.layout.rank == 0:
-            partial = path.with_name(f".partial-{path.name}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            hf_folder.write_folder(partial, self.source, tensors, self.dtype)
-            if self.settings.lora_rank:
-                adapters.write_peft(partial / adapters.FOLDER, self.source, adapter, self.settings)
-            if path.exists():
-                shutil.rmtree(path)
-            partial.rename(path)
-        deque((*tensors, *adapter), maxlen=0)  # the other ranks' part in gathering the weights
-        self._barrier()
-
-    def save_checkpoint(self, directory: Path, progress: TrainingProgress) -> Path:
-        """See :class:`TrainingEngine`."""
-        if progress.step != self.progress.step:
-            raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
-        self.progress = progress
-        rank = self.layout.rank
-        if rank == 0:
-            checkpoint.begin(directory, progress.step)
-        self._barrier()
-        folder = checkpoint.partial_folder(directory, progress.step)
-        state = {f"optimizer.{name}": tensor for name, tensor in self._optimizer_state().items()}
-        if self._critic is not None:
-            state |= {f"critic.{name}": tensor for name, tensor in self._critic.state().items()}
-        state["rng.torch"] = torch.get_rng_state()
-        if self.device_type == "cuda":
-            state["rng.cuda"] = torch.cuda.get_rng_state()
-        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / self._state_file())
-        tensors = self.hf_tensors()
-        if rank == 0:
-            hf_folder.write_folder(folder, self.source, tensors, self.dtype)
-        deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
-        self._barrier()
-        if rank == 0:
-            checkpoint.commit(directory, progress, self.written_by(self.settings), keep=self.settings.keep_checkpoints)
-        self._barrier()
-        return directory / folder.name.removeprefix(checkpoint.PARTIAL)
-
-    def load_latest(self, directory: Path) -> TrainingProgress | None:
-        """See :class:`TrainingEngine`."""
-        folder = checkpoint.latest(directory)
-        if folder is None:
-            return None
-        progress = checkpoint.read_progress(folder, self.written_by(self.settings))
-        # Each file by the rank that reads it; what all read, by the first.
-        checkpoint.verify(
-            folder,
-            lambda name: name == self._state_file() or (self.layout.rank == 0 and not name.startswith(STATE)),
-        )
-        try:
-            state = load_file(folder / self._state_file())
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder / self._state_file()} cannot be read: {error}") from error
-        if not self.settings.lora_rank:
-            # Else the folder has what the adapters add in it; they are added to what training began with.
-            self._load_weights(folder)
-        torch.set_rng_state(state.pop("rng.torch"))
-        if self.device_type == "cuda":
-            torch.cuda.set_rng_state(state.pop("rng.cuda"))
-        self._load_optimizer_state(_below("optimizer.", state))
-        if self._critic is not None:
-            self._critic.load_state(_below("critic.", state))
-        self.progress = progress
-        return progress
-
-    @classmethod
-    def written_by(cls, settings: TrainerSettings) -> WrittenBy:
-        """Return what checkpoints say of the engine that writes them with these settings.
-
-        Raises:
-            TrainingError: See :meth:`dtype_of`.
-        """
-        return WrittenBy(
-            engine=cls.NAME,
-            world_size=settings.ranks,
-            tensor_parallel=settings.tensor_parallel,
-            pipeline_parallel=settings.pipeline_parallel,
-            virtual_pipeline=settings.virtual_pipeline,
-            context_parallel=settings.context_parallel,
-            expert_parallel=settings.expert_parallel,
-            distributed_optimizer=settings.distributed_optimizer,
-            dtype=str(cls.dtype_of(settings)),
-        )
-
-    def _state_file(self) -> str:
-        return f"{STATE}{self.layout.rank:05d}-of-{self.layout.world_size:05d}.safetensors"
-
-    def _barrier(self) -> None:
-        if self.layout.world_size > 1:
-            dist.barrier()
-
-
-def _below(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what of a state has names with a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def _means(reports: Sequence[Metrics]) -> Metrics:

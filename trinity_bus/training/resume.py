@@ -38,10 +38,13 @@ _MODEL = "mesh.model"
 _OPTIONS = "trainer.objective_options"
 _MESH = {"model", "max_model_len", "max_tokens"}
 _TELLS_WHERE_AND_WHEN = {
+    "stages",  # what a stage says is in its own settings
     "name",
     "checkpoint_dir",
+    "publish",
     "checkpoint_interval",
     "keep_checkpoints",
+    "save_as_hf",
     "export_dir",
     "total_steps",
     "heartbeat_s",
@@ -54,14 +57,6 @@ _COMPARED_ELSEWHERE = {
     "max_tokens",  # as ``mesh.max_tokens``
     "dtype",  # as it was resolved; with all below, in ``WrittenBy``
     "engine",
-    "tensor_parallel",
-    "sequence_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-    "distributed_optimizer",
 }
 
 

@@ -93,6 +93,20 @@ class ModelRunner:
         """Return the adapters by PEFT's names; a collective. None where all weights are trained."""
         return iter(()) if self._adapters is None else self._adapters.tensors()
 
+    def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return what belongs to that which is trained, in float32, by its names in checkpoints; a collective."""
+        if self._adapters is None:
+            return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
+        return self._adapters.tensors(of, torch.float32)
+
+    def shards_of(
+        self, read: Callable[[str], torch.Tensor], folder: Path
+    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Return what is trained on this rank, each with its shard of what is read by its names in checkpoints."""
+        if self._adapters is None:
+            return model.shards_of(self._model, self._shape, self._layout, read, folder)
+        return self._adapters.shards_of(read, folder)
+
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return this rank's weights that are trained."""
         everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)

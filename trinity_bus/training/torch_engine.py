@@ -93,9 +93,6 @@ class TorchEngine(RankEngine):
     def _scale(self) -> float:
         return self.settings.lora_alpha / self.settings.lora_rank
 
-    def leave(self) -> None:
-        """Nothing is shared with others."""
-
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """See :class:`RankEngine`."""
         found: dict[int, Float32] = {}
@@ -113,8 +110,11 @@ class TorchEngine(RankEngine):
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`RankEngine`."""
+        return ((name, parameter.detach()) for name, parameter in self._adapters())
+
+    def _adapters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name, linear in self._adapted.items():
-            yield from zip(adapters.peft_names(name), (linear.lora_A.detach(), linear.lora_B.detach()), strict=True)
+            yield from zip(adapters.peft_names(name), (linear.lora_A, linear.lora_B), strict=True)
 
     def _hf_views(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._network.named_parameters():  # what is tied is named once
@@ -178,26 +178,31 @@ class TorchEngine(RankEngine):
         except KeyError as error:
             raise ConversionError(f"{folder} lacks the tensor {error}") from error
 
-    def _optimizer_state(self) -> dict[str, torch.Tensor]:
-        state = {
-            f"{kind}.{name}": tensor
-            for name, parameter in self._network.named_parameters()
-            for kind, tensor in self._optimizer.state.get(parameter, {}).items()
-        }
-        trained = ((name, p) for name, p in self._network.named_parameters() if name.endswith(_ADAPTER))
-        return state | {f"adapter.{name}": parameter.detach() for name, parameter in trained}
+    def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        with torch.no_grad():
+            for name, parameter in self._adapters():
+                if state[name].shape != parameter.shape:
+                    raise CheckpointError(
+                        f"{folder}: {name} {tuple(state[name].shape)} is of another trainer.lora_rank"
+                    )
+                parameter.copy_(state[name])
 
-    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        parameters = dict(self._network.named_parameters())
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._trained().items():
+            for kind, tensor in self._optimizer.state.get(parameter, {}).items():
+                yield f"{kind}.{name}", tensor
+
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        parameters = self._trained()
         self._optimizer.state.clear()
-        for key, tensor in tensors.items():
+        for key, tensor in state.items():
             kind, _, name = key.partition(".")
             parameter = parameters.get(name)
             if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
-                raise CheckpointError(f"optimizer state {key} {tuple(tensor.shape)} is of another model")
-            if kind == "adapter":
-                with torch.no_grad():
-                    parameter.copy_(tensor)
-                continue
+                raise CheckpointError(f"{folder}: optimizer state {key} {tuple(tensor.shape)} is of another model")
             # Step counters stay on the CPU, where AdamW keeps them.
             self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """Return what is trained, by its names in checkpoints."""
+        return dict(self._adapters() if self._adapted else self._network.named_parameters())

@@ -55,6 +55,7 @@ _LOG = "The log"
 COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
     "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
+    "bench": Lazy("workers.cli.bench", "Have every checkpoint of a run answer the same evaluations.", _SEE),
     "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
     "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Lazy] = {
     "tasks": Lazy("workers.cli.tasks", "Check task sets, count them, and show their first tasks.", _LOG),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
+    "checkpoints": Lazy("workers.cli.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),
     "upgrade": Lazy("workers.cli.upgrade", "End an upgrade: write what only the new version reads.", _MESH),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),

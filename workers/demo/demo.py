@@ -137,7 +137,7 @@ async def _run_beside(
     with clock.stage("make the model"):
         make_model(options.model_dir, options.seed)
     began = clock.begin("start Kafka")
-    async with mesh.broker(settings, options, display.note) as broker:
+    async with mesh.broker(settings, options.run_dir, display.note) as broker:
         kafka = broker.kafka
         write_mesh_file(options, kafka)
         clock.stages["start Kafka"] = time.monotonic() - began

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerError
@@ -78,16 +79,16 @@ class Broker:
 
 
 @asynccontextmanager
-async def broker(settings: Settings, options: DemoOptions, note: Callable[[str], None]) -> AsyncIterator[Broker]:
+async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None]) -> AsyncIterator[Broker]:
     """Provide the configured cluster, in a namespace of this run.
 
     Else an embedded broker, its data in the run's folder.
     """
     async with AsyncExitStack() as stack:
         embedded = None
-        kafka = demo_namespace(settings.kafka, options.run_dir.name)
+        kafka = demo_namespace(settings.kafka, run_dir.name)
         if settings.kafka.bootstrap_servers is None:
-            own = settings.broker.model_copy(update={"port": 0, "data_dir": options.run_dir / "broker"})
+            own = settings.broker.model_copy(update={"port": 0, "data_dir": run_dir / "broker"})
             embedded = await stack.enter_async_context(EmbeddedBroker(own))
             kafka = embedded.kafka_settings(settings.kafka)
         found = Broker(kafka, embedded, note)

@@ -169,6 +169,17 @@ class Supervisor:
         """Log file of a service."""
         return self._logs / f"{name}.log"
 
+    def stop_one(self, name: str) -> int:
+        """Stop one service and forget it.
+
+        Returns:
+            Its exit status.
+        """
+        service = self._services[name]
+        code = service.child.stop(service.spec.grace_s)
+        del self._services[name]
+        return code
+
     def stop(self) -> None:
         """Stop all services, stage by stage. Where this is interrupted, what is left is killed."""
         try:

@@ -110,7 +110,7 @@ class HttpSide:
             return await (self._streamed(request, ask, sampling) if ask.stream else self._whole(ask, sampling))
         except web.HTTPRequestEntityTooLarge:
             return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
-        except (wire.WireError, ValidationError, RequestRefusedError) as error:
+        except (wire.AskError, ValidationError, RequestRefusedError) as error:
             return web.Response(status=400, text=str(error))
         except (EngineDeadError, GenerationError) as error:
             return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
@@ -139,14 +139,14 @@ class HttpSide:
         except (EngineDeadError, GenerationError) as error:
             if response is None:
                 raise
-            await response.write(wire.encode_frame(wire.Failed(reason=str(error))))
+            await response.write(wire.encode_frame(wire.FailedFrame(reason=str(error))))
         if response is None:
             raise GenerationError("the engine drew nothing")
         return response
 
     def _frame(self, delta: EngineDelta) -> bytes:
         return wire.encode_frame(
-            wire.Drawn(
+            wire.DrawnFrame(
                 index=delta.index,
                 token_ids=wire.token_bytes(delta.token_ids),
                 logprobs=wire.logprob_bytes(delta.logprobs),

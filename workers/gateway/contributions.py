@@ -61,7 +61,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task_ids: list[_Id] | None = None
 
 
-class Contributions:
+class Contributor:
     """Takes feedback, and contributes.
 
     Args:

@@ -31,7 +31,7 @@ from aiohttp import web
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
-from trinity_bus.gateway.explorers import EngineFailedError, EngineSlowError, NoEngineError, RequestRefusedError
+from trinity_bus.gateway.explorers import EngineFailedError, EngineRefusedError, EngineSlowError, NoEngineError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 
 log = logging.getLogger("workers.gateway")
@@ -112,7 +112,7 @@ class Door:
 def status_of(error: Exception) -> tuple[int, str]:
     """Return an error's status, and its kind in OpenAI's words."""
     match error:
-        case ChatError() | RequestRefusedError() | ConversationFullError():
+        case ChatError() | EngineRefusedError() | ConversationFullError():
             return 400, _REFUSED
         case UnknownModelError() | UnknownAnswerError():
             return 404, "not_found_error"

@@ -8,13 +8,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from workers.gateway.contributions import Contributions
+from workers.gateway.contributions import Contributor
 from workers.gateway.door import Door
 from workers.gateway.talk import Desk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Figures(Collector):
+class GatewayFigures(Collector):
     """Counted anew at each question, of who counts.
 
     Args:
@@ -25,7 +25,7 @@ class Figures(Collector):
 
     door: Door
     desk: Desk
-    contributions: Contributions
+    contributions: Contributor
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""

@@ -44,16 +44,16 @@ from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError
 from trinity_bus.gateway.explorers import Explorers
-from trinity_bus.gateway.fleet import Fleet
+from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.gateway.sessions import Sessions
 from trinity_bus.health.process import mark_ready
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.telemetry import setup_telemetry
 from workers.gateway.chat import OpenAI
-from workers.gateway.contributions import WORKFLOW, Contributions
+from workers.gateway.contributions import WORKFLOW, Contributor
 from workers.gateway.door import Door, json_response
 from workers.gateway.messages import Anthropic
-from workers.gateway.metrics import Figures
+from workers.gateway.metrics import GatewayFigures
 from workers.gateway.talk import Desk
 from workers.gateway.turns import TurnLog
 from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
@@ -95,7 +95,7 @@ class Gateway:
     def __init__(self, settings: Settings, bus: Bus, tokenizer: Tokenizer) -> None:
         own = self._own = settings.gateway
         self._bus = bus
-        self._fleet = Fleet(own.served, model=own.model, silence_s=own.explorer_silence_s)
+        self._fleet = ServingFleet(own.served, model=own.model, silence_s=own.explorer_silence_s)
         self.explorers = Explorers(
             self._fleet, key=explorer_key(settings), wait_s=own.engine_wait_s, timeout_s=own.timeout_s
         )
@@ -148,7 +148,7 @@ class Gateway:
 
     def _app(self, producer: Producer, channel: CommandChannel, turns: TurnLog) -> web.Application:
         desk = Desk(self._own.served, self._tokenizer, self.explorers, self._sessions, self._sampling, turns)
-        contributions = Contributions(
+        contributions = Contributor(
             self._sessions,
             producer,
             channel,
@@ -166,7 +166,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)
         app.router.add_post("/commit", contributions.commit)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", Figures(self._door, desk, contributions).answer)
+        app.router.add_get("/metrics", GatewayFigures(self._door, desk, contributions).answer)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -21,7 +21,7 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, Prompt, Said, Session, Tokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
-from trinity_bus.gateway.sessions import Conversation, Sessions
+from trinity_bus.gateway.sessions import Dialogue, Sessions
 from workers.gateway.door import OWNER, UnknownModelError
 from workers.gateway.turns import TurnLog
 
@@ -80,7 +80,7 @@ class Talk:
     id: str
     """Of the answer."""
     created: int
-    conversation: Conversation
+    conversation: Dialogue
     session: Session
     """The conversation's, when the request came."""
 

@@ -2,8 +2,8 @@
 
 ::
 
-    a step is trained ----------------------> StepTrained
-    a version is published -- staged -------> StepTrained(publish)
+    a step is to be told of ----------------> StepTrained
+    a version is staged, and told of -------> StepTrained(publish)      when, says ``publishing``
     a heartbeat told of a version that nobody
     has heard of: it is wanted -------------> the same StepTrained(publish) once more
     an older version is wanted
@@ -31,6 +31,7 @@ from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint.published import WEIGHTS
@@ -60,8 +61,10 @@ class TrainerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The step that was trained last; before the first, nothing."""
+    """A step that was trained; before the first, none."""
 
+    progress: TrainingProgress
+    """After it."""
     batch_id: str | None = None
     metrics: Metrics = field(default_factory=dict)
     seconds: float = 0.0
@@ -102,27 +105,37 @@ class Announcer:
         self._names: list[str] = []
         """Of the tensors, in the engine's order."""
         self._held = contextlib.ExitStack()
+        self._spans: dict[int, trace.Span] = {}
+        """Of versions that are staged and not told of."""
+        self.staged_version = -1
+        """The newest version that is published, or about to be."""
         self.published_version = -1
         """The newest version that was published."""
         self._published: StepTrained | None = None
         """What was told of it."""
 
-    async def trained(self, last: Trained) -> None:
-        """Tells of a step whose version is not published."""
-        await self._tell(last, publish=False)
-
-    async def publish(self, last: Trained) -> None:
-        """Stages the weights as they are, and tells that they can be had. Their checkpoint is durable."""
-        version = self._engine.progress.version
+    async def stage(self, version: int) -> None:
+        """Copy the weights as they are, so that they can be had as this version."""
         with _tracer.start_as_current_span(
             "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._who.model}
-        ):
+        ) as span:
             async with self._staging:
                 checksum = await self._thread.call(lambda: self._publisher.stage(version, self._tensors()))
-            self._publication.published(version, checksum)
-            # Heartbeats tell of it only behind this: the coordinator asks for what it has not heard of.
-            await self._tell(last, publish=True, checksum=checksum)
-            self.published_version = version
+        self._publication.published(version, checksum)
+        self._spans[version] = span
+        self.staged_version = version
+
+    async def tell(self, step: Trained, *, publish: bool) -> None:
+        """Tell of a step, and with ``publish`` that its version, which is staged, can be had."""
+        version = step.progress.version
+        if not publish:
+            await self._tell(step, publish=False)
+            return
+        # Whoever takes the version does so for the reason that it was staged for.
+        with trace.use_span(self._spans.pop(version), record_exception=False, set_status_on_exception=False):
+            await self._tell(step, publish=True, checksum=self._publication.checksum(version))
+        # Heartbeats tell of it only behind this: the coordinator asks for what it has not heard of.
+        self.published_version = version
 
     async def repeat(self) -> None:
         """Tells again of the newest version: somebody who should have heard has not."""
@@ -141,7 +154,7 @@ class Announcer:
         self._publisher.keep(version)
         self._publication.published(version, checksum)
         log.info("version %d can be had again", version)
-        await self._tell(Trained(), publish=True, checksum=checksum, again=version)
+        await self._tell(Trained(self._engine.progress), publish=True, checksum=checksum, again=version)
 
     async def end_lineage(self, rollback: Rollback) -> None:
         """Begins a rollback, or tells that its version is gone.
@@ -198,7 +211,7 @@ class Announcer:
 
     async def _tell(self, last: Trained, *, publish: bool, checksum: str = "", again: int | None = None) -> None:
         host, port = self._publisher.address
-        progress = self._engine.progress
+        progress = last.progress
         folder = checkpoint.latest(self._directory) if again is None else checkpoint.of_step(self._directory, again)
         step = StepTrained(
             trainer=self._who.trainer,

@@ -26,9 +26,7 @@ log = logging.getLogger(__name__)
 def load(
     settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
 ) -> tuple[TrainingEngine, Publisher]:
-    """Return the engine and the publisher. Takes seconds: imports torch, and Megatron or transformers.
-
-    What cannot be gone on from is refused, and what has changed is said, before the model is loaded.
+    """Return the engine and the publisher; see :func:`load_engine`.
 
     Args:
         settings: Of the service.
@@ -39,25 +37,64 @@ def load(
     Raises:
         TrinityError: Training cannot begin.
     """
-    source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
-    layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
-    run, shaping = run_identity(settings, source, batches), resume.shaping(settings.mesh, settings.trainer)
-    folder = checkpoint.latest(directory)
-    if folder is not None:
-        _compare(
-            folder, checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer)), run, shaping
-        )
+    engine = load_engine(settings, directory, followers, batches)
+    if (
+        engine.progress.step == 0
+        and settings.synchronizer.sync_method == "checkpoint"
+        and not checkpoint.latest(directory)
+    ):
+        # Version 0 must be somewhere to be taken from.
+        engine.save_checkpoint(directory, engine.progress).result()
+    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
+
+
+def load_engine(
+    settings: Settings, directory: Path, followers: Followers | None, identity: LogIdentity
+) -> TrainingEngine:
+    """Return the engine. Takes seconds: imports torch, and Megatron or transformers.
+
+    What cannot be gone on from is refused, and what has changed is said, before the model is loaded.
+
+    Args:
+        settings: Of the service.
+        directory: Where its checkpoints are.
+        followers: The other ranks; None where there are none.
+        identity: Of the log that is trained on.
+
+    Raises:
+        TrinityError: Training cannot begin.
+    """
+    run, shaping = check(settings, directory, identity)
     engine = _make(settings, followers)
     progress = engine.load_latest(directory)
     engine.progress = engine.progress.model_copy(update={"run": run, "settings": shaping})
     if progress is None:
         log.info("no checkpoint in %s: starting from %s", directory, settings.trainer.model_path)
-        if settings.synchronizer.sync_method == "checkpoint":
-            # Version 0 must be somewhere to be taken from.
-            engine.save_checkpoint(directory, engine.progress)
     else:
         log.info("going on after step %d, from %s", progress.step, checkpoint.latest(directory))
-    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
+    return engine
+
+
+def check(settings: Settings, directory: Path, identity: LogIdentity) -> tuple[RunIdentity, Shaping]:
+    """Return of which run a trainer is, and with which settings; say what has changed since its newest checkpoint.
+
+    Args:
+        settings: Of the service.
+        directory: Where its checkpoints are.
+        identity: Of the log that is trained on.
+
+    Raises:
+        TrinityError: That is of another run, or cannot be gone on from with these settings.
+    """
+    source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
+    layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
+    run, shaping = run_identity(settings, source, identity), resume.shaping(settings.mesh, settings.trainer)
+    folder = checkpoint.latest(directory)
+    if folder is not None:
+        _compare(
+            folder, checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer)), run, shaping
+        )
+    return run, shaping
 
 
 def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunIdentity:

@@ -1,6 +1,9 @@
 """Errors of the trainer service."""
 
+from pathlib import Path
+
 from trinity_bus.errors import TrinityError
+from trinity_bus.training.errors import TrainingError
 
 
 class BatchError(TrinityError):
@@ -14,3 +17,12 @@ class LineageEndedError(TrinityError):
 def way_out(batch_id: str) -> str:
     """Return what an operator can do about a batch that cannot be trained on, as the end of a message."""
     return f"`trinity-bus batches skip {batch_id} --reason ...` has the trainer pass over it"
+
+
+def diverged(skipped: int, step: int, directory: Path) -> TrainingError:
+    """Return what ends a trainer whose updates are not finite again and again; its state is saved."""
+    return TrainingError(
+        f"{skipped} updates in a row, the last in step {step}, were skipped because their loss or gradients were not "
+        f"finite; the state is saved in {directory}: lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken "
+        "log-probabilities"
+    )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from opentelemetry import trace
@@ -25,15 +26,20 @@ from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.training import checkpoint, choice
 from trinity_bus.training.checkpoint import Told, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.needs import oldest_need
+from trinity_bus.training.packing import TrainSample
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
+from workers.trainer.errors import diverged
+from workers.trainer.examples import ExampleLog
 from workers.trainer.observations import step_trained
 from workers.trainer.publication import Publication, Publisher
+from workers.trainer.publishing import Publishing
+from workers.trainer.releases import Releases
 from workers.trainer.step_inputs import StepInputs
+from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
@@ -55,6 +61,7 @@ class Trainer:
         thread: Of the engine.
         engine: As its newest checkpoint left it.
         publisher: Brings versions to explorers.
+        examples: What is mixed with the batches; None where nothing is.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class Trainer:
         thread: EngineThread,
         engine: TrainingEngine,
         publisher: Publisher,
+        examples: ExampleLog | None,
     ) -> None:
         self._settings = settings.trainer
         self._rollback = rollback
@@ -102,11 +110,15 @@ class Trainer:
             bounds=Bounds(
                 shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
             ),
-            records=StepRecords(self._settings.name, run, engine.progress.step),
+            steps=StepLog(
+                self._settings.name, StepRecords(self._settings.name, run, engine.progress.step), bus, producer
+            ),
+            examples=examples,
             bus=bus,
             producer=producer,
         )
-        self._last = Trained()
+        self._last = Trained(engine.progress)
+        """The step that was trained last."""
         self._announcer = Announcer(
             who,
             directory=directory,
@@ -144,8 +156,18 @@ class Trainer:
             loops.create_task(self._publication.serve(announcements), name="serve")
             loops.create_task(self._follow(events, loops), name="follow events")
             loops.create_task(self._heartbeats(), name="heartbeats")
+            states = Publishing(self._settings.publish, self._settings.checkpoint_interval, durable=progress.step)
+            self._releases = Releases(
+                states,
+                directory=self._directory,
+                engine=self._engine,
+                thread=self._thread,
+                announcer=self._announcer,
+                tasks=loops,
+                save_as_hf=self._settings.save_as_hf,
+            )
             # The readers above have their positions: nothing that this announcement brings about is missed.
-            await self._announcer.publish(self._last)
+            await self._releases.wanted(self._last)
             loops.create_task(self._train(batches), name="train")
             mark_ready()
 
@@ -176,20 +198,18 @@ class Trainer:
         self._wanted = max(self._wanted, at_least)
         async with self._stepping:
             if self._due():
-                progress = self._progress
-                if progress.step and checkpoint.of_step(self._directory, progress.step) is None:
-                    await self._checkpoint(progress)
-                await self._announcer.publish(self._last)
+                await self._releases.wanted(self._last)
 
     def _due(self) -> bool:
         """Whether the version that the last step has made is to be published."""
         progress = self._progress
-        return self._announcer.published_version < progress.version and (
-            self._policy.publishes(progress.version, published=self._announcer.published_version, wanted=self._wanted)
-            or self._finished()
+        staged = self._announcer.staged_version
+        return staged < progress.version and (
+            self._policy.publishes(progress.version, published=staged, wanted=self._wanted) or self._finished()
         )
 
     async def _train(self, batches: Reader) -> None:
+        await self._inputs.settle_examples(self._progress.examples)
         told = await asyncio.to_thread(checkpoint.read_told, self._directory)
         agenda = self._agenda = Agenda(told, self._rollback, self._passes_over)
         # To the end first: what the log says of a batch may stand behind it.
@@ -207,6 +227,7 @@ class Trainer:
                 async with self._stepping:
                     await self._step(due)
             ahead.cancel()
+        await self._releases.settled()
         log.info("%d steps are trained; serving version %d", self._progress.step, self._progress.version)
         if self._settings.export_dir is not None:
             target = self._settings.export_dir
@@ -241,35 +262,22 @@ class Trainer:
                 groups = []
                 span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
-            begun = await self._inputs.begin(due, self._progress.step + 1, groups)
+            begun, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
             now.move("training")
-            metrics = await self._update(choice.without(groups, begun.left_out), begun.seed)
+            metrics = await self._update(choice.without(groups, begun.left_out), shown, begun.seed)
             metrics |= choice.counts(begun.left_out)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
             # The engine's step is not durable yet: if this process dies before the rename, the batch is read again.
             progress = self._engine.progress.model_copy(
-                update={"batches_offset": due.next_offset, "sequence": batch.sequence}
+                update={"batches_offset": due.next_offset, "sequence": batch.sequence, "examples": begun.examples}
             )
             if due.skip is not None:
                 progress = progress.passed_over(batch.batch_id, due.skip)
             self._engine.progress = progress
-            publish = self._due()
-            now.move("checkpointing")
-            if (skipped := int(metrics["updates_skipped_in_a_row"])) >= self._settings.max_skipped_updates:
-                await self._checkpoint(progress)
-                raise TrainingError(
-                    f"{skipped} updates in a row, the last in step {progress.step}, were skipped because their loss or "
-                    f"gradients were not finite; the state is saved in {self._directory}: lower TRINITY_BUS_TRAINER__"
-                    "LEARNING_RATE, or look for broken log-probabilities"
-                )
-            if publish or progress.step % self._settings.checkpoint_interval == 0:
-                await self._checkpoint(progress)
-            else:
-                await asyncio.to_thread(checkpoint.note_told, self._directory, progress)
             seconds = time.perf_counter() - began
-            self._last = Trained(batch.batch_id, metrics, seconds)
+            self._last = Trained(progress, batch.batch_id, metrics, seconds)
             step_trained(self._model, step=progress.step, version=progress.version, seconds=seconds, metrics=metrics)
             log.info(
                 "step %d, batch %s: loss %.6g, reward %.4g, %d tokens, %.2f s",
@@ -281,19 +289,20 @@ class Trainer:
                 seconds,
             )
             now.move("publishing")
-            await (self._announcer.publish(self._last) if publish else self._announcer.trained(self._last))
+            skipped = int(metrics["updates_skipped_in_a_row"])
+            ends = skipped >= self._settings.max_skipped_updates
+            await self._releases.trained(self._last, publish=self._due(), last=ends or self._finished())
+            if ends:
+                await self._releases.settled()
+                raise diverged(skipped, progress.step, self._directory)
 
-    async def _update(self, groups: list[ExperienceGroup], seed: int) -> Metrics:
-        """Return a step of the engine; without groups it changes no weights."""
+    async def _update(self, groups: list[ExperienceGroup], shown: Sequence[TrainSample], seed: int) -> Metrics:
+        """Return a step of the engine; without groups and examples it changes no weights."""
         self._training = True
         try:
-            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed))
+            return await self._thread.call(lambda: self._engine.train_step(groups, seed=seed, examples=shown))
         finally:
             self._training = False
-
-    async def _checkpoint(self, progress: TrainingProgress) -> None:
-        with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
-            await self._thread.call(lambda: self._engine.save_checkpoint(self._directory, progress))
 
     async def _needs_from(self) -> int:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.

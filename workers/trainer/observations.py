@@ -13,7 +13,7 @@ def step_trained(model: str, *, step: int, version: int, seconds: float, metrics
         model: Its name.
         step: Steps trained so far.
         version: The version that the step made.
-        seconds: From the manifest to the checkpoint.
+        seconds: From the manifest to the new weights.
         metrics: As :meth:`TrainingEngine.train_step` returns them; one that a step does not have keeps its value.
     """
     attributes = {names.RL_MODEL: model}

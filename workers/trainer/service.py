@@ -11,9 +11,11 @@
                                              fetch the experiences that its manifest names, check them
                                              choose what of them is trained on ----------------------> steps
                                              train           (a thread; the event loop stays free)
-                                             checkpoint      (weights, optimizer, generators, offset: one rename)
+                                             copy weights, optimizer, generators, offset: the checkpoint is written
+                                               beside the next step, and appears by one rename
                                              stage weights   (copies them; the next step may change them)
                                              StepTrained ----------------------------------------------> events
+                                               when, says workers/trainer/publishing.py
     model-versions -- for this incarnation --> send the weights to its members       (threads, while training goes on)
     events ---------- WeightsSynced ---------> compare checksums
                       VersionWanted ---------> publish after the step under way, or now; an older version is
@@ -33,10 +35,15 @@ while sending weights        the announcement is for a former incarnation and vo
 another rank, at any time    this process ends with an error that names it, and is started again as above
 ===========================  =========================================================================================
 
-A version is announced only when its checkpoint is durable, so no explorer ever serves weights that a crash can take
-back. A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot
-be trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
+With ``publish=durable`` a version is announced only when its checkpoint is durable, so no explorer ever serves weights
+that a crash can take back; with ``staged`` at once, and the steps since the newest checkpoint are trained again.
+A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot be
+trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
 step that changes no weights.
+A loss that learns from examples has a trainer of its own (``workers/trainer/offline.py``), without versions and
+explorers. Stages (``trinity_bus/training/stages.py``) are such trainers one after another, and perhaps one as above as
+the last: each begins with the newest checkpoint of the one before it, which is its last.
+
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
 
 With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0,
@@ -49,26 +56,36 @@ import logging
 from pathlib import Path
 
 from schemas import Rollback
-from schemas.topics import BATCHES
-from trinity_bus.bus import Bus
+from schemas.topic import Topic
+from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES
+from trinity_bus.bus import Bus, LogIdentity
 from trinity_bus.bus.cluster_gauges import watch_folder
-from trinity_bus.config import Settings
+from trinity_bus.config import Settings, required
 from trinity_bus.coordination import SyncPolicy
+from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
+from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.objectives import registry
+from trinity_bus.training.objectives.losses.loss import PolicyLoss
 from trinity_bus.training.ranks import followers_of
+from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, sync_policy
 from workers.trainer.engine_thread import EngineThread
-from workers.trainer.engines import load
+from workers.trainer.engines import check, load, load_engine
 from workers.trainer.errors import LineageEndedError
+from workers.trainer.examples import ExampleLog, example_reader
 from workers.trainer.loops import Trainer
+from workers.trainer.offline import OfflineTrainer
+from workers.trainer.step_log import StepLog
+from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings) -> None:
-    """Trains until it is cancelled.
+    """Trains until it is cancelled, or until nothing is left to be learned from examples.
 
     Raises:
         ConfigError: It cannot start with these settings.
@@ -76,26 +93,109 @@ async def run(settings: Settings) -> None:
     """
     trainer = settings.trainer
     ensure("trainer", settings)
-    directory, policy = checkpoint_dir(settings), sync_policy(settings)
+    policy, stages = sync_policy(settings), stages_of(settings, checkpoint_dir(settings))
+    topics = await asyncio.to_thread(lambda: [learned_from(stage) for stage in stages])
     telemetry = setup_telemetry(
         "trainer", settings.telemetry, namespace=settings.kafka.namespace, instance=trainer.name
     )
+    model: Path | None = None
     try:
-        with checkpoint.exclusive(directory):
-            watch_folder("checkpoints", directory)
-            while True:
-                rollback = await asyncio.to_thread(checkpoint.finish_rollback, directory)
-                try:
-                    await _run(settings, policy, directory, rollback)
-                except BaseExceptionGroup as group:
-                    ended = first_error(group)
-                    if not isinstance(ended, LineageEndedError):
-                        raise
-                    log.warning("%s; a new incarnation begins from its checkpoint", ended)
-                else:
+        for planned, topic in zip(stages, topics, strict=True):
+            stage = planned if model is None else planned.starting_from(model)
+            if stage.name:
+                log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
+            with checkpoint.exclusive(stage.directory):
+                watch_folder("checkpoints", stage.directory)
+                if topic is BATCHES:
+                    await _follow_batches(stage, policy)
                     return
+                model = await _learn_from(topic, stage)
     finally:
         telemetry.shutdown()
+
+
+def learned_from(stage: Stage) -> Topic:
+    """Return what a stage learns from. Imports its loss, and torch with it.
+
+    Raises:
+        ConfigError: It learns from batches, which have no end, and another stage follows it; or it mixes examples with
+            examples.
+    """
+    settings = stage.settings.trainer
+    kind = registry.make("loss", PolicyLoss, settings).learns_from
+    if kind == "experiences" and not stage.is_last:
+        raise ConfigError(
+            f"trainer.stages: {stage.name} learns from batches, with loss={settings.loss!r}; only the last stage can"
+        )
+    if kind != "experiences" and settings.strategy != "default":
+        raise ConfigError(
+            f"trainer.loss={settings.loss!r} learns from {kind} alone: leave trainer.strategy at 'default'"
+        )
+    return {"experiences": BATCHES, "demonstrations": DEMONSTRATIONS, "preferences": PREFERENCES}[kind]
+
+
+async def _follow_batches(stage: Stage, policy: SyncPolicy) -> None:
+    """Train on batches, one incarnation after another."""
+    while True:
+        rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
+        try:
+            await _run(stage.settings, policy, stage.directory, rollback)
+        except BaseExceptionGroup as group:
+            ended = first_error(group)
+            if not isinstance(ended, LineageEndedError):
+                raise
+            log.warning("%s; a new incarnation begins from its checkpoint", ended)
+        else:
+            return
+
+
+async def _learn_from(topic: Topic, stage: Stage) -> Path:
+    """Train on examples, to the end of a stage.
+
+    Returns:
+        The model that it has made: its last checkpoint.
+    """
+    settings, directory = stage.settings, stage.directory
+    async with Bus(settings.kafka, client_id=settings.trainer.name) as bus:
+        await bus.ensure_topics()
+        identity = await bus.identity(topic)
+        last = max(checkpoint.steps(directory), default=0)
+        if settings.trainer.total_steps is not None and last >= settings.trainer.total_steps:
+            await asyncio.to_thread(check, settings, directory, identity)
+            log.info("its %d steps are trained", last)
+        else:
+            await _run_offline(settings, topic, directory, identity, bus)
+    found = checkpoint.latest(directory)
+    if found is None:
+        raise CheckpointError(f"{directory} has no checkpoint, though its steps are trained")
+    return found
+
+
+async def _run_offline(settings: Settings, topic: Topic, directory: Path, identity: LogIdentity, bus: Bus) -> None:
+    """One incarnation of a trainer that learns from examples."""
+    trainer = settings.trainer
+    async with followers_of(trainer.ranks) as followers, EngineThread() as thread:
+        reader = await asyncio.to_thread(
+            example_reader, Path(required(trainer.model_path, "mesh.model_path", "to know what to train"))
+        )
+        engine = await thread.call(lambda: load_engine(settings, directory, followers, identity))
+        try:
+            async with bus.producer() as producer:
+                run = checkpoint.run_name(directory)
+                offline = OfflineTrainer(
+                    settings,
+                    topic,
+                    directory=directory,
+                    run=run,
+                    thread=thread,
+                    engine=engine,
+                    examples=ExampleLog(topic, trainer, reader, bus=bus, producer=producer),
+                    steps=StepLog(trainer.name, StepRecords(trainer.name, run, engine.progress.step), bus, producer),
+                )
+                await offline.run()
+        finally:
+            engine.interrupt()
+            await thread.call(engine.leave)
 
 
 async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback: Rollback | None) -> None:
@@ -114,6 +214,10 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:
+                examples = None
+                if settings.trainer.strategy == "mix":
+                    reader = await asyncio.to_thread(example_reader, engine.source)
+                    examples = ExampleLog(DEMONSTRATIONS, settings.trainer, reader, bus=bus, producer=producer)
                 trainer = Trainer(
                     settings,
                     policy,
@@ -124,6 +228,7 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback
                     thread=thread,
                     engine=engine,
                     publisher=publisher,
+                    examples=examples,
                 )
                 await trainer.run()
         finally:

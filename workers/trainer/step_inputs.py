@@ -8,10 +8,10 @@
 """
 
 import logging
+from collections.abc import Sequence
 
 from schemas import BatchRecord, ExperienceGroup, StepBegun, StepGroup
-from schemas.step import KEPT_STEPS, step_key
-from schemas.topics import EXPERIENCES, STEPS, TRAINER_DEAD_LETTERS
+from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Undecodable
 from trinity_bus.config import TrainerSettings
@@ -19,18 +19,18 @@ from trinity_bus.errors import RecordGoneError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from trinity_bus.training import choice
+from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
+from trinity_bus.training.packing import TrainSample
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.errors import BatchError, way_out
+from workers.trainer.examples import Chosen, ExampleLog
 from workers.trainer.manifest import entries_to_train, first_replayable, groups_of, positions_of
-from workers.trainer.step_records import StepRecords, otherwise
+from workers.trainer.step_log import StepLog
 
 log = logging.getLogger(__name__)
-
-_MAX_SHOWN = 8
-"""Of what is left out, in a log line."""
 
 
 class StepInputs:
@@ -41,7 +41,8 @@ class StepInputs:
         who: This incarnation of it.
         run: Its run.
         bounds: What the model can be trained on.
-        records: What is known of steps that were begun before.
+        steps: The topic ``steps``.
+        examples: What is mixed with the batches; None where nothing is.
         bus: Connected.
         producer: Connected.
     """
@@ -53,7 +54,8 @@ class StepInputs:
         *,
         run: str,
         bounds: Bounds,
-        records: StepRecords,
+        steps: StepLog,
+        examples: ExampleLog | None,
         bus: Bus,
         producer: Producer,
     ) -> None:
@@ -62,15 +64,14 @@ class StepInputs:
         self._run = run
         self._bounds = bounds
         self._wants_greedy = registry.make("advantage", Advantage, settings).wants_greedy
-        self._records = records
+        self._steps = steps
+        self._examples = examples
         self._bus = bus
         self._producer = producer
 
     async def replay(self) -> None:
         """Take in what was written on ``steps`` before."""
-        async with self._bus.reader(STEPS, start="beginning") as steps:
-            async for received in steps.replay():
-                self._records.take(received)
+        await self._steps.replay()
 
     async def fetch(self, batch: BatchRecord, agenda: Agenda) -> list[ExperienceGroup]:
         """Return the experiences of a batch, in the order of its manifest.
@@ -108,11 +109,24 @@ class StepInputs:
                 )
         return groups_of(batch, entries, fetched)
 
-    async def begin(self, due: Due, step: int, groups: list[ExperienceGroup]) -> StepBegun:
-        """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
-        batch = due.batch
+    async def settle_examples(self, known: int) -> None:
+        """Find out which examples there are, where some are learned from; see :meth:`ExampleLog.settle`."""
+        if self._examples is not None:
+            await self._examples.settle(known or self._steps.examples)
+
+    async def begin(
+        self, due: Due, step: int, groups: list[ExperienceGroup]
+    ) -> tuple[StepBegun, Sequence[TrainSample]]:
+        """Return what is durable of the step that begins, and its examples.
+
+        It is what was written of it before, or what is chosen now.
+        """
+        batch, shown = due.batch, Chosen()
         entries = entries_to_train(batch) if due.skip is None else []
+        if self._examples is not None and due.skip is None:
+            shown = await self._examples.chosen(seed=self._settings.seed, step=step)
         limited = self._settings.limited_sampling == "train"
+        left = choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._wants_greedy)
         chosen = StepBegun(
             trainer=self._settings.name,
             incarnation=self._who.incarnation,
@@ -124,25 +138,16 @@ class StepInputs:
             next_offset=due.next_offset,
             seed=self._settings.seed,
             groups=[StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries],
-            left_out=choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._wants_greedy),
+            left_out=[*left, *shown.left_out],
+            demonstrations=shown.positions,
+            examples=0 if self._examples is None else self._examples.count,
             skipped=due.skip,
         )
-        begun = self._records.binding(chosen)
-        if begun is None:
-            begun = chosen
-            await (await self._producer.send(STEPS, step_key(self._settings.name, step), chosen))
-            if step > KEPT_STEPS:
-                await self._producer.send_raw(STEPS, step_key(self._settings.name, step - KEPT_STEPS), None)
-        else:
-            log.info("step %d was begun before, by %s: it is taken as then", step, begun.incarnation)
-            if differs := otherwise(begun, chosen):
-                log.warning(
-                    "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
+        begun = await self._steps.begin(chosen)
+        if begun.demonstrations != shown.positions:
+            if self._examples is None:
+                raise TrainingError(
+                    f"step {step} was begun with demonstrations: set trainer.strategy to 'mix' until it is trained"
                 )
-        if begun.left_out:
-            total = sum(len(one.samples) for one in begun.left_out)
-            shown = "; ".join(
-                f"task {one.task_id}, sample {one.samples[0]}: {one.detail}" for one in begun.left_out[:_MAX_SHOWN]
-            )
-            log.warning("step %d leaves out %d samples: %s", step, total, shown)
-        return begun
+            shown = await self._examples.at(begun.demonstrations)
+        return begun, shown.samples

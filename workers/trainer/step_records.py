@@ -52,6 +52,11 @@ class StepRecords:
         if said == (self._trainer, self._run, step):
             self._begun[step] = record
 
+    @property
+    def examples(self) -> int:
+        """How many examples the steps to be taken again have chosen from; 0 where nothing is known of that."""
+        return max((record.examples for record in self._begun.values()), default=0)
+
     def _step_of(self, key: str | None) -> int | None:
         """Return the step that a key of this trainer names; None where it names none."""
         name, _, number = (key or "").rpartition("/")
@@ -80,6 +85,8 @@ def otherwise(known: StepBegun, chosen: StepBegun) -> str:
     )
     if then != now:
         told.append(f"leaves out {len(then)}, now {len(now)}" + (" others" if len(then) == len(now) else ""))
+    if (known.demonstrations, known.preferences) != (chosen.demonstrations, chosen.preferences):
+        told.append("other examples")
     return "; ".join(told)
 
 

@@ -70,8 +70,7 @@ class Rig:
         """Save and stage a model's weights as the next version."""
         self.version += 1
         weights = self.models[model].state_dict()
-        checkpoint.begin(self.checkpoints, self.version)
-        self.models[model].save_pretrained(checkpoint.partial_folder(self.checkpoints, self.version))
+        self.models[model].save_pretrained(checkpoint.begin(self.checkpoints, self.version))
         progress = TrainingProgress(step=self.version, version=self.version)
         folder = checkpoint.commit(self.checkpoints, progress, WrittenBy(dtype="float32"), keep=2)
         publisher = self.publishers[method]

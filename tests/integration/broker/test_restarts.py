@@ -16,7 +16,6 @@ from trinity_bus.broker.restarts import Restarts
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from workers.demo.mesh import Broker, broker
-from workers.demo.settings import DemoOptions
 from workers.demo.supervisor import ServiceDiedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -31,7 +30,7 @@ async def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_i
     monkeypatch.setattr("workers.demo.mesh.Restarts", lambda: Restarts(limit=1))
     notes: list[str] = []
 
-    async with broker(Settings(), DemoOptions(run_dir=tmp_path / "run"), notes.append) as found:
+    async with broker(Settings(), tmp_path / "run", notes.append) as found:
         patient = found.kafka.model_copy(update={"outage_s": LIMIT_S})
         async with Bus(patient, client_id="test") as bus:
             await bus.ensure_topics()

@@ -36,7 +36,7 @@ async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settin
             await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
             engine.open.set()
             response = await asked
-            (frame,) = wire.Frames().feed(await response.read())
-            assert isinstance(frame, wire.Drawn)
+            (frame,) = wire.FrameFeed().feed(await response.read())
+            assert isinstance(frame, wire.DrawnFrame)
             assert wire.tokens_of(frame.token_ids) == [ord("4"), ord("2")]
         await mesh.event(ExplorerLeft)

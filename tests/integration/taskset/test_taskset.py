@@ -117,9 +117,10 @@ async def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None
     async with Bus(files.kafka, client_id="test") as bus:
         await bus.ensure_topics()
         async with bus.reader(TASKS, start="beginning") as reader:
-            with files.taskset() as first:
+            # The second hears again what the first was answered.
+            with files.taskset(taskset__order="by_difficulty") as first:
                 assert await reader.batch(WAIT_S)
-                with files.taskset() as second:
+                with files.taskset(taskset__order="by_difficulty") as second:
                     await until(lambda: files.log().count("ready") == 2)
                     async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
                         with files.service("coordinator", coordinator__batch_size=4):

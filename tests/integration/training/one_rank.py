@@ -5,12 +5,16 @@ import sys
 import warnings
 from pathlib import Path
 
-from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, same, saved, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import layout_rules, parallel
+from trinity_bus.training import layout_rules, parallel, saving
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import FAMILIES, read_shape
 from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.rank_engine import RankEngine
 
 LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, "qwen2"),
@@ -32,6 +36,36 @@ ADAPTERS = ("tp2, sequence", "qwen2")
 """One with adapters beside, where tokens are split: the family that more is checked with has none."""
 ALONE = ("an_interruption",)
 """What is for one rank only: where one stops, the others wait for it in vain."""
+
+
+CHAINS = {
+    "qwen2": ("tp2", "pp2"),
+    "qwen3": ("pp2, interleaved", "dp2, distributed optimizer"),
+    "qwen3_moe": ("tp2, sequence", "dp2, ep2", "cp2, ep2"),
+}
+"""Through which layouts, in their order above, training is handed on by checkpoints, from one rank and to one rank."""
+
+
+def chained(folder: Path, family: str, number: int) -> Path:
+    """Where the checkpoint of the layout of this number lies; 0 is that of one rank."""
+    return folder / "chained" / family / str(number)
+
+
+def go_on(engine: RankEngine, before: Path, after: Path) -> None:
+    """Takes over what another layout has written, all of it and exactly, and trains a step on it."""
+    progress = engine.load_latest(before)
+    assert progress is not None
+    kept = load_file(before / f"step-{progress.step:08d}" / saving.STATE)
+    kept = {name: tensor for name, tensor in kept.items() if name.startswith(("optimizer.", "adapter."))}
+    assert len(kept) > 1
+    has = {f"optimizer.{name}": tensor.clone() for name, tensor in engine._optimizer_state()}
+    has |= {f"adapter.{name}": tensor.clone() for name, tensor in engine.adapter_tensors()}
+    assert same(has, kept)
+    served = load_file(before / f"step-{progress.step:08d}" / "model.safetensors")
+    # What adapters add is computed anew, from shards of another size.
+    assert_close(weights(engine), served, rtol=0, atol=1e-6 if engine.settings.lora_rank else 0)
+    engine.train_step(batch(progress.step))
+    saved(engine, engine.save_checkpoint(after, engine.progress))
 
 
 def run(folder: Path, name: str, port: str) -> None:
@@ -57,6 +91,11 @@ def run(folder: Path, name: str, port: str) -> None:
                 scratch = folder / "scratch" / name / family / check
                 subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, scratch, layout, objectives)
                 CHECKS[check](subject)
+        for family in [family for family, chain in CHAINS.items() if name in chain]:
+            print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
+            subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, folder / "scratch", layout)
+            number = CHAINS[family].index(name) + 1
+            go_on(subject.make(), chained(folder, family, number - 1), chained(folder, family, number))
 
 
 if __name__ == "__main__":

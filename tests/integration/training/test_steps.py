@@ -68,7 +68,7 @@ async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
                 await asyncio.to_thread(trainer.dies, "begun", 1)
                 trainer = Trainer(kafka, folder, model, total_steps=4, limited_sampling="train", seed=5)
                 await asyncio.to_thread(trainer.dies, "trained", 1)
-                await asyncio.to_thread(trainer.dies, "durable", 1)
+                await asyncio.to_thread(trainer.dies, "begun", 1)
                 assert trainer.log.read_text().count(SAID) == 2
                 trainer = Trainer(kafka, folder, model, total_steps=4)
                 await asyncio.to_thread(trainer.dies, "durable", 2)

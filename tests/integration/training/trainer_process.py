@@ -50,7 +50,7 @@ def arm(point: str, step: int) -> None:
     elif point == "trained":
         RankEngine.train_step = dying(RankEngine.train_step, at_step, before=False)  # type: ignore[method-assign]  # the point of it
     elif point == "half-written":
-        hf_folder.write_folder = dying(hf_folder.write_folder, lambda path, *_: path.name == folder, before=True)
+        hf_folder.write_weights = dying(hf_folder.write_weights, lambda path, *_: path.name == folder, before=True)
     elif point == "unnamed":
         Path.rename = dying(Path.rename, lambda path, *_: path.name == folder, before=True)  # type: ignore[method-assign]  # the point of it
     elif point == "durable":

@@ -48,7 +48,7 @@ class Trainer:
         self.folder = folder
         self.log = folder / "trainer.log"
         folder.mkdir(exist_ok=True)
-        self._environment = {
+        self.environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             **{f"TRINITY_BUS_{name.replace('.', '__').upper()}": str(value) for name, value in values.items()},
@@ -59,7 +59,7 @@ class Trainer:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("trainer_process.py")), *die_at],
-                env=self._environment,
+                env=self.environment,
                 stdout=log,
                 stderr=log,
             )

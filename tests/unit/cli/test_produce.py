@@ -71,6 +71,6 @@ def test_examples_are_written_as_tokens_of_the_model_where_there_is_one(
     file = written(good + good.replace("42", "42 " * 200))
     result = CliRunner().invoke(app, ["--dry-run", "--kind", "demonstrations", file])
     assert result.exit_code == 1
-    assert "tasks.jsonl:2: too_long:" in result.stderr
+    assert "tasks.jsonl:2: example_too_long:" in result.stderr
     assert "the model has 128 positions" in result.stderr
     assert "1 demonstrations are good, 1 lines are bad" in result.stderr

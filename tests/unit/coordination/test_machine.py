@@ -429,9 +429,9 @@ def test_wrong_bytes_are_no_version_whatever_the_explorer_says() -> None:
     assert dispatches(harness.synced(0, again.epoch))
 
 
-def served_by_a_former_incarnation() -> Harness:
+def served_by_a_former_incarnation(**settings: Any) -> Harness:
     """An explorer serves version 5 of a trainer that is dead; its next incarnation has come back with version 3."""
-    harness = Harness()
+    harness = Harness(**settings)
     harness.beat(model_version=-1)
     harness.trained(5, incarnation="t1")
     harness.synced(5, 1)
@@ -447,6 +447,22 @@ def test_nobody_goes_back_for_a_trainer_that_started_anew_until_it_has_caught_up
     assert groups(harness.trained(4, incarnation="t2")) == []
     assert groups(harness.beat("e1", model_version=-1)) == [], "nobody has version 5 to give"
     assert groups(harness.trained(5, incarnation="t2")) == [(5, 2, ["e0", "e1"])]
+
+
+def test_what_a_former_incarnation_had_under_a_number_is_not_taken_for_what_has_it_now() -> None:
+    harness = served_by_a_former_incarnation(batch_size=1)
+    assert groups(harness.trained(5, incarnation="t2", checksum="others")) == [(5, 2, ["e0"])]
+    harness.task("a")
+    assert not dispatches(harness.beat(model_version=5)), "it serves version 5, of the former one"
+    harness.synced(5, 2, ok=False)
+    assert groups(harness.wait(1)) == [(5, 3, ["e0"])], "it is named until it has taken it"
+    assert dispatches(harness.synced(5, 3, checksum="others"))
+
+
+def test_a_version_that_came_back_with_the_same_bytes_is_drawn_with_meanwhile() -> None:
+    harness = served_by_a_former_incarnation(batch_size=1)
+    assert groups(harness.trained(5, incarnation="t2")) == [(5, 2, ["e0"])]
+    assert dispatches(harness.task("a"))
 
 
 def test_when_all_who_served_a_newer_version_are_gone_that_of_the_trainers_next_life_is_served() -> None:

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
 from trinity_bus.gateway import routing
-from trinity_bus.gateway.fleet import Explorer, Fleet
+from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import BLOCK, FACTOR, SLACK, Router, digests_of
 
 
-def explorer(name: str, *, version: int = 0, attempts: int = 0) -> Explorer:
-    return Explorer(name, "life", f"{name}:1", version, attempts)
+def explorer(name: str, *, version: int = 0, attempts: int = 0) -> ServingExplorer:
+    return ServingExplorer(name, "life", f"{name}:1", version, attempts)
 
 
 NAMES = [f"e{number}" for number in range(4)]
@@ -65,7 +65,7 @@ def beat(name: str, **said: object) -> ExplorerHeartbeat:
 
 
 def test_who_is_heard_of_at_an_address_can_be_asked_until_it_is_silent() -> None:
-    fleet = Fleet("policy", model="policy", silence_s=10)
+    fleet = ServingFleet("policy", model="policy", silence_s=10)
     fleet.heard(beat("a", model_version=3), 0)
     fleet.heard(beat("b", pool="policy"), 5)
     fleet.heard(beat("judge", pool="judge"), 5)

@@ -7,7 +7,7 @@ import pytest
 from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
 from trinity_bus.gateway.explorers import Drawing
-from trinity_bus.gateway.sessions import Conversation, Sessions, UnknownAnswerError
+from trinity_bus.gateway.sessions import Dialogue, Sessions, UnknownAnswerError
 from trinity_bus.testing import CharacterTokenizer
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
@@ -17,7 +17,7 @@ def sessions(most: int = 10, keep_s: float = 100) -> Sessions:
     return Sessions(renderer_for(CharacterTokenizer()), Sampling(temperature=1.0), most=most, keep_s=keep_s)
 
 
-def say(here: Sessions, one: Conversation, answer: str, messages: Any = None, n: int = 1) -> list[Any]:
+def say(here: Sessions, one: Dialogue, answer: str, messages: Any = None, n: int = 1) -> list[Any]:
     """Answers a request; its id is that of the answer."""
     prompt = one.session.prompt(messages or ASKED)
     drawn = Drawing([ord("4")], [-0.5], [(0, 3)], "stop")

@@ -4,10 +4,13 @@ import sys
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from trinity_bus.rollout.scores import (
     RewardError,
     gated,
+    judged,
     longer_than,
     matches,
     numeric,
@@ -16,6 +19,7 @@ from trinity_bus.rollout.scores import (
     valid_json,
     weighted,
 )
+from trinity_bus.rollout.workflows.single_turn import Answered
 from trinity_bus.sandbox import SandboxLimits
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
@@ -23,7 +27,7 @@ SPEAKS = "Say:\n```python\ndef add(a, b):\n    return a + b\n```\n"
 
 
 async def score(reward: Any, response: str, answer: str = "", *, ended: bool = True) -> float:
-    return float(await reward(response, answer, ended=ended))
+    return float(await reward(Answered(response, answer, ended, "Why?")))
 
 
 @pytest.mark.parametrize(
@@ -81,3 +85,40 @@ async def test_a_reward_that_cannot_be_found_out_is_a_failure_and_not_zero() -> 
         await score(passes_tests("no-such-python"), SPEAKS)
     with pytest.raises(RewardError, match="this is no JSON schema"):
         valid_json({"type": "so"})
+
+
+class Judge:
+    """Stands in for a model behind a gateway: says what it is told to, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.says, self.status, self.asked = "Fine. Score: 3\nNo: Score: **8**", 200, ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert (body["model"], request.headers["Authorization"]) == ("judge", "Bearer secret")
+        self.asked = body["messages"][0]["content"]
+        return web.json_response({"choices": [{"message": {"content": self.says}}]}, status=self.status)
+
+
+async def test_another_model_judges_and_what_it_does_not_say_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = judged("${question} Is ${response} as good as ${answer}? $$", model="judge", timeout_s=5)
+    with pytest.raises(RewardError, match="JUDGE_URL is not set"):
+        await score(reward, "a", "b")
+    judge, app = Judge(), web.Application()
+    app.router.add_post("/v1/chat/completions", judge.answer)
+    async with TestServer(app) as server:
+        monkeypatch.setenv("JUDGE_URL", f"{server.make_url('/v1')}/")
+        monkeypatch.setenv("JUDGE_KEY", "secret")
+        assert await score(weighted((2.0, reward)), "a $b", "c") == 1.6
+        assert judge.asked == "Why? Is a $b as good as c? $"
+        for judge.says, judge.status, message in (
+            ("I cannot say", 200, "gave no score from 0 to 10: 'I cannot say'"),
+            ("Score: 11", 200, "gave no score"),
+            ("Score: 8", 503, "refuses: 503"),
+        ):
+            with pytest.raises(RewardError, match=message):
+                await score(reward, "a", "b")
+    with pytest.raises(RewardError, match="does not answer: ClientConnectorError"):
+        await score(reward, "a", "b")
+    with pytest.raises(ValueError, match="a dollar sign is"):
+        judged("$5", model="judge")

@@ -47,9 +47,9 @@ def task(runs: int, batch_type: Any = "train") -> Task:
 
 def test_a_sample_is_drawn_as_the_engine_was_asked() -> None:
     own = rollout(sampling=HOT)
-    assert [one.sampling for one in stamped([rollout(), own], [COLD])] == [COLD, HOT]
-    assert stamped([own], [COLD, HOT]) == [own]
-    assert stamped([rollout()], []) == [rollout()]
+    assert stamped([rollout(), own], [COLD]) == ([rollout(), own], COLD)
+    assert stamped([own], [COLD, HOT]) == ([own], None)
+    assert stamped([rollout()], []) == ([rollout()], None)
 
 
 def test_lengths_and_seeds_are_no_other_way_to_draw() -> None:
@@ -71,11 +71,12 @@ async def test_a_workflow_that_asks_in_several_ways_says_which_sample_is_which()
 
 def test_what_was_drawn_from_an_altered_distribution_is_rewarded_and_not_trained_on() -> None:
     altered = Sampling(temperature=1.0, min_tokens=1)
-    marked, honest = stamped([rollout(sampling=altered, metrics={"a": 1.0}), rollout(sampling=HOT)], [altered, HOT])
+    ways = [rollout(sampling=altered, metrics={"a": 1.0}), rollout(sampling=HOT)]
+    (marked, honest), _ = stamped(ways, [altered, HOT])
     assert (marked.mask, marked.metrics) == ([False], {"a": 1.0, "altered_sampling:sum": 1.0})
     assert (honest.mask, honest.metrics) == (None, {})
-    (only,) = stamped([rollout()], [altered])
-    assert (only.mask, only.sampling) == ([False], altered)
+    (only,), rest = stamped([rollout()], [altered])
+    assert (only.mask, rest) == ([False], altered)
     asked: list[Sampling] = []
     for way in (HOT, altered):
         note_sampling(asked, way)

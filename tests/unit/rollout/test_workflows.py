@@ -143,7 +143,7 @@ async def test_the_first_run_of_a_task_that_wants_a_baseline_is_greedy(
     assert [(sampling.temperature, n) for _, sampling, n, _ in ctx.engine.asked] == asked
     found = [one.sampling.temperature for one in rollouts if one.sampling is not None]
     assert found == [temperature for temperature, n in asked for _ in range(n)]
-    assert stamped(rollouts, ctx.asked) == rollouts
+    assert stamped(rollouts, ctx.asked) == (rollouts, None)
 
 
 async def test_sequence_gives_partial_credit() -> None:

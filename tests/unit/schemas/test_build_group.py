@@ -124,6 +124,14 @@ def test_what_some_samples_know_is_unknown_of_the_others() -> None:
     np.testing.assert_equal(second.teacher_logprobs, np.full(3, np.nan, np.float32))
 
 
+def test_samples_that_do_not_say_it_were_drawn_as_the_group_says() -> None:
+    own = sample(sampling=Sampling(temperature=0.5))
+    group = build_group([own, sample()], sampling=Sampling(temperature=1.0, top_p=0.5), **IDENTIFIERS)
+    assert [one.sampling for one in group.samples()] == [SampledWith(0.5, 1, 0, 0), SampledWith(1, 0.5, 0, 0)]
+    (only,) = build_group([sample()], sampling=Sampling(temperature=2.0), **IDENTIFIERS).samples()
+    assert only.sampling == SampledWith(2, 1, 0, 0)
+
+
 LIMITS: list[dict[str, Any]] = [
     {"top_p": 0.9},
     {"top_k": 20},

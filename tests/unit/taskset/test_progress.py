@@ -95,3 +95,29 @@ def test_another_dataset_under_the_same_name_is_refused() -> None:
     last = TasksetPosition(taskset="set", fingerprint="other", produced=3)
     with pytest.raises(DatasetError, match=r"taskset 'set' has produced 3 tasks of another dataset"):
         progress(last)
+
+
+def test_rewards_of_our_own_tasks_are_learned_and_nobody_elses() -> None:
+    rates = PassRates(5)
+    order = make_order("by_difficulty", 5, 0, (), rates)
+    dataset = Dataset([Ordered(TASKS, order)], [1], "00ff", {f"t-{i}": (rates, i) for i in range(5)})
+    state = TasksetProgress("set", dataset, ahead=4, epochs=None, eval_interval=10, last=None)
+    for i in range(1, 5):
+        state.read_result(f"set/{i}/t-{i}", 0, i, 0.0)
+    state.learn("set/9/t-0", 0.5)
+    for not_ours in ("other/9/t-0", "set/exam/3/t-0", "set/9/unknown"):
+        state.learn(not_ours, 0.0)
+    drawn = [dataset.task("set", place).task_id.rpartition("/")[2] for place in range(200)]
+    assert drawn.count("t-0") > 130, "1 beside four times 0.05"
+
+
+def test_what_has_no_end_has_no_epochs() -> None:
+    class Endless:
+        size = None
+
+        def use(self, place: int) -> tuple[int, Task]:
+            return 0, TASKS[0]
+
+    endless = Dataset([Endless()], [1], "00ff", {})
+    with pytest.raises(DatasetError, match="'set' has no end, and so no epochs"):
+        TasksetProgress("set", endless, ahead=4, epochs=1, eval_interval=10, last=None)

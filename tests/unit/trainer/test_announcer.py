@@ -82,7 +82,11 @@ class Trainer:
 
     async def step(self, *, keep: int = 3) -> None:
         self.engine.step(self.directory, keep=keep)
-        await self.announcer.publish(Trained("batch", {"loss": 0.5}, 1.0))
+        await self.publish("batch", {"loss": 0.5}, 1.0)
+
+    async def publish(self, *of_step: Any) -> None:
+        await self.announcer.stage(self.engine.progress.version)
+        await self.announcer.tell(Trained(self.engine.progress, *of_step), publish=True)
 
 
 async def told(directory: Path, harness: Callable[[Trainer], Awaitable[None]]) -> Trainer:
@@ -115,7 +119,7 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(tmp_path: Path) -
 
 async def test_the_newest_version_is_at_hand(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
-        await trainer.announcer.publish(Trained())
+        await trainer.publish()
         await trainer.announcer.publish_again(0)
 
     trainer = await told(tmp_path, harness)
@@ -155,7 +159,7 @@ async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(tmp_pat
 async def test_a_step_that_is_not_published_is_told(tmp_path: Path) -> None:
     async def harness(trainer: Trainer) -> None:
         trainer.engine.step(tmp_path, keep=3)
-        await trainer.announcer.trained(Trained("batch", {"loss": 0.5}, 1.0))
+        await trainer.announcer.tell(Trained(trainer.engine.progress, "batch", {"loss": 0.5}, 1.0), publish=False)
 
     trainer = await told(tmp_path, harness)
     (step,) = trainer.log.sent

@@ -123,7 +123,7 @@ def test_ppo_with_a_critic_tells_of_it_and_its_checkpoint_wants_one(
         return TorchEngine(TrainerSettings(model_path=str(model_folder), **settings))
 
     plain = engine()
-    plain.save_checkpoint(tmp_path, plain.progress)
+    plain.save_checkpoint(tmp_path, plain.progress).result()
     with pytest.raises(CheckpointError, match=r"has no critic with .*: it was written with another trainer\.advantage"):
         engine(advantage="gae").load_latest(tmp_path)
     trained = engine(advantage="gae", critic_learning_rate=1e-2)

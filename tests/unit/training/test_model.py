@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import ROPE
 from trinity_bus.training import model
+from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
-from trinity_bus.training.hf_folder import write_folder
+from trinity_bus.training.hf_folder import write_weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import GPTModel, PackedSeqParams
 
@@ -107,7 +108,8 @@ def test_a_written_folder_is_a_hugging_face_model(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    write_folder(tmp_path, folder, model.hf_tensors(*loaded, layout), torch.float32)
+    write_companions(tmp_path, folder, "torch.float32")
+    write_weights(tmp_path, model.hf_tensors(*loaded, layout))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     tokens = torch.arange(10)[None]

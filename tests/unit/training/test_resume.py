@@ -29,10 +29,9 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
             if name
             not in {
                 *("name", "host", "weights_port", "bucket_mib", "heartbeat_s", "total_steps", "export_dir"),
-                *("checkpoint_dir", "checkpoint_interval", "keep_checkpoints"),
-                *("model_path", "max_tokens", "dtype", "engine", "distributed_optimizer"),
-                *("tensor_parallel", "pipeline_parallel", "data_parallel"),
-                "objective_options",
+                *("checkpoint_dir", "publish", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
+                *("model_path", "max_tokens", "dtype", "engine"),
+                *("objective_options", "stages"),
             }
         ),
     }

@@ -184,6 +184,12 @@ class Fleet:
             if explorer.version > version and not explorer.fixed:
                 self.distrust(explorer, explorer.version)
 
+    def discard(self, version: int) -> None:
+        """Note that what explorers serve under this number is void: it is the number of other weights now."""
+        for explorer in self.explorers.values():
+            if explorer.version == version and not explorer.fixed:
+                self.distrust(explorer, version)
+
     def silent(self, now: float) -> list[Explorer]:
         """Live explorers that were not heard of for too long; also forgets those that are gone for an hour."""
         forgotten = [e for e in self.explorers.values() if e.gone and now - e.last_seen > GONE_KEPT_S]

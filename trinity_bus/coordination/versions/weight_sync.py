@@ -32,7 +32,9 @@ a former incarnation of the trainer still speaks it is told that it is supersede
 a trainer starts anew                       its former incarnation is ignored, and what is held of it can no longer be
                                             had; its version is served at once if nobody serves a newer one; else that
                                             one stays until the trainer has caught up: it trains the same batches
-                                            again, and whoever went back would draw what is too old for those ahead
+                                            again, and whoever went back would draw what is too old for those ahead.
+                                            What it then has under a number may be other weights: who serves those
+                                            of the former one is handed nothing until it has taken the new ones
 ==========================================  =====================================================================
 
 So every round ends: each member answers, dies, or runs out of time. An *epoch* is a membership. Its number grows when
@@ -218,6 +220,17 @@ class WeightSync:
         state.rounds = []
         self._retry_at.clear()
         return self._announce(held, [e for e in explorers if e.can_sync], now)
+
+    def is_trained_again(self, before: StepTrained) -> bool:
+        """Whether what is to be served may be other weights than a former trainer had under its number.
+
+        Args:
+            before: What was to be served until now.
+        """
+        now = self.state.release
+        if now is None or now.incarnation == before.incarnation:
+            return False
+        return (now.version, now.checksum) != (before.version, before.checksum)
 
     def choose(self, choice: Choice | None) -> None:
         """Keep a choice that has yet to take effect, or forgets it."""

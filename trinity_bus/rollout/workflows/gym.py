@@ -14,7 +14,7 @@ from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
-from trinity_bus.rollout.workflows.single_turn import run_single_turn
+from trinity_bus.rollout.workflows.single_turn import Answered, run_single_turn
 
 _CHUNK: Final = 500
 """Puzzles of one seed; what reasoning-gym makes by default, and some of its kinds make at once."""
@@ -72,9 +72,8 @@ class GymWorkflow:
                 f"there, and {entry['answer']!r} here"
             )
 
-        async def judge(response: str, answer: str, *, ended: bool) -> float:
-            del answer, ended
-            return float(made.score_answer(answer_in(response), entry))
+        async def judge(said: Answered) -> float:
+            return float(made.score_answer(answer_in(said.text), entry))
 
         return await run_single_turn(task, ctx, judge)
 

@@ -6,13 +6,12 @@ from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.rewards import math_reward
 from trinity_bus.rollout.workflow import RolloutContext
-from trinity_bus.rollout.workflows.single_turn import run_single_turn
+from trinity_bus.rollout.workflows.single_turn import Answered, run_single_turn
 
 
-async def _reward(response: str, answer: str, *, ended: bool) -> float:
+async def _reward(said: Answered) -> float:
     # A response that was cut at a limit may still hold its answer.
-    del ended
-    return await math_reward(response, answer, CHECKER.same)
+    return await math_reward(said.text, said.answer, CHECKER.same)
 
 
 @register("math")

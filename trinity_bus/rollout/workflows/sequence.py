@@ -5,11 +5,11 @@ from schemas.task import Task
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.rewards import sequence_reward
 from trinity_bus.rollout.workflow import RolloutContext
-from trinity_bus.rollout.workflows.single_turn import run_single_turn
+from trinity_bus.rollout.workflows.single_turn import Answered, run_single_turn
 
 
-async def _reward(response: str, answer: str, *, ended: bool) -> float:
-    return sequence_reward(response, answer, ended=ended)
+async def _reward(said: Answered) -> float:
+    return sequence_reward(said.text, said.answer, ended=said.ended)
 
 
 @register("sequence")

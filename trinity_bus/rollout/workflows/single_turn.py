@@ -6,6 +6,7 @@ advantage such as ReMax compares the others with.
 
 import dataclasses
 import itertools
+from dataclasses import dataclass
 from typing import Protocol
 
 from schemas.experience import Rollout
@@ -15,12 +16,33 @@ from trinity_bus.chat import Completion
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling, prompt_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One response, as it is judged."""
+
+    text: str
+    """What the model wrote, without special tokens."""
+    answer: str = ""
+    """The reference."""
+    ended: bool = True
+    """Whether the model ended it itself; False where a limit cut it."""
+    question: str = ""
+    """What it was asked: the prompt, or the contents of the messages, one after the other."""
+
+
 class Reward(Protocol):
     """Judges one response."""
 
-    async def __call__(self, response: str, answer: str, *, ended: bool) -> float:
-        """Return the reward of a response text, given the reference answer and whether the model ended it itself."""
+    async def __call__(self, said: Answered) -> float:
+        """Return the reward of a response."""
         ...
+
+
+def question_of(task: Task) -> str:
+    """Return what a task asks, as text."""
+    if task.prompt is not None:
+        return task.prompt
+    return "\n\n".join(str(message.content) for message in task.messages or () if message.content)
 
 
 async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> list[Rollout]:
@@ -40,7 +62,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
     rollouts = []
     for sampling, completion in await _drawn(task, ctx, prompt):
         text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        value = await reward(text, task.answer, ended=completion.finish_reason == "stop")
+        value = await reward(Answered(text, task.answer, completion.finish_reason == "stop", question_of(task)))
         rollouts.append(
             Rollout(
                 prompt_token_ids=prompt,

@@ -7,14 +7,14 @@
         .rollback                   the last rollback: see ``begin_rollback``
         discarded-step-00000012/    what it has discarded; to be looked at, and removed by hand
         .run                        the name of the run, given at its first start: see ``run_name``
-        .told                       steps that were told of after the newest checkpoint: see ``note_told``
+        .told                       steps that were told of before they were in a checkpoint: see ``note_told``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
             progress.json           steps, version, the offset of the next batch, of which run; size and digest of
                                     every other file, and a seal over all that
             config.json, tokenizer  \
             model.safetensors       / a Hugging Face model folder: transformers and vLLM read it as it is
-            optimizer-00000-of-00001.safetensors    optimizer and generator state of each rank
+            optimizer.safetensors   state of optimizer and random generators
         published/                  what explorers need to take weights from here; ``weights.checkpoint.published``
 
 A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
@@ -25,12 +25,11 @@ passed over and goes when the next one is written. A reader that comes as it goe
 
 Only safetensors and JSON are written and read; nothing in a checkpoint can run code.
 
-Many ranks: all write their own optimizer file into the same ``.partial`` folder (on a file system that they share),
-rank 0 alone writes the rest and renames, with barriers before and after. A checkpoint is read by as many ranks as wrote
-it, with the same tensor parallelism; only the model in it is free of the layout.
+Many ranks: rank 0 gathers all and alone writes. Weights and the optimizer's state are whole, under the weights' Hugging
+Face names, so a checkpoint is read in any layout, each rank taking its shards of it.
 
-What a disk or a memory has changed is found: every file has a digest, which is compared before it is used (by the rank
-that reads it). A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses
+What a disk or a memory has changed is found: every file has a digest, which is compared before it is used (by rank
+0). A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses
 it. It says with which settings it was trained, and a trainer says what is different now (``resume``). All these are
 absent from checkpoints of the first programs, and then not compared.
 
@@ -39,11 +38,12 @@ This package knows folders and progress; what is in the files is ``engine``'s. I
 ``progress``    how far training has come
 ``folders``     names, order, and what makes files durable
 ``manifest``    ``progress.json``, and whether a checkpoint is what it says
+``listing``     what there is, for people
 ``notes``       small files beside the checkpoints
 ``writing``     whole or not at all
 """
 
-from trinity_bus.training.checkpoint.folders import PARTIAL, PROGRESS, held, latest, of_step, partial_folder, steps
+from trinity_bus.training.checkpoint.folders import PROGRESS, folder_of, held, latest, of_step, steps
 from trinity_bus.training.checkpoint.manifest import check_run, read_progress, verify
 from trinity_bus.training.checkpoint.notes import (
     Told,
@@ -57,7 +57,6 @@ from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgre
 from trinity_bus.training.checkpoint.writing import begin, commit, exclusive
 
 __all__ = [
-    "PARTIAL",
     "PROGRESS",
     "RunIdentity",
     "Told",
@@ -69,11 +68,11 @@ __all__ = [
     "commit",
     "exclusive",
     "finish_rollback",
+    "folder_of",
     "held",
     "latest",
     "note_told",
     "of_step",
-    "partial_folder",
     "read_progress",
     "read_told",
     "run_name",

@@ -12,7 +12,7 @@ from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgre
 from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class Manifest(WrittenBy):
@@ -38,9 +38,9 @@ def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
     """Read a checkpoint's progress and check that the rest is there and fits; :func:`verify` looks into files.
 
     Raises:
-        CheckpointError: It is damaged, or was written by another engine or layout.
+        CheckpointError: It is damaged, or was written by another engine or format.
     """
-    manifest = _manifest(folder)
+    manifest = read_manifest(folder)
     try:
         sizes = {name: (folder / Path(name).name).stat().st_size for name in manifest.files}
     except OSError as error:
@@ -71,7 +71,7 @@ def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None
     Raises:
         CheckpointError: One does not.
     """
-    written = {name: digest for name, digest in _manifest(folder).digests.items() if wanted(name)}
+    written = {name: digest for name, digest in read_manifest(folder).digests.items() if wanted(name)}
     try:
         found = digests(folder, [Path(name).name for name in written])
     except OSError as error:
@@ -108,7 +108,12 @@ def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> Non
     )
 
 
-def _manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
+    """Return what a checkpoint says of itself.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
     try:
         content = (folder / PROGRESS).read_bytes()
         manifest = Manifest.model_validate_json(content)

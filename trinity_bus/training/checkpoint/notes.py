@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.skipped import Rollback
-from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace, steps
+from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace
 from trinity_bus.training.checkpoint.progress import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
 
@@ -19,16 +19,14 @@ _ROLLBACK: Final = ".rollback"
 
 
 class Told(BaseModel):
-    """``.told``: what others have heard of steps that are in no checkpoint."""
+    """``.told``: what others have heard of steps that were in no checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    after: int = 0
-    """Step of the checkpoint that was the newest then; 0 without one."""
     sequence: int = 0
-    """Of the last batch that was told of."""
+    """Of the last batch that was told of; those before it were, too."""
     skipped: frozenset[str] = frozenset()
-    """Ids of the batches after that checkpoint that were passed over."""
+    """Ids of those that were passed over, of the last ones."""
 
 
 class _RollbackNote(BaseModel):
@@ -94,7 +92,7 @@ def finish_rollback(directory: Path) -> Rollback | None:
                 discarded = folder.with_name(f"discarded-{folder.name}")
                 shutil.rmtree(discarded, ignore_errors=True)
                 folder.rename(discarded)
-        forget_told(directory)
+        (directory / _TOLD).unlink(missing_ok=True)
         flush(directory)
         _write_rollback(directory, note.model_copy(update={"done": True}))
     return note.rollback
@@ -111,29 +109,20 @@ def note_told(directory: Path, progress: TrainingProgress) -> None:
         directory: Of the checkpoints.
         progress: After the step.
     """
-    after = max(steps(directory), default=0)
-    skipped = frozenset(batch.batch_id for batch in progress.skipped if batch.step > after)
-    note = Told(after=after, sequence=progress.sequence, skipped=skipped)
-    replace(directory / _TOLD, note.model_dump_json())
+    skipped = frozenset(batch.batch_id for batch in progress.skipped)
+    replace(directory / _TOLD, Told(sequence=progress.sequence, skipped=skipped).model_dump_json())
 
 
 def read_told(directory: Path) -> Told:
-    """Return what others have heard of the steps after the newest checkpoint.
+    """Return what others have heard of steps; of those that are in a checkpoint nobody asks.
 
     Raises:
         CheckpointError: The note is damaged.
     """
     path = directory / _TOLD
     try:
-        note = Told.model_validate_json(path.read_bytes())
+        return Told.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return Told()
     except (OSError, ValidationError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the newest checkpoint") from error
-    # One of an older checkpoint says nothing: what came after it is in the newest.
-    return note if note.after == max(steps(directory), default=0) else Told()
-
-
-def forget_told(directory: Path) -> None:
-    """Drop the note: a checkpoint that is newer holds what it says."""
-    (directory / _TOLD).unlink(missing_ok=True)

@@ -37,6 +37,9 @@ class TrainingProgress(BaseModel):
     """Sequence of the last batch trained on."""
     trained_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that the loss was over, since the start."""
+    examples: Annotated[int, Field(ge=0)] = 0
+    """How many demonstrations or preferences there were to choose from when the first step began; 0 where none is
+    learned from."""
     run: RunIdentity | None = None
     settings: Shaping | None = None
     """With which it was trained last; None in checkpoints of the first programs."""
@@ -56,19 +59,5 @@ class WrittenBy(BaseModel):
 
     engine: str = "megatron"
     """As ``trainer.engine`` has it."""
-    world_size: int = 1
-    """Ranks that write."""
-    tensor_parallel: int = 1
-    """Over how many of them layers are split."""
-    pipeline_parallel: int = 1
-    """Over how many of them layers are distributed."""
-    virtual_pipeline: int = 1
-    """In how many stretches each."""
-    context_parallel: int = 1
-    """Over how many of them samples are split."""
-    expert_parallel: int = 1
-    """Over how many of them experts are distributed."""
-    distributed_optimizer: bool = False
-    """As the setting has it."""
     dtype: str
     """Of the weights."""

@@ -9,7 +9,6 @@ from typing import Final
 
 from trinity_bus.training.checkpoint.folders import PARTIAL, PROGRESS, flush, folder_of, newest_first, partial_folder
 from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
-from trinity_bus.training.checkpoint.notes import forget_told
 from trinity_bus.training.checkpoint.progress import TrainingProgress, WrittenBy
 from trinity_bus.training.digests import digests
 from trinity_bus.training.errors import CheckpointError
@@ -81,7 +80,6 @@ def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *
         flush(path)
     flush(partial)
     partial.rename(folder)
-    forget_told(directory)
     flush(directory)
     for old in newest_first(directory)[keep:]:
         _remove(old)

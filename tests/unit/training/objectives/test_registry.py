@@ -1,8 +1,10 @@
 """Parts of an objective are found by name, those of installed packages too."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens
 from trinity_bus.training.objectives.objective import Objective
+
+ROOT = Path(__file__).parents[4]
 
 
 class MyLoss(PolicyLoss):
@@ -32,6 +36,12 @@ def test_every_part_of_this_package_can_be_made() -> None:
     for kind, parts in registry.BUILT_IN.items():
         for name in parts:
             assert Objective(TrainerSettings(**{kind: name})).metrics
+
+
+def test_every_part_of_this_package_stands_on_the_page_of_objectives() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "objectives.md").read_text(), re.MULTILINE))
+    for parts in registry.BUILT_IN.values():
+        assert parts.keys() <= rows
 
 
 def test_a_loss_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,168 @@
+"""A trainer that is killed at 30 random instants, half of them in each way of publishing, trains as one that is not.
+
+Real processes on a real broker, forked so that each starts in a moment. ``FAULT_SEED``, which is printed, repeats the
+plan; ``FAULT_KILLS`` has it go on for longer.
+"""
+
+import asyncio
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from schemas import StepBegun, StepTrained
+from schemas.topics import STEPS, TRAINER_EVENTS
+from tests.integration.training.trainers import DEADLINE_S, Trainer, batches_of, deterministic, produce
+from tests.support.fakes.tiny_trainer import write_model
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+KILLS = int(os.environ.get("FAULT_KILLS", "15"))
+STEPS_TRAINED = 8
+PAUSE_S = 0.02
+"""Longest time between a point and the kill."""
+
+
+class ForkServer:
+    """``forked_trainers``, and the trainer that it has forked."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.training.forked_trainers"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def __enter__(self) -> Self:
+        assert self._line() == "ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:  # closes its pipes
+            self._process.kill()
+
+    def run(self, trainer: Trainer, look: Callable[[int, int], None]) -> int:
+        """Run a trainer until it ends; ``look`` gets its process id and its points. Its status."""
+        points = trainer.folder / f"points-{uuid.uuid4().hex[:8]}"
+        os.mkfifo(points)
+        order = {"env": trainer.environment, "log": str(trainer.log), "points": str(points)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._line())
+        pipe = os.open(points, os.O_RDONLY)
+        try:
+            look(pid, pipe)
+        finally:
+            os.close(pipe)
+        return int(self._line())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
+        yield running
+
+
+def kill_after(points: int, pause_s: float) -> Callable[[int, int], None]:
+    def look(pid: int, pipe: int) -> None:
+        left = points
+        while left > 0 and (seen := os.read(pipe, 1)):
+            left -= len(seen)
+        # Not a wait for anything: the instant is to be between two points, too.
+        time.sleep(pause_s)
+        os.kill(pid, signal.SIGKILL)
+
+    return look
+
+
+def until_told(step: int, trainer: Trainer) -> Callable[[int, int], None]:
+    """Ends it politely, once it says that the last step is trained."""
+
+    def look(pid: int, pipe: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        said = f"{step} steps are trained"
+        while said not in trainer.log.read_text():
+            lives = not select.select([pipe], [], [], 0.05)[0] or os.read(pipe, 1 << 12)
+            assert lives, trainer.log.read_text()
+            assert time.monotonic() < deadline, trainer.log.read_text()
+        os.kill(pid, signal.SIGTERM)
+
+    return look
+
+
+async def heard(bus: Bus) -> tuple[list[StepTrained], list[StepBegun]]:
+    async with bus.reader(TRAINER_EVENTS, STEPS, start="beginning") as reader:
+        records = [received.record async for received in reader.replay()]
+    return [r for r in records if isinstance(r, StepTrained)], [r for r in records if isinstance(r, StepBegun)]
+
+
+def made_of(begun: list[StepBegun]) -> dict[int, object]:
+    """What each step was made of, by its last record."""
+    return {
+        record.step: (record.batch_id, record.seed, [group.task_id for group in record.groups], record.left_out)
+        for record in begun
+    }
+
+
+@pytest.mark.parametrize("way", [("durable", 1, 12), ("staged", 3, 24)], ids=["durable", "staged"])
+async def test_killed_at_random_instants_it_trains_the_same(
+    kafka: KafkaSettings, server: ForkServer, tmp_path: Path, way: tuple[str, int, int]
+) -> None:
+    seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"FAULT_SEED={seed}")
+    plan, (publish, interval, points) = random.Random(seed), way  # noqa: S311 - a plan, no secret
+    model, batches = write_model(tmp_path / "model"), batches_of(STEPS_TRAINED)
+
+    async def scenario(folder: str, kills: int) -> tuple[list[StepTrained], list[StepBegun], Path]:
+        ours = kafka.model_copy(update={"namespace": f"{folder}-{uuid.uuid4().hex[:8]}"})
+        trainer = Trainer(
+            *(ours, tmp_path / folder, model),
+            engine="torch",
+            publish=publish,
+            checkpoint_interval=interval,
+            total_steps=STEPS_TRAINED,
+        )
+        async with Bus(ours, client_id="test") as bus:
+            await produce(bus, batches)
+            for _ in range(kills):
+                look = kill_after(plan.randint(1, points), plan.uniform(0, PAUSE_S))
+                assert await asyncio.to_thread(server.run, trainer, look) == -signal.SIGKILL, trainer.log.read_text()
+            look = until_told(STEPS_TRAINED, trainer)
+            assert await asyncio.to_thread(server.run, trainer, look) == 0, trainer.log.read_text()
+            return *await heard(bus), tmp_path / folder / f"checkpoints/step-{STEPS_TRAINED:08d}"
+
+    expected, expected_begun, whole = await scenario("undisturbed", 0)
+    assert [step.step for step in expected] == list(range(STEPS_TRAINED + 1))
+    told, begun, disturbed = await scenario("disturbed", KILLS)
+
+    assert len({step.incarnation for step in told}) > KILLS / 3, "most lived long enough to say a word"
+    assert made_of(begun) == made_of(expected_begun), "the same samples in the same order"
+    undisturbed = {step.step: step for step in expected}
+    for step in told:
+        assert step.checksum == undisturbed[step.step].checksum, "the same weights in every version ever told of"
+        if step.batch_id is not None:
+            assert deterministic(step) == deterministic(undisturbed[step.step]), "the same losses"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (disturbed / name).read_bytes() == (whole / name).read_bytes()
+    if publish == "durable":
+        told_once = [step.step for step in told if step.batch_id is not None]
+        assert told_once == sorted(set(told_once)), "what is told of is never taken back"

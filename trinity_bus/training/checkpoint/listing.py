@@ -1,0 +1,50 @@
+"""What a directory of checkpoints holds, for people: no file but ``progress.json`` is opened."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_bus.training.checkpoint.folders import newest_first
+from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest, verify
+from trinity_bus.training.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A checkpoint."""
+
+    folder: Path
+    step: int
+    manifest: Manifest | None
+    """None where it cannot be read."""
+    problem: str = ""
+    """What is wrong with it; empty for nothing that was looked for."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files that it names."""
+        return 0 if self.manifest is None else sum(self.manifest.files.values())
+
+    @property
+    def is_hf(self) -> bool:
+        """Whether it is a Hugging Face model folder."""
+        return self.manifest is not None and "config.json" in self.manifest.files
+
+
+def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
+    """Return the checkpoints of a directory, the oldest first.
+
+    Args:
+        directory: Of the trainer's.
+        verified: Whether to read all files and compare their digests.
+    """
+    found = []
+    for folder in reversed(newest_first(directory)):
+        step, manifest, problem = int(folder.name.removeprefix("step-")), None, ""
+        try:
+            manifest = read_manifest(folder)
+            if verified:
+                verify(folder)
+        except CheckpointError as error:
+            problem = str(error)
+        found.append(Listed(folder, step, manifest, problem))
+    return found

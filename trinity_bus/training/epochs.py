@@ -1,0 +1,27 @@
+"""Which examples a step learns from: a function of how many there are, the seed and the step alone. Pure.
+
+Epochs follow one another without an end; each has every example once, in an order of its own::
+
+    epoch 0:  3 0 | 4 1 | 2        of 5 examples, 2 a step: step 3 takes the last of one epoch and the first of the next
+    epoch 1:              1 | 0 4 | 2 3
+"""
+
+import numpy as np
+
+
+def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
+    """Return the places of the examples of a step.
+
+    Args:
+        count: How many there are, at least 1.
+        per_step: How many a step learns from.
+        seed: Of the orders of all epochs.
+        step: From 1.
+    """
+    first = (step - 1) * per_step
+    places: list[int] = []
+    while len(places) < per_step:
+        epoch, begin = divmod(first + len(places), count)
+        order = np.random.default_rng((seed, epoch)).permutation(count)
+        places += order[begin : begin + per_step - len(places)].tolist()
+    return places

@@ -1,0 +1,127 @@
+"""Checkpoints beside training: what is copied stays as it is, and a thread makes files of it.
+
+::
+
+    IDLE --save(copies)--> WRITING --rename--> IDLE
+                              '--an error--> its future has it; whoever saves again, or waits, gets it too
+
+One is written at a time: who saves while another is being written waits for that. Killed while it writes, the newest
+checkpoint is the one before (``checkpoint``). Copies are of the host's memory, as much as weights and optimizer take;
+the thread that trains goes on meanwhile, and shares the machine's cores and disks with this one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from trinity_bus.training import checkpoint, hf_folder
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.companions import write_companions
+from trinity_bus.training.errors import CheckpointError
+
+STATE: Final = "optimizer.safetensors"
+"""The optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters; and the random
+generators' state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a checkpoint is made of, in memory of its own."""
+
+    progress: TrainingProgress
+    written_by: WrittenBy
+    weights: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+    source: Path
+    """Folder that the model came from."""
+    dtype: torch.dtype
+    """Of the weights."""
+    as_hf: bool
+    """Whether it is to be a model folder, with configuration and tokenizer."""
+    keep: int
+    """Checkpoints, this one included."""
+
+    def write(self, directory: Path) -> Path:
+        """Make it a checkpoint; its folder."""
+        folder = checkpoint.begin(directory, self.progress.step)
+        save_file(self.state, folder / STATE)
+        if self.as_hf:
+            write_companions(folder, self.source, str(self.dtype))
+        hf_folder.write_weights(folder, self.weights.items())
+        return checkpoint.commit(directory, self.progress, self.written_by, keep=self.keep)
+
+
+def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return copies on the CPU, by name."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+
+
+class BackgroundSaver:
+    """Writes snapshots. Its methods are called by one thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[Path] | None = None
+
+    def save(self, snapshot: Snapshot, directory: Path) -> Future[Path]:
+        """Begin to write a snapshot. ``wait`` first, so that there are never two in memory.
+
+        Returns:
+            The checkpoint's folder, once it is durable.
+        """
+        self._last = self._thread.submit(snapshot.write, directory)
+        return self._last
+
+    def wait(self) -> None:
+        """Return when nothing is being written.
+
+        Raises:
+            Exception: What the last one failed with.
+        """
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """Finish what is being written. Nothing can be saved any more."""
+        self._thread.shutdown()
+
+
+class SavedState(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint's ``STATE``, read as they are asked for.
+
+    Args:
+        folder: Of the checkpoint.
+        prefix: Of the names that are meant; they are given without it.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        path = folder / STATE
+        self._prefix = prefix
+        try:
+            self._file = safe_open(path, "pt")
+            names: list[str] = self._file.keys()  # type: ignore[no-untyped-call]  # not typed there
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        ours = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        self._names = dict.fromkeys(ours)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: torch.Tensor = self._file.get_tensor(self._prefix + name)  # type: ignore[no-untyped-call]  # likewise
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

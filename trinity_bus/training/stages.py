@@ -1,0 +1,91 @@
+"""Stages: one training after another, each beginning with the model that the one before it has made. Pure.
+
+::
+
+    trainer.stages = [{stage = "sft", loss = "sft", total_steps = 100}, {stage = "grpo"}]
+
+    settings of `trainer`, changed as the stage says --> the stage's settings, with checkpoint_dir/<stage> of its own
+    model of stage n + 1 = last checkpoint of stage n
+
+A stage is a run: it has steps, an optimizer, a reference and checkpoints of its own. It is done when its last step has
+a checkpoint; so a trainer that starts anew finds out by itself where it was, whenever it was killed.
+
+Settings without stages are one stage, in ``checkpoint_dir`` itself. Refused, before anything is loaded: a setting that
+there is not, one that is the service's and not a stage's, a name twice, a stage that does not say when it ends although
+another one follows it.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from schemas.record import IDENTIFIER_PATTERN
+from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.errors import ConfigError
+
+NAME: Final = "stage"
+_OF_THE_SERVICE: Final = frozenset(
+    {"name", "stages", "model_path", "checkpoint_dir", "heartbeat_s", "host", "weights_port"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of them."""
+
+    name: str
+    """Empty where there are no stages."""
+    settings: Settings
+    directory: Path
+    """Of its checkpoints."""
+    is_last: bool
+
+    def starting_from(self, model: Path) -> "Stage":
+        """Return the stage with the model that it begins with."""
+        trainer = self.settings.trainer.model_copy(update={"model_path": str(model)})
+        settings = self.settings.model_copy(update={"trainer": trainer})
+        return Stage(self.name, settings, self.directory, self.is_last)
+
+
+def stages_of(settings: Settings, directory: Path) -> list[Stage]:
+    """Return the stages that the settings ask for.
+
+    Args:
+        settings: Of the service.
+        directory: Its ``checkpoint_dir``.
+
+    Raises:
+        ConfigError: They cannot be.
+    """
+    told = settings.trainer.stages
+    if not told:
+        return [Stage("", settings, directory, is_last=True)]
+    found: dict[str, Stage] = {}
+    for place, changes in enumerate(told):
+        name, is_last = changes.get(NAME), place == len(told) - 1
+        if not isinstance(name, str) or not re.fullmatch(IDENTIFIER_PATTERN, name) or "/" in name or name in found:
+            raise ConfigError(
+                f"trainer.stages[{place}].{NAME} is {name!r}: give each stage a name of its own, a plain word"
+            )
+        trainer = _changed(settings.trainer, {key: value for key, value in changes.items() if key != NAME}, name)
+        if not is_last and trainer.total_steps is None:
+            raise ConfigError(
+                f"trainer.stages: {name} needs total_steps: {told[place + 1].get(NAME)} begins where it ends"
+            )
+        changed = settings.model_copy(update={"trainer": trainer})
+        found[name] = Stage(name, changed, directory / name, is_last=is_last)
+    return list(found.values())
+
+
+def _changed(trainer: TrainerSettings, changes: dict[str, bool | int | float | str], stage: str) -> TrainerSettings:
+    if fixed := sorted(_OF_THE_SERVICE & changes.keys()):
+        raise ConfigError(f"trainer.stages: {stage} cannot change {fixed[0]}, which is one for all stages")
+    try:
+        return TrainerSettings.model_validate({**trainer.model_dump(exclude={"stages"}), **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"trainer.stages: {stage}: {where}: {first['msg']}") from error

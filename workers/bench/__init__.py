@@ -1,0 +1,1 @@
+"""Bench: every checkpoint of a run answers the same evaluations."""

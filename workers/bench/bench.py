@@ -1,0 +1,140 @@
+"""Every checkpoint of a run answers the same evaluations, one checkpoint after the other.
+
+::
+
+    broker, coordinator --> for each checkpoint: an explorer that serves it, in a pool of its own
+                                      |
+                                      '--> each evaluation, a batch that asks for the pool --> metrics --> bench.json
+                                                                                                |
+                                      next, once the explorer has ended <-----------------------'
+
+Nothing is trained, and no version moves: all tokens of an evaluation are of its checkpoint. The topics are in a
+namespace of their own. A checkpoint is held while it is served, so a trainer that goes on beside does not remove it.
+
+Failures: a service that ends, or an evaluation of which a task has failed, ends the bench with one line; what was found
+out by then is in ``bench.json``, and a bench in the same folder goes on after it.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.record import Metrics
+from trinity_bus.client import Client
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.errors import TrinityError
+from trinity_bus.training.checkpoint import held, of_step
+from workers.bench.report import Results, read_results, write_results
+from workers.demo.mesh import broker
+from workers.demo.settings import command
+from workers.demo.supervisor import ServiceSpec, Supervisor
+from workers.taskset.dataset import EvalSet
+
+_SERVICES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class BenchError(TrinityError):
+    """A checkpoint could not be evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What to evaluate, and with what."""
+
+    checkpoints: Path
+    """Folder of a trainer's checkpoints."""
+    steps: Sequence[int]
+    """Of the checkpoints."""
+    evals: Sequence[EvalSet]
+    run_dir: Path
+    """Where results and logs go."""
+
+
+async def run_bench(settings: Settings, bench: Bench, note: Callable[[str], None]) -> Results:
+    """Evaluate all checkpoints that are not in the results yet.
+
+    Args:
+        settings: Of the mesh.
+        bench: What to do.
+        note: Tells the user what happens.
+
+    Raises:
+        ServiceDiedError: A service ended; the message has the end of its log.
+        BenchError: An evaluation failed, or a checkpoint is gone.
+    """
+    results = read_results(bench.run_dir)
+    todo = [step for step in bench.steps if step not in results]
+    if not todo:
+        return results
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(broker(settings, bench.run_dir, note))
+        supervisor = Supervisor(bench.run_dir)
+        # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
+        stack.push_async_callback(asyncio.to_thread, supervisor.stop)
+        supervisor.launch(_spec("coordinator", "coordinator", found.kafka))
+        client = await stack.enter_async_context(
+            Client(settings.model_copy(update={"kafka": found.kafka}), name="bench")
+        )
+        for number, step in enumerate(todo, 1):
+            note(f"step {step}: checkpoint {number} of {len(todo)}")
+            examination = asyncio.create_task(_examine(client, supervisor, bench, step, found.kafka))
+            watch = asyncio.create_task(supervisor.watch())
+            try:
+                await asyncio.wait([examination, watch], return_when=asyncio.FIRST_COMPLETED)
+                if watch.done():
+                    found.check()
+                    await watch
+                results[step] = await examination
+            finally:
+                examination.cancel()
+                watch.cancel()
+                await asyncio.wait([examination, watch])
+            write_results(bench.run_dir, results)
+    return results
+
+
+async def _examine(client: Client, supervisor: Supervisor, bench: Bench, step: int, kafka: KafkaSettings) -> Metrics:
+    """Serve one checkpoint, and have it answer all evaluations."""
+    name = f"step-{step}"
+    metrics: Metrics = {}
+    with _kept(bench.checkpoints, step) as folder:
+        own = {
+            "explorer.name": name,
+            "explorer.pool": name,
+            "explorer.follows": "none",
+            "explorer.model_path": str(folder.resolve()),
+        }
+        supervisor.launch(_spec(name, "explorer", kafka, **own))
+        for evaluation in bench.evals:
+            tasks = [task.model_copy(update={"pool": name}) for task in evaluation.of_version("bench", step)]
+            handle = await client.submit(tasks, batch_id=f"{step}/{evaluation.name}", batch_type="eval")
+            async for result in handle:
+                if result.status != "completed":
+                    raise BenchError(f"step {step}: task {result.task_id} is {result.status}: {result.error}")
+            metrics |= (await handle.result()).metrics
+        await asyncio.to_thread(supervisor.stop_one, name)
+    return metrics
+
+
+@contextmanager
+def _kept(checkpoints: Path, step: int) -> Iterator[Path]:
+    folder = of_step(checkpoints, step)
+    if folder is None:
+        raise BenchError(f"{checkpoints} has no checkpoint of step {step} any more: see trainer.keep_checkpoints")
+    with held(folder):
+        yield folder
+
+
+def _spec(name: str, service: str, kafka: KafkaSettings, **own: str) -> ServiceSpec:
+    told = {
+        "mesh.mode": "bench",
+        "mesh.namespace": kafka.namespace,
+        "kafka.bootstrap_servers": str(kafka.bootstrap_servers),
+        **own,
+    }
+    options = [part for path, value in told.items() for part in ("--set", f"{path}={value}")]
+    env = {name: value for name, value in os.environ.items() if name != "TRINITY_BUS_HEALTH__PORT"}
+    return ServiceSpec(name=name, command=command(*options, "run", service), env=env | _SERVICES)

@@ -1,0 +1,70 @@
+"""What a bench leaves behind: ``bench.json``, ``bench.png`` and a table. What is there already is gone on from."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from schemas.record import Metrics
+
+RESULTS: Final = "bench.json"
+PLOT: Final = "bench.png"
+
+type Results = dict[int, Metrics]
+"""Step of a checkpoint to the metrics of all its evaluations."""
+
+
+def read_results(folder: Path) -> Results:
+    """Return what an earlier bench in this folder has found out; nothing where there was none."""
+    path = folder / RESULTS
+    if not path.exists():
+        return {}
+    return {int(step): metrics for step, metrics in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def write_results(folder: Path, results: Mapping[int, Metrics]) -> None:
+    """Write what is known, in one rename."""
+    partial = folder / f".{RESULTS}.partial"
+    partial.write_text(json.dumps({str(step): results[step] for step in sorted(results)}, indent=2) + "\n", "utf-8")
+    partial.rename(folder / RESULTS)
+
+
+def rewards(results: Results) -> list[str]:
+    """Return the names of rewards, ``eval/<set>/reward/mean@n`` and its like."""
+    first = next(iter(results.values()), {})
+    return [name for name in first if "/reward/" in name]
+
+
+def table(results: Results) -> Table:
+    """Rewards by checkpoint."""
+    names = rewards(results)
+    found = Table("step", *(name.removeprefix("eval/").replace("/reward/", " ") for name in names))
+    for step in sorted(results):
+        values = (results[step].get(name) for name in names)
+        found.add_row(str(step), *("" if value is None else f"{value:.3f}" for value in values))
+    return found
+
+
+def plot(results: Results, path: Path) -> None:
+    """Mean reward of each set over steps, with the best and the worst of the most runs around it, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = sorted(results)
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    for mean in (name for name in rewards(results) if "/mean@" in name):
+        (line,) = axes.plot(steps, [results[step][mean] for step in steps], "o-", label=mean.removeprefix("eval/"))
+        best, worst = mean.replace("/mean@", "/best@"), mean.replace("/mean@", "/worst@")
+        if best in results[steps[0]]:
+            low, high = ([results[step][name] for step in steps] for name in (worst, best))
+            axes.fill_between(steps, low, high, alpha=0.15, color=line.get_color())
+    axes.set(xlabel="step", ylabel="reward")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,68 @@
+"""``trinity-bus bench``: every checkpoint of a run answers the same evaluations."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity_bus.config import Settings
+from trinity_bus.errors import ConfigError
+from trinity_bus.runtime.service import run_service
+from trinity_bus.training.checkpoint import steps
+from workers.bench.bench import Bench, run_bench
+from workers.bench.report import PLOT, RESULTS, Results, plot, table
+from workers.cli.console import console
+from workers.runs import RUNS
+from workers.taskset.dataset import load
+
+app = typer.Typer(add_completion=False, help="Have every checkpoint of a run answer the same evaluations.")
+out = console()
+
+_GRACE_S = 40.0
+"""Limit of stopping all services and the broker."""
+
+
+@app.command()
+def bench(
+    *,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False),
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option("--tasks", help="A description with [[eval]]. Unset: taskset.path.")
+    ] = None,
+    every: Annotated[int, typer.Option("--every", min=1, help="Steps that are a multiple of this, and the last.")] = 1,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Folder of this bench; one that was broken off goes on.")
+    ] = None,
+) -> None:
+    """Serve checkpoint after checkpoint, and evaluate each with all ``[[eval]]`` sets: a table, a plot, a JSON file.
+
+    It brings a coordinator, and an explorer for each; nothing of a mesh that runs is touched.
+    """
+    settings = Settings()
+    folder = checkpoints or settings.trainer.checkpoint_dir
+    description = tasks or settings.taskset.path
+    if folder is None or description is None:
+        raise ConfigError("bench needs checkpoints (or trainer.checkpoint_dir) and --tasks (or taskset.path)")
+    found = sorted(steps(folder))
+    chosen = [step for step in found if step % every == 0 or step == found[-1]]
+    evals = load(description, taskset="bench", seed=settings.taskset.seed).evals
+    if not chosen or not evals:
+        what = f"no checkpoint in {folder}" if not chosen else f"no [[eval]] in {description}"
+        raise ConfigError(f"there is {what}: nothing to do")
+    where = run_dir or RUNS / time.strftime("bench-%Y%m%d-%H%M%S")
+    where.mkdir(parents=True, exist_ok=True)
+    done: list[Results] = []
+
+    async def main() -> None:
+        asked = Bench(checkpoints=folder, steps=chosen, evals=evals, run_dir=where)
+        done.append(await run_bench(settings, asked, lambda text: out.print(text, highlight=False)))
+
+    run_service(main, grace_s=_GRACE_S)
+    if done:
+        plot(done[0], where / PLOT)
+        out.print(table(done[0]))
+        out.print(f"{where / RESULTS}, {where / PLOT}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,130 @@
+"""``trinity-bus checkpoints``: what a trainer has saved on this machine, whether it is whole, and the model in it."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from schemas.errors import printable
+from trinity_bus.config import Settings, required
+from trinity_bus.training.checkpoint import of_step
+from trinity_bus.training.checkpoint.listing import Listed, listed
+from trinity_bus.training.conversion import convert
+from trinity_bus.training.errors import CheckpointError
+from workers.cli.console import console
+
+app = typer.Typer(
+    add_completion=False, help="List, verify and convert the trainer's checkpoints.", no_args_is_help=True
+)
+out = console()
+_errors = console(stderr=True)
+
+_NO: Final = 1
+
+_Directory = Annotated[
+    Path | None, typer.Option("--dir", help="Of the checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False)
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint, a JSON object a line.")]
+
+
+@app.callback()
+def checkpoints() -> None:
+    """List, verify and convert the trainer's checkpoints."""
+
+
+@app.command("list")
+def list_(directory: _Directory = None, as_json: _Json = False) -> None:
+    """List the checkpoints: step, version, place in the log, engine, size, and whether each is a model folder."""
+    _show(listed(_directory(directory)), as_json=as_json)
+
+
+@app.command()
+def verify(
+    directory: _Directory = None,
+    steps: Annotated[list[int] | None, typer.Argument(help="Which. Unset: all.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Read every file of the checkpoints and compare it with its digest. Exit code 1 where one is damaged or gone."""
+    found = listed(_directory(directory), verified=True)
+    chosen = [one for one in found if not steps or one.step in steps]
+    missing = sorted(set(steps or ()) - {one.step for one in chosen})
+    for step in missing:
+        _say(f"there is no checkpoint of step {step}")
+    _show(chosen, as_json=as_json)
+    for one in chosen:
+        if one.problem:
+            _say(one.problem)
+    if missing or any(one.problem for one in chosen):
+        raise typer.Exit(_NO)
+
+
+@app.command("convert")
+def convert_(
+    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of the reference's.")],
+    target: Annotated[Path, typer.Argument(help="Where to write. As reference: the job's folder.")],
+    form: Annotated[
+        Literal["hf", "reference"], typer.Option("--to", help="A model folder, or the reference's layout.")
+    ] = "hf",
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Where configuration and tokenizer are. Unset: mesh.model_path.")
+    ] = None,
+    directory: _Directory = None,
+) -> None:
+    """Write the model of a checkpoint as a Hugging Face folder, or as the reference lays out its own; or from that."""
+    folder = of_step(_directory(directory), int(source)) if source.isdecimal() else Path(source)
+    if folder is None:
+        raise CheckpointError(f"there is no checkpoint of step {source}")
+    path = Settings().mesh.model_path
+    _say(f"The model is in {convert(folder, target, form, model or (None if path is None else Path(path)))}.")
+
+
+def _directory(given: Path | None) -> Path:
+    return given or required(Settings().trainer.checkpoint_dir, "trainer.checkpoint_dir", "or say --dir")
+
+
+def _show(found: list[Listed], *, as_json: bool) -> None:
+    if as_json:
+        for one in found:
+            typer.echo(json.dumps(_plain(one)))
+    else:
+        out.print(table(found))
+
+
+def table(found: list[Listed]) -> Table:
+    """Return the checkpoints, the newest last."""
+    shown = Table("step", "version", "written", "sequence", "next offset", "engine", "MiB", "model folder", "state")
+    for one in found:
+        manifest = one.manifest
+        progress = None if manifest is None else manifest.progress
+        shown.add_row(
+            str(one.step),
+            "" if progress is None else str(progress.version),
+            datetime.fromtimestamp(one.folder.stat().st_mtime).strftime("%m-%d %H:%M:%S"),
+            "" if progress is None else str(progress.sequence),
+            "" if progress is None else str(progress.batches_offset),
+            Text("" if manifest is None else printable(f"{manifest.engine}, {manifest.dtype.removeprefix('torch.')}")),
+            f"{one.nbytes / 2**20:.1f}",
+            "yes" if one.is_hf else "no",
+            "damaged" if one.problem else "whole",
+        )
+    shown.caption = None if found else "there is no checkpoint"
+    return shown
+
+
+def _plain(one: Listed) -> dict[str, Any]:
+    return {
+        "step": one.step,
+        "folder": str(one.folder),
+        "bytes": one.nbytes,
+        "is_hf": one.is_hf,
+        "problem": one.problem,
+        **({} if one.manifest is None else one.manifest.model_dump(mode="json", exclude={"files", "digests", "seal"})),
+    }
+
+
+def _say(line: str) -> None:
+    _errors.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,150 @@
+"""The examples that a trainer learns from: which there are on the log, and those of a step as samples.
+
+::
+
+    UNKNOWN --settle--> reads the log until there are as many as are wanted --> KNOWN: the first so many that are any
+    KNOWN   --chosen(seed, step)--> where those of a step lie, what is trained on, and what is left out
+
+How many there are is settled once in a run: ``trainer.examples``, or as many as there were when the first step began,
+which its record on ``steps`` and every checkpoint say. So what a step learns from is a function of the log, the seed
+and the step, whatever was written since.
+
+Failures: a record that cannot be read is no example; it is a dead letter when a run begins. One that is gone when its
+step comes ends the trainer with its place. An example that cannot be trained on is left out of its step.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas import LeftOut, Position
+from schemas.step import MAX_WHY_CHARS
+from schemas.topic import Topic
+from schemas.topics import TRAINER_DEAD_LETTERS
+from schemas.trainable import Bounds
+from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import ConfigError, RecordGoneError
+from trinity_bus.rollout.tokenizer import load_tokenizer
+from trinity_bus.training.epochs import chosen
+from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.examples import ExampleError, ExampleReader
+from trinity_bus.training.families import read_shape
+from trinity_bus.training.packing import TrainSample
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+
+
+def example_reader(source: Path) -> ExampleReader:
+    """Return what makes samples of examples, for a model.
+
+    Raises:
+        ConfigError: It has no tokenizer.
+        ConversionError: It cannot be read.
+    """
+    shape = read_shape(source)
+    try:
+        tokenizer = load_tokenizer(str(source))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source} has no tokenizer that can be read: {error}") from error
+    return ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The examples of a step."""
+
+    positions: list[Position] = field(default_factory=list)
+    samples: list[TrainSample] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+class ExampleLog:
+    """One topic of examples.
+
+    Args:
+        topic: ``demonstrations`` or ``preferences``.
+        settings: The trainer's.
+        reader: Makes samples of them.
+        bus: Connected.
+        producer: Connected.
+    """
+
+    def __init__(
+        self, topic: Topic, settings: TrainerSettings, reader: ExampleReader, *, bus: Bus, producer: Producer
+    ) -> None:
+        self._topic = topic
+        self._settings = settings
+        self._reader = reader
+        self._bus = bus
+        self._producer = producer
+        self._offsets: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """How many there are; 0 before that is settled."""
+        return len(self._offsets)
+
+    async def settle(self, known: int) -> None:
+        """Find out which there are; waits until there are as many as are wanted.
+
+        Args:
+            known: How many there were, where a step was begun before; else 0.
+        """
+        wanted = known or self._settings.examples
+        async with self._bus.reader(self._topic, start="beginning") as reader:
+            async for received in reader.replay():
+                await self._take(received, tell=not known)
+            while len(self._offsets) < (wanted or 1):
+                log.info("%s has %d records, %d are wanted", self._topic.name, self.count, wanted or 1)
+                for received in await reader.batch(_POLL_S):
+                    await self._take(received, tell=not known)
+        del self._offsets[wanted or len(self._offsets) :]
+        log.info("learning from %d %s", self.count, self._topic.name)
+
+    async def _take(self, received: Received[Any], *, tell: bool) -> None:
+        if not isinstance(received.record, Undecodable):
+            self._offsets.append(received.offset)
+        elif tell:
+            reason, detail = received.record.reason, received.record.detail
+            log.warning("%s is no example (%s: %s)", received.place, reason, detail)
+            await self._producer.send_dead_letter(received, reason, detail, to=TRAINER_DEAD_LETTERS)
+
+    async def chosen(self, *, seed: int, step: int) -> Chosen:
+        """Return the examples of a step; raises as :meth:`at` does."""
+        places = chosen(self.count, self._settings.examples_per_step, seed=seed, step=step)
+        return await self.at([Position(partition=0, offset=self._offsets[place]) for place in places])
+
+    async def at(self, positions: list[Position]) -> Chosen:
+        """Return the examples at these positions, in their order.
+
+        Raises:
+            TrainingError: One is gone.
+        """
+        try:
+            fetched = await self._bus.fetch(self._topic, positions)
+        except RecordGoneError as error:
+            raise TrainingError(
+                f"an example of {self._topic.name} is gone: {error}; produce them anew in a namespace of their own"
+            ) from error
+        for received in fetched:
+            if isinstance(received.record, Undecodable):
+                raise TrainingError(f"{received.place} was an example when its step began, and cannot be read any more")
+        samples, left = await asyncio.to_thread(self._read, [received.record for received in fetched])
+        return Chosen(positions, samples, left)
+
+    def _read(self, examples: Sequence[Any]) -> tuple[list[TrainSample], list[LeftOut]]:
+        samples: list[TrainSample] = []
+        left: list[LeftOut] = []
+        for pair, example in enumerate(examples):
+            try:
+                samples += self._reader.samples(example, pair=pair)
+            except ExampleError as error:
+                detail = str(error)[:MAX_WHY_CHARS]
+                left.append(LeftOut(task_id=example.example_id, reason=error.flaw, samples=[0], detail=detail))
+        return samples, left

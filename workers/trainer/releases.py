@@ -1,0 +1,115 @@
+"""Carrying out what ``publishing`` decides: checkpoints begun and awaited, versions staged, steps told of."""
+
+import asyncio
+from concurrent.futures import Future
+from pathlib import Path
+
+from opentelemetry import trace
+
+from trinity_bus.telemetry import conventions as names
+from trinity_bus.training import checkpoint
+from trinity_bus.training.engine import TrainingEngine
+from workers.trainer.announcer import Announcer, Trained
+from workers.trainer.engine_thread import EngineThread
+from workers.trainer.publishing import Action, Note, Publishing, Save, Stage, Tell
+
+_tracer = trace.get_tracer("workers.trainer")
+
+
+class Releases:
+    """The steps of one incarnation on their way to the mesh. One task at a time calls its methods.
+
+    Args:
+        states: Decides.
+        directory: Of the checkpoints.
+        engine: Has the weights.
+        thread: Of the engine.
+        announcer: Stages and tells.
+        tasks: What waits for checkpoints runs in it; one that cannot be written ends it.
+        save_as_hf: As ``trainer.save_as_hf`` has it.
+    """
+
+    def __init__(
+        self,
+        states: Publishing,
+        *,
+        directory: Path,
+        engine: TrainingEngine,
+        thread: EngineThread,
+        announcer: Announcer,
+        tasks: asyncio.TaskGroup,
+        save_as_hf: str,
+    ) -> None:
+        self._states = states
+        self._directory = directory
+        self._engine = engine
+        self._thread = thread
+        self._announcer = announcer
+        self._tasks = tasks
+        self._save_as_hf = save_as_hf
+        self._telling = asyncio.Lock()
+        """Held from the decision that something is told until it is: so steps are told of in their order."""
+        self._finishing: asyncio.Task[None] | None = None
+        self._steps: dict[int, Trained] = {}
+        """Those that may still be told of, and the last one."""
+
+    async def trained(self, step: Trained, *, publish: bool, last: bool) -> None:
+        """Take a step that the engine has just made as far as it comes now; its checkpoint is written beside the next.
+
+        Args:
+            step: Which.
+            publish: Whether its version is to be had.
+            last: Whether training ends with it.
+        """
+        number = step.progress.step
+        if self._states.must_wait(number, publish=publish, last=last):
+            await self.settled()
+        self._know(step)
+        await self._do(self._states.trained(number, publish=publish, last=last), last=last)
+
+    async def wanted(self, step: Trained) -> None:
+        """Have the version of the engine's last step published, which was not when it was trained."""
+        number = step.progress.step
+        if number != self._states.saving and self._states.must_wait(number, publish=True):
+            await self.settled()
+        self._know(step)
+        await self._do(self._states.wanted(number))
+
+    async def settled(self) -> None:
+        """Return when no checkpoint is being written, and what waited for one is told."""
+        if self._finishing is not None:
+            await asyncio.shield(self._finishing)
+
+    def _know(self, step: Trained) -> None:
+        oldest = step.progress.step if self._states.saving is None else self._states.saving
+        self._steps = {number: other for number, other in self._steps.items() if number >= oldest}
+        self._steps[step.progress.step] = step
+
+    async def _do(self, actions: list[Action], *, last: bool = False) -> None:
+        for action in actions:
+            step = self._steps[action.step]
+            match action:
+                case Note():
+                    await asyncio.to_thread(checkpoint.note_told, self._directory, step.progress)
+                case Save():
+                    await self._save(step, last=last)
+                case Stage():
+                    await self._announcer.stage(step.progress.version)
+                case Tell(publish=publish):
+                    async with self._telling:
+                        await self._announcer.tell(step, publish=publish)
+
+    async def _save(self, step: Trained, *, last: bool) -> None:
+        as_hf = self._save_as_hf == "always" or (last and self._save_as_hf == "last")
+        progress = step.progress
+        with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
+            written = await self._thread.call(
+                lambda: self._engine.save_checkpoint(self._directory, progress, as_hf=as_hf)
+            )
+        self._finishing = self._tasks.create_task(self._finish(progress.step, written), name=f"save {progress.step}")
+
+    async def _finish(self, step: int, written: "Future[Path]") -> None:
+        await asyncio.wrap_future(written)
+        async with self._telling:
+            for tell in self._states.saved(step):
+                await self._announcer.tell(self._steps[tell.step], publish=tell.publish)

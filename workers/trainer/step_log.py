@@ -1,0 +1,65 @@
+"""The topic ``steps``, as one trainer writes it and obeys it: see ``schemas.step``."""
+
+import logging
+
+from schemas import StepBegun
+from schemas.step import KEPT_STEPS, step_key
+from schemas.topics import STEPS
+from trinity_bus.bus import Bus, Producer
+from workers.trainer.step_records import StepRecords, otherwise
+
+log = logging.getLogger(__name__)
+
+_MAX_SHOWN = 8
+"""Of what is left out, in a log line."""
+
+
+class StepLog:
+    """Writes what steps are made of, and finds what was written before.
+
+    Args:
+        trainer: Its name.
+        records: What is known of steps that were begun before.
+        bus: Connected.
+        producer: Connected.
+    """
+
+    def __init__(self, trainer: str, records: StepRecords, bus: Bus, producer: Producer) -> None:
+        self._trainer = trainer
+        self._records = records
+        self._bus = bus
+        self._producer = producer
+
+    async def replay(self) -> None:
+        """Take in what was written before."""
+        async with self._bus.reader(STEPS, start="beginning") as steps:
+            async for received in steps.replay():
+                self._records.take(received)
+
+    @property
+    def examples(self) -> int:
+        """See :attr:`StepRecords.examples`."""
+        return self._records.examples
+
+    async def begin(self, chosen: StepBegun) -> StepBegun:
+        """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
+        step = chosen.step
+        begun = self._records.binding(chosen)
+        if begun is None:
+            begun = chosen
+            await (await self._producer.send(STEPS, step_key(self._trainer, step), chosen))
+            if step > KEPT_STEPS:
+                await self._producer.send_raw(STEPS, step_key(self._trainer, step - KEPT_STEPS), None)
+        else:
+            log.info("step %d was begun before, by %s: it is taken as then", step, begun.incarnation)
+            if differs := otherwise(begun, chosen):
+                log.warning(
+                    "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
+                )
+        if begun.left_out:
+            total = sum(len(one.samples) for one in begun.left_out)
+            shown = "; ".join(
+                f"task {one.task_id}, sample {one.samples[0]}: {one.detail}" for one in begun.left_out[:_MAX_SHOWN]
+            )
+            log.warning("step %d leaves out %d samples: %s", step, total, shown)
+        return begun
