@@ -46,6 +46,9 @@ class TrainerSettings(Section):
     """Of AdamW, after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate rises linearly to its value."""
+    decay_steps: Count | None = None
+    """Steps over which the learning rate falls linearly to 0, where it stays. Unset: it does not fall. AdamW divides
+    gradients by their own size: where little is left to be learned, what it makes of them is noise at the full rate."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Of AdamW; norms are exempt."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -60,13 +63,13 @@ class TrainerSettings(Section):
     mini_batches: Count = 1
     """Updates of the weights for each batch: its samples are shuffled and divided into so many parts."""
     loss_normalizer: Literal["batch", "update", "sequence", "constant"] = "batch"
-    """What the sum over tokens is divided by. ``batch``: the response tokens of the whole batch, those of groups that
-    teach nothing included, in equal parts for each update (Yu et al., arXiv:2503.14476, eq. 8, over the whole batch),
-    so that a batch of which little is to be learned changes the weights little. ``update``: the trained tokens of the
-    update itself, with fewer updates where groups are skipped. ``sequence``: each sample's by its own number, then the
-    samples of the batch, in equal parts (GRPO's, Shao et al., arXiv:2402.03300, eq. 3). ``constant``: as many tokens as
-    the samples of the batch could have had at most, ``mesh.max_tokens`` each, in equal parts (Dr. GRPO's, Liu et al.,
-    arXiv:2503.20783)."""
+    """What the sum over tokens is divided by. ``batch``: the response tokens of the whole batch, those of groups
+    that teach nothing included, in equal parts for each update (Yu et al., arXiv:2503.14476, eq. 8, over the whole
+    batch), so that a batch of which little is to be learned changes the weights little. ``update``: the trained
+    tokens of the update itself, with fewer updates where groups are skipped: rare answers are learned later.
+    ``sequence``: each sample's by its own number, then the samples of the batch, in equal parts (GRPO's, Shao et
+    al., arXiv:2402.03300, eq. 3). ``constant``: as many tokens as the samples of the batch could have had at most,
+    ``mesh.max_tokens`` each, in equal parts (Dr. GRPO's, Liu et al., arXiv:2503.20783)."""
     max_tokens: Count = of_mesh("max_tokens")
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The policy that updates stay close to. ``rollout``: the one that drew the tokens, as reported. ``recompute``: the

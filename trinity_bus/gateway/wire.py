@@ -58,11 +58,6 @@ class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     versions: list[tuple[int, int]] = []
     """(first token, version) of the whole response, told with its last frame."""
 
-    @property
-    def is_even(self) -> bool:
-        """Whether it has as many log-probabilities as tokens, all of them whole."""
-        return len(self.token_ids) == len(self.logprobs) and len(self.token_ids) % 4 == 0
-
 
 class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The engine failed after it had begun."""

@@ -34,7 +34,7 @@ IMPORTED: Final = (
     "uvloop",
     "xxhash",
 )
-"""All that runners import beside the standard library, ``schemas`` and ``trinity_bus``: no torch, no vLLM, no client of
+"""What every runner imports beside the standard library, ``schemas`` and ``trinity_bus``: no torch, vLLM or client of
 Kafka. A test follows their imports and holds them to it."""
 _LIMIT_S: Final = 60.0
 _ASK: Final = """

@@ -18,17 +18,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class LinkOwner(Protocol):
     """Who is told what a runner says."""
 
-    def hear(self, link: "Link", body: bytes) -> None:
+    def hear(self, link: "RunnerLink", body: bytes) -> None:
         """Note that a frame has come; raises ProtocolError where it must not say that."""
 
-    def broken(self, link: "Link", why: str) -> None:
+    def broken(self, link: "RunnerLink", why: str) -> None:
         """Note that it has said what it must not say."""
 
-    def hung_up(self, link: "Link") -> None:
+    def hung_up(self, link: "RunnerLink") -> None:
         """Note that its end of the socket is closed."""
 
 
-class Link(asyncio.Protocol):
+class RunnerLink(asyncio.Protocol):
     """The socket to one runner. What is written before it is connected is kept.
 
     Args:

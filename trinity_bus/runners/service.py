@@ -39,7 +39,7 @@ from trinity_bus.runners.control import RunnerExited, RunnerForked
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.errors import RunnerDiedError, RunnersError, WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runners.link import Link, rss_mib
+from trinity_bus.runners.link import RunnerLink, rss_mib
 from trinity_bus.runners.messages import (
     CancelRun,
     Completions,
@@ -123,7 +123,7 @@ class Runners:
         self._name = settings.name
         limits, self._tick_s = limits_of(settings)
         self._pool = Pool(limits)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, RunnerLink] = {}
         self._pids: dict[int, int] = {}
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
@@ -231,7 +231,7 @@ class Runners:
         for effect in () if self._closed else effects:
             match effect:
                 case StartRunner(serial):
-                    self._links[serial] = Link(self, serial, self._fork_server.fork(serial))
+                    self._links[serial] = RunnerLink(self, serial, self._fork_server.fork(serial))
                 case StartJob(serial, job):
                     self._begin(serial, job)
                 case CancelJob(serial, job):
@@ -291,7 +291,7 @@ class Runners:
                 self._changed.set()
                 self._die(message)
 
-    def _on_exit(self, link: Link, how: str) -> None:
+    def _on_exit(self, link: RunnerLink, how: str) -> None:
         _log.info("runner %s/%d %s", self._name, link.serial, how)
         if not link.dismissed:
             RUNNER_DEATHS.add(1)
@@ -303,7 +303,7 @@ class Runners:
 
     # What runners say.
 
-    def hear(self, link: Link, body: bytes) -> None:
+    def hear(self, link: RunnerLink, body: bytes) -> None:
         """Note that a frame has come from a runner.
 
         Raises:
@@ -327,12 +327,12 @@ class Runners:
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)
 
-    def broken(self, link: Link, why: str) -> None:
+    def broken(self, link: RunnerLink, why: str) -> None:
         """Note that a runner has said what it must not say, or has hung up."""
         if self._links.get(link.serial) is link:
             self._do(self._pool.broken(link.serial, why, time.monotonic()))
 
-    def hung_up(self, link: Link) -> None:
+    def hung_up(self, link: RunnerLink) -> None:
         """Note that a runner's end of the socket is closed.
 
         Most likely it is dead, and the fork server is about to say so.
@@ -348,7 +348,7 @@ class Runners:
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, time.monotonic()))
 
-    async def _serve(self, link: Link, asked: Generate | KeepTurn) -> None:
+    async def _serve(self, link: RunnerLink, asked: Generate | KeepTurn) -> None:
         request = (asked.job, asked.request)
         answer: Completions | EngineFailed | TurnKept
         try:

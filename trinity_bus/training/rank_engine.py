@@ -168,10 +168,10 @@ class RankEngine(SavedEngine):
             raise TrainingInterruptedError("a pass was abandoned on request")
 
     def _learning_rate(self) -> float:
-        settings = self.settings
-        if self.progress.step >= settings.warmup_steps:
-            return settings.learning_rate
-        return settings.learning_rate * (self.progress.step + 1) / settings.warmup_steps
+        settings, step = self.settings, self.progress.step
+        warm = 1.0 if step >= settings.warmup_steps else (step + 1) / settings.warmup_steps
+        left = 1.0 if settings.decay_steps is None else max(0.0, 1 - step / settings.decay_steps)
+        return settings.learning_rate * warm * left
 
     def _with_passes(self, updates: Sequence[Update]) -> tuple[list[Update], Metrics]:
         """Add what the objective needs: log-probabilities of others, values, and advantages from these."""

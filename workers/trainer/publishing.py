@@ -14,8 +14,8 @@ Actions come in the order in which they are to be done:
 
 =================  ===================================================================================================
 ``Note``           write durably that others are about to hear of a step which is in no checkpoint
-``Save``           copy all that a restart needs, and begin to write it; ``saved`` is called after its rename
-``Stage``          copy the weights to where explorers can have them
+``SaveCheckpoint`` copy all that a restart needs, and begin to write it; ``saved`` is called after its rename
+``StageVersion``   copy the weights to where explorers can have them
 ``Tell``           say on the log that the step is trained, and whether its version can be had
 =================  ===================================================================================================
 
@@ -50,14 +50,14 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveCheckpoint:
     """Begin a checkpoint."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageVersion:
     """Make the version of a step available."""
 
     step: int
@@ -72,7 +72,7 @@ class Tell:
     """Whether its version can be had."""
 
 
-type Action = Note | Save | Stage | Tell
+type Action = Note | SaveCheckpoint | StageVersion | Tell
 
 
 @dataclass(slots=True)
@@ -108,12 +108,12 @@ class Publishing:
         save = self._is_saved(step, publish=publish, last=last)
         actions: list[Action] = []
         if self.mode == "staged":
-            actions += [Stage(step)] if publish else []
+            actions += [StageVersion(step)] if publish else []
             actions += [Note(step), Tell(step, publish)]
             actions += self._begin(step) if save else []
         elif save:
             actions += self._begin(step)
-            actions += [Stage(step)] if publish else []
+            actions += [StageVersion(step)] if publish else []
             self._untold.append(Tell(step, publish))
         else:
             actions.append(Note(step))
@@ -123,10 +123,10 @@ class Publishing:
     def wanted(self, step: int) -> list[Action]:
         """Return what is to be done so that the version of the last step, told of as trained before, can be had."""
         if self.mode == "staged" or step == self.durable:
-            return [Stage(step), Tell(step, publish=True)]
+            return [StageVersion(step), Tell(step, publish=True)]
         self._untold = deque(tell for tell in self._untold if tell.step != step)
         self._untold.append(Tell(step, publish=True))
-        return [Stage(step)] if step == self.saving else [*self._begin(step), Stage(step)]
+        return [StageVersion(step)] if step == self.saving else [*self._begin(step), StageVersion(step)]
 
     def saved(self, step: int) -> list[Tell]:
         """Return what can be told of after the rename of a checkpoint."""
@@ -142,7 +142,7 @@ class Publishing:
         if self.saving is not None:
             raise ValueError(f"step {step} is to be saved while {self.saving} is being saved")
         self.saving = step
-        return [Save(step)]
+        return [SaveCheckpoint(step)]
 
     def _told(self) -> list[Tell]:
         if self.saving is not None:

@@ -11,7 +11,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine
 from workers.trainer.announcer import Announcer, Trained
 from workers.trainer.engine_thread import EngineThread
-from workers.trainer.publishing import Action, Note, Publishing, Save, Stage, Tell
+from workers.trainer.publishing import Action, Note, Publishing, SaveCheckpoint, StageVersion, Tell
 
 _tracer = trace.get_tracer("workers.trainer")
 
@@ -91,9 +91,9 @@ class Releases:
             match action:
                 case Note():
                     await asyncio.to_thread(checkpoint.note_told, self._directory, step.progress)
-                case Save():
+                case SaveCheckpoint():
                     await self._save(step, last=last)
-                case Stage():
+                case StageVersion():
                     await self._announcer.stage(step.progress.version)
                 case Tell(publish=publish):
                     async with self._telling:

@@ -7,31 +7,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.trainer.publishing import Mode, Note, Publishing, Save, Stage, Tell
+from workers.trainer.publishing import Mode, Note, Publishing, SaveCheckpoint, StageVersion, Tell
 
 
 def test_a_durable_version_is_told_of_at_its_rename_while_the_next_step_trains() -> None:
     made = Publishing("durable", 1)
-    assert made.trained(1, publish=True) == [Save(1), Stage(1)]
+    assert made.trained(1, publish=True) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.must_wait(2, publish=True)
     assert made.saved(1) == [Tell(1, publish=True)]
     assert not made.must_wait(2, publish=True)
-    assert made.trained(2, publish=True) == [Save(2), Stage(2)]
+    assert made.trained(2, publish=True) == [SaveCheckpoint(2), StageVersion(2)]
 
 
 def test_a_staged_version_is_told_of_at_once_and_every_third_step_is_saved() -> None:
     made = Publishing("staged", 3)
-    assert made.trained(1, publish=True) == [Stage(1), Note(1), Tell(1, publish=True)]
+    assert made.trained(1, publish=True) == [StageVersion(1), Note(1), Tell(1, publish=True)]
     assert made.trained(2, publish=False) == [Note(2), Tell(2, publish=False)]
-    assert made.trained(3, publish=True) == [Stage(3), Note(3), Tell(3, publish=True), Save(3)]
+    assert made.trained(3, publish=True) == [StageVersion(3), Note(3), Tell(3, publish=True), SaveCheckpoint(3)]
     assert not made.must_wait(4, publish=True)
-    assert made.trained(4, publish=True) == [Stage(4), Note(4), Tell(4, publish=True)]
+    assert made.trained(4, publish=True) == [StageVersion(4), Note(4), Tell(4, publish=True)]
     assert made.saved(3) == []
 
 
 def test_a_step_that_is_not_saved_is_told_of_behind_those_before_it() -> None:
     made = Publishing("durable", 10)
-    assert made.trained(1, publish=True) == [Save(1), Stage(1)]
+    assert made.trained(1, publish=True) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.trained(2, publish=False) == [Note(2)]
     assert made.saved(1) == [Tell(1, publish=True), Tell(2, publish=False)]
     assert made.trained(3, publish=False) == [Note(3), Tell(3, publish=False)]
@@ -40,24 +40,24 @@ def test_a_step_that_is_not_saved_is_told_of_behind_those_before_it() -> None:
 def test_a_version_that_is_wanted_later_is_made_durable_first() -> None:
     made = Publishing("durable", 10)
     made.trained(1, publish=False)
-    assert made.wanted(1) == [Save(1), Stage(1)]
+    assert made.wanted(1) == [SaveCheckpoint(1), StageVersion(1)]
     assert made.saved(1) == [Tell(1, publish=True)]
-    assert made.wanted(1) == [Stage(1), Tell(1, publish=True)], "it is durable already"
+    assert made.wanted(1) == [StageVersion(1), Tell(1, publish=True)], "it is durable already"
     staged = Publishing("staged", 10)
     staged.trained(1, publish=False)
-    assert staged.wanted(1) == [Stage(1), Tell(1, publish=True)]
+    assert staged.wanted(1) == [StageVersion(1), Tell(1, publish=True)]
 
 
 def test_one_that_is_wanted_while_it_is_saved_is_told_of_once() -> None:
     made = Publishing("durable", 1)
     made.trained(1, publish=False)
-    assert made.wanted(1) == [Stage(1)]
+    assert made.wanted(1) == [StageVersion(1)]
     assert made.saved(1) == [Tell(1, publish=True)]
 
 
 @given(mode=st.sampled_from(["durable", "staged"]), interval=st.integers(1, 5), publish=st.booleans())
 def test_the_last_step_is_saved_whatever_the_interval(mode: Mode, interval: int, publish: bool) -> None:
-    assert Save(7) in Publishing(mode, interval).trained(7, publish=publish, last=True)
+    assert SaveCheckpoint(7) in Publishing(mode, interval).trained(7, publish=publish, last=True)
 
 
 def test_a_checkpoint_that_nobody_began_is_an_error() -> None:
@@ -91,10 +91,10 @@ class Promises(RuleBasedStateMachine):
             match action:
                 case Note(step):
                     self.noted = step
-                case Save(step):
+                case SaveCheckpoint(step):
                     assert self.saving is None, "one at a time"
                     self.saving = step
-                case Stage(step):
+                case StageVersion(step):
                     assert step == self.step, "the engine has these weights now"
                     self.staged.add(step)
                 case Tell(step, publish):

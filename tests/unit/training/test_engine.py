@@ -123,6 +123,17 @@ def test_updates_and_learning_rate(engine: MakeEngine, batches: list[list[Experi
     assert trained.train_step(batches[0])["updates"] == 5
 
 
+def test_the_learning_rate_falls_to_nothing_and_the_weights_then_stay(
+    engine: MakeEngine, batches: list[list[ExperienceGroup]]
+) -> None:
+    trained = engine(warmup_steps=2, decay_steps=4)
+    rates = [trained.train_step(batches[0])["learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([0.005, 0.0075, 0.005, 0.0025])
+    before = {name: tensor.clone() for name, tensor in trained.hf_tensors()}
+    assert trained.train_step(batches[0])["learning_rate"] == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trained.hf_tensors())
+
+
 def test_skipped_groups_cost_updates_and_leave_the_size_of_the_others(engine: MakeEngine, group: MakeGroup) -> None:
     teaching = [group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
     useless = [group(seed=i, rewards=[1.0, 1.0]) for i in range(10)]

@@ -18,7 +18,7 @@ BUILT_IN: Final[dict[str, dict[str, str]]] = {
     "advantage": {
         "grpo": "advantages.grpo:GRPO",
         "rloo": "advantages.rloo:RLOO",
-        "opmd": "advantages.opmd:OPMD",
+        "opmd": "advantages.opmd:OPMDAdvantage",
         "remax": "advantages.remax:ReMax",
         "stepwise": "advantages.stepwise:StepWise",
         "reinforce_plus_plus": "advantages.reinforce:ReinforcePlusPlus",
@@ -30,7 +30,7 @@ BUILT_IN: Final[dict[str, dict[str, str]]] = {
         "gspo": "losses.gspo:GSPO",
         "cispo": "losses.cispo:CISPO",
         "topr": "losses.topr:TOPR",
-        "opmd": "losses.opmd:OPMD",
+        "opmd": "losses.opmd:OPMDLoss",
         "sft": "losses.sft:SFT",
         "dpo": "losses.dpo:DPO",
     },

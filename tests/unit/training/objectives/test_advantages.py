@@ -14,7 +14,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives.advantages.advantage import RunAdvantage, ScoredSample
 from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.objectives.advantages.opmd import OPMD
+from trinity_bus.training.objectives.advantages.opmd import OPMDAdvantage
 from trinity_bus.training.objectives.advantages.remax import ReMax
 from trinity_bus.training.objectives.advantages.rloo import RLOO
 from trinity_bus.training.objectives.advantages.stepwise import StepWise
@@ -23,7 +23,9 @@ TOKENS = 3
 NAN = float("nan")
 rewards_of_a_group = st.lists(st.floats(-100, 100, width=32) | st.just(NAN), min_size=1, max_size=32)
 methods = pytest.mark.parametrize(
-    "method", [GRPO(TrainerSettings()), RLOO(TrainerSettings()), OPMD(TrainerSettings())], ids=["grpo", "rloo", "opmd"]
+    "method",
+    [GRPO(TrainerSettings()), RLOO(TrainerSettings()), OPMDAdvantage(TrainerSettings())],
+    ids=["grpo", "rloo", "opmd"],
 )
 
 
@@ -67,11 +69,11 @@ def test_grpo_over_the_deviation_of_the_batch() -> None:
 @pytest.mark.parametrize("tau", [0.01, 0.5, 10.0])
 def test_opmd_by_hand(tau: float) -> None:
     rewards = [0.0, 1.0, 1.0, 5.0]
-    assert advantages(OPMD(TrainerSettings()), rewards) == [-1.75, -0.75, -0.75, 3.25]
+    assert advantages(OPMDAdvantage(TrainerSettings()), rewards) == [-1.75, -0.75, -0.75, 3.25]
     soft = TrainerSettings(opmd_baseline="logavgexp", opmd_tau=tau)
     baseline = tau * math.log(math.fsum(math.exp(reward / tau) for reward in rewards) / 4)
     expected = [reward - baseline for reward in rewards]
-    assert advantages(OPMD(soft), rewards) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert advantages(OPMDAdvantage(soft), rewards) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_remax_compares_with_the_greedy_answer_and_does_not_train_on_it() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from trinity_bus.training.objectives.advantages.advantage import Float64, RunAdvantage, Runs
 
 
-class OPMD(RunAdvantage):
+class OPMDAdvantage(RunAdvantage):
     """Advantages of policy mirror descent."""
 
     def compare(self, runs: Runs, batch: Float64) -> Float64:

@@ -13,7 +13,7 @@ Off-Policy Algorithm", arXiv:2509.24203. To be used with the advantage of the sa
 from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens
 
 
-class OPMD(PolicyLoss):
+class OPMDLoss(PolicyLoss):
     """REINFORCE over one plus ``trainer.opmd_tau``; it looks at no ratio."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
