@@ -459,6 +459,14 @@ def test_what_a_former_incarnation_had_under_a_number_is_not_taken_for_what_has_
     assert dispatches(harness.synced(5, 3, checksum="others"))
 
 
+def test_a_late_answer_of_another_version_hides_what_a_heartbeat_told_before() -> None:
+    harness = served_by_a_former_incarnation(batch_size=1)
+    harness.trained(5, incarnation="t2", checksum="others")
+    harness.beat(model_version=6)
+    harness.synced(4, 1)
+    assert not dispatches(harness.task("a")), "it serves version 4, of whichever lineage"
+
+
 def test_a_version_that_came_back_with_the_same_bytes_is_drawn_with_meanwhile() -> None:
     harness = served_by_a_former_incarnation(batch_size=1)
     assert groups(harness.trained(5, incarnation="t2")) == [(5, 2, ["e0"])]

@@ -133,7 +133,8 @@ class VersionEvents:
         if ok and (counts or explorer.distrusted is None):
             self._fleet.set_version(explorer, event.version)
         elif ok:
-            return  # What it serves is void, and this is not the answer that was waited for.
+            # This is not the answer that is waited for: it may be of a lineage that is void, as what it served before.
+            self._fleet.distrust(explorer, event.version)
         elif wrong_bytes:
             detail = f"version {event.version} arrived as {event.checksum}, was sent as {release.checksum}"
             self._out.observe(Fact.SYNC_FAILED, event.explorer, detail)
