@@ -183,6 +183,12 @@ class TrainerSettings(Section):
     recompute: bool = False
     """Compute the activations of a layer again in the backward pass, in place of keeping them: less memory, for a third
     more arithmetic (Chen et al., arXiv:1604.06174)."""
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """Train so many dimensions beside each linear layer of attention and MLP, and leave the weights as they are (LoRA,
+    Hu et al., arXiv:2106.09685). 0: all weights are trained. Explorers get the merged weights in either case; with
+    ``export_dir`` the adapter lies beside the merged model, as PEFT has it."""
+    lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    """With ``lora_rank``: what is trained counts by this over the rank."""
     router_replay: bool = False
     """Train each sample with the experts that the engine's routers chose for its tokens, where its experience tells
     them (``routes``): else a token that is nearly a draw between experts has another probability here than there

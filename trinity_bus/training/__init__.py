@@ -10,6 +10,8 @@ module                 what it does
 ``attention``          core attention on torch's SDPA, also for packed sequences
 ``families``           Llama, Qwen2, Qwen3, Qwen3 MoE: their configurations; names and layouts of tensors both ways
 ``model``              building a ``GPTModel``, loading it from safetensors, naming its weights as there
+``adapters``           what engines share of LoRA, and PEFT's format
+``lora``               LoRA on Megatron's layers
 ``routes``             which experts are to be chosen for each token of a sample
 ``router_replay``      has a model's routers choose them
 ``logprobs``           log-probabilities and entropy from vocabulary-parallel logits
@@ -26,7 +28,8 @@ module                 what it does
 ``layout``             which part of the work is whose
 ``layout_rules``       which layouts fit a model
 ``engine``             the contract: ``TrainingEngine``
-``rank_engine``        what the engines of one process share: the course of a step, and checkpoints
+``saved_engine``       what is kept of them: checkpoints, exports
+``rank_engine``        what the engines of one process share: the course of a step
 ``megatron_engine``    Megatron-core, one rank of any layout: ``MegatronEngine``
 ``torch_engine``       transformers and a torch optimizer, the numeric reference: ``TorchEngine``
 ``rank_protocol``      what rank 0 tells the other ranks of a trainer, and what they answer

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
 from trinity_bus.training import packing
-from trinity_bus.training.megatron import MegatronModule, PackedSeqParams, gather_from_sequence_parallel_region
+from trinity_bus.training.megatron import MegatronModule, PackedSeqParams, mappings
 
 
 class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no types
@@ -117,7 +117,7 @@ def _of_parts(
     bounds, longest, ranks = packed.cu_seqlens_q, int(packed.max_seqlen_q), group.size()
     parts = [packing.context_part(bounds.cpu().numpy(), rank, ranks) for rank in range(ranks)]
     order, mine = torch.from_numpy(np.concatenate(parts)), torch.from_numpy(parts[group.rank()])
-    gathered = gather_from_sequence_parallel_region(torch.cat([key, value], 1), group=group)
+    gathered = mappings.gather_from_sequence_parallel_region(torch.cat([key, value], 1), group=group)
     whole = torch.empty_like(gathered).index_copy(0, order.to(query.device), gathered)
     sequences = len(bounds) - 1
     own_slots = _slots(bounds // ranks, longest // ranks)

@@ -1,7 +1,8 @@
 """The contract of training engines: experiences in, better weights out.
 
 ===============================  =====================================================================================
-``rank_engine.RankEngine``       what engines of one process share: the course of a step, and checkpoints
+``rank_engine.RankEngine``       what engines of one process share: the course of a step
+``saved_engine.SavedEngine``     its base: checkpoints and exports
 ``megatron_engine``              Megatron-core, packed micro-batches; one rank of any layout
 ``torch_engine``                 transformers and a torch optimizer in one process: the numeric reference
 ``multi_rank_engine``            Megatron's, with the other ranks of the layout behind it

@@ -47,7 +47,7 @@ class ExampleReader:
     """Makes samples of examples.
 
     Args:
-        tokenizer: Of the model that is trained.
+        writer: Of the model that is trained.
         bounds: Of the same.
     """
 

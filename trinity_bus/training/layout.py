@@ -115,11 +115,6 @@ class Layout:
         return self.rank + (expert_rank - self.expert_rank) * self.tensor_parallel
 
     @property
-    def last_stage(self) -> bool:
-        """Whether this rank holds the output layer, and computes losses."""
-        return self.pipeline_rank == self.pipeline_parallel - 1
-
-    @property
     def tensor_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold the shards of one model; None where there is one shard."""
         return self._group("tensor_model", self.tensor_parallel)

@@ -6,6 +6,7 @@
 ``pipeline_parallel``      times ``virtual_pipeline`` divides the layers
 ``virtual_pipeline``       is for several pipeline ranks
 ``expert_parallel``        is for models with experts, divides their number, and the ranks of a layer's copies
+``lora_rank``              is for models without experts
 ``router_replay``          is for models with experts, on Megatron-core, without ``recompute``
 =========================  ===========================================================================================
 """
@@ -46,6 +47,10 @@ def check(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:
         stages = f"pipeline_parallel={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
         raise _does_not_divide(stages, f"the model's {shape.layers} layers", shape.layers)
     _check_experts(settings, shape)
+    if settings.lora_rank and shape.experts:
+        raise ParallelError(
+            f"lora_rank={settings.lora_rank}: a model with experts has no adapters here; 0 can be trained"
+        )
     if settings.router_replay:
         _check_replay(settings, shape, engine)
 

@@ -24,11 +24,11 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.optimizer import optimizer as optimizers  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.tensor_parallel import mappings  # noqa: E402
 from megatron.core.tensor_parallel.layers import (  # noqa: E402
     set_defaults_if_not_set_tensor_model_parallel_attributes,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region  # noqa: E402
 from megatron.core.tensor_parallel.random import (  # noqa: E402
     initialize_rng_tracker,
     model_parallel_cuda_manual_seed,
@@ -55,12 +55,12 @@ __all__ = [
     "TransformerBlockSubmodules",
     "TransformerConfig",
     "finalize_model_grads",
-    "gather_from_sequence_parallel_region",
     "get_forward_backward_func",
     "get_gpt_layer_local_spec",
     "get_gpt_layer_with_transformer_engine_spec",
     "get_megatron_optimizer",
     "initialize_rng_tracker",
+    "mappings",
     "model_parallel_cuda_manual_seed",
     "optimizers",
     "parallel_state",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import parallel
+from trinity_bus.training import model, parallel
 from trinity_bus.training.cpu_platform import on_cpu
 from trinity_bus.training.errors import ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
@@ -58,6 +58,8 @@ class MegatronEngine(RankEngine):
 
     def _build(self) -> None:
         settings = self.settings
+        if settings.lora_rank and model.have_transformer_engine():
+            raise TrainingError("lora_rank needs Megatron's own layers: uninstall transformer_engine, or set it to 0")
         self._runner = ModelRunner(
             self.source,
             self.shape,
@@ -113,11 +115,20 @@ class MegatronEngine(RankEngine):
     def _load_weights(self, folder: Path) -> None:
         self._runner.load(folder)
 
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`RankEngine`. All ranks must iterate to the end."""
+        return self._runner.adapter_tensors()
+
+    def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        with torch.no_grad():
+            for weight, value in self._runner.shards_of(state.__getitem__, folder):
+                weight.copy_(value)
+
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         optimizer = self._optimizer
         yield "updates", torch.tensor(optimizer.updates)
         for kind in optimizer.kinds:
-            for name, tensor in self._runner.hf_state(partial(optimizer.state_of, kind=kind)):
+            for name, tensor in self._runner.named_state(partial(optimizer.state_of, kind=kind)):
                 yield f"{kind}.{name}", tensor
 
     def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -236,6 +236,8 @@ def _named_parameters(
     layers, first_expert = shape.layers // layout.stages, layout.expert_rank * (shape.experts // layout.expert_parallel)
     for stage, chunk in zip(layout.own_stages, chunks, strict=True):
         for name, parameter in chunk.named_parameters():
+            if ".adapter." in name:
+                continue  # see ``lora``
             yield tensors.global_name(name, stage * layers, first_expert), parameter
 
 

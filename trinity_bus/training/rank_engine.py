@@ -1,7 +1,7 @@
-"""What the engines of one process share: the course of a step, and checkpoints.
+"""What the engines of one process share: the course of a step.
 
-An engine brings the model and its optimizer: log-probabilities, gradients, the update, the weights, the optimizer's
-state by name. What is trained on, in which order and with which loss is decided here, so that two engines differ in
+An engine brings the model and its optimizer: log-probabilities, gradients, the update, and what ``saved_engine`` keeps
+of them. What is trained on, in which order and with which loss is decided here, so that two engines differ in
 arithmetic alone.
 
 Where there are several ranks each builds an engine and makes the same calls. It trains on its shard of every update.
@@ -9,30 +9,22 @@ Where there are several ranks each builds an engine and makes the same calls. It
 
 import logging
 import math
-import shutil
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
-from trinity_bus.config import TrainerSettings, required
-from trinity_bus.training import checkpoint, hf_folder, layout_rules, routes, token_advantages
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.companions import write_companions
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training import layout_rules, routes, token_advantages
 from trinity_bus.training.critic import Critic
-from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
+from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives.advantages.advantage import TokenAdvantage
@@ -41,13 +33,13 @@ from trinity_bus.training.objectives.needs import Need
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.samples import prepare
-from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot, copies
+from trinity_bus.training.saved_engine import SavedEngine
 from trinity_bus.training.step_plan import StepPlan, Update, mixed, plan_examples, plan_step
 
 log = logging.getLogger(__name__)
 
 
-class RankEngine(TrainingEngine):
+class RankEngine(SavedEngine):
     """One rank's part of a trainer.
 
     Args:
@@ -61,40 +53,25 @@ class RankEngine(TrainingEngine):
         TrainingError: It cannot be trained in the type that the settings ask for.
     """
 
-    NAME: ClassVar[str]
-    """In ``trainer.engine`` and in checkpoints."""
-
     def __init__(self, settings: TrainerSettings, *, layout: Layout) -> None:
-        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
-        self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
+        super().__init__(settings, layout)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.shape = read_shape(self._source)
+        self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
         self._skipped_in_a_row = 0
         """Updates, up to the last one, that were not made because their gradients were not finite."""
-        self._progress = TrainingProgress()
         self._objective = Objective(settings)
         self._interrupted = threading.Event()
-        self._saver = BackgroundSaver()
         self._build()
         self._critic = (
-            Critic(self._source, settings, layout, before_each=self._stop_if_asked)
+            Critic(self.source, settings, layout, before_each=self._stop_if_asked)
             if Need.VALUES in self._objective.needs
             else None
         )
         self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
 
     # ------------------------------------------------------------------------------------------ what an engine brings
-
-    @staticmethod
-    @abstractmethod
-    def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        """Return the type of the weights.
-
-        Raises:
-            TrainingError: The engine does not train in the type that the settings ask for.
-        """
 
     @abstractmethod
     def _build(self) -> None:
@@ -126,48 +103,9 @@ class RankEngine(TrainingEngine):
 
     @abstractmethod
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return this rank's weights, in a fixed order."""
-
-    @abstractmethod
-    def _load_weights(self, folder: Path) -> None:
-        """Fill the model from a Hugging Face folder."""
-
-    @abstractmethod
-    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the optimizer's state by name, whole, in a fixed order. All ranks must iterate to the end."""
-
-    @abstractmethod
-    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Take over a state that :meth:`_optimizer_state` gave in any layout.
-
-        Args:
-            state: By name.
-            folder: Of the checkpoint, for messages.
-
-        Raises:
-            CheckpointError: It is of another model.
-        """
+        """Return this rank's weights that are trained, in a fixed order."""
 
     # ------------------------------------------------------------------------------------------------------- training
-
-    @property
-    def source(self) -> Path:
-        """See :class:`TrainingEngine`."""
-        return self._source
-
-    @property
-    def device_type(self) -> str:
-        """See :class:`TrainingEngine`."""
-        return str(self.layout.device.type)
-
-    @property
-    def progress(self) -> TrainingProgress:
-        """See :class:`TrainingEngine`."""
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: TrainingProgress) -> None:
-        self._progress = progress
 
     def train_step(
         self,
@@ -311,91 +249,6 @@ class RankEngine(TrainingEngine):
         with torch.no_grad():
             for parameter, weight in zip(self._parameters(), weights, strict=True):
                 parameter.copy_(weight)
-
-    # ---------------------------------------------------------------------------------------- weights and checkpoints
-
-    def export_hf(self, path: Path) -> None:
-        """See :class:`TrainingEngine`."""
-        tensors = self.hf_tensors()
-        if self.layout.rank == 0:
-            partial = path.with_name(f".partial-{path.name}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write_companions(partial, self.source, str(self.dtype))
-            hf_folder.write_weights(partial, tensors)
-            if path.exists():
-                shutil.rmtree(path)
-            partial.rename(path)
-        deque(tensors, maxlen=0)  # the other ranks' part in gathering the weights
-        self._barrier()
-
-    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
-        """See :class:`TrainingEngine`. All ranks give what they have, and rank 0 alone writes."""
-        if progress.step != self.progress.step:
-            raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
-        self.progress = progress
-        self._saver.wait()
-        if self.layout.rank > 0:
-            # This rank's part in gathering, in the order in which rank 0 asks.
-            deque(self._optimizer_state(), maxlen=0)
-            deque(self.hf_tensors(), maxlen=0)
-            written: Future[Path] = Future()
-            written.set_result(checkpoint.folder_of(directory, progress.step))
-            return written
-        state = {f"optimizer.{name}": tensor for name, tensor in copies(self._optimizer_state()).items()}
-        if self._critic is not None:
-            state |= {f"critic.{name}": tensor for name, tensor in copies(self._critic.state().items()).items()}
-        state["rng.torch"] = torch.get_rng_state()
-        if self.device_type == "cuda":
-            state["rng.cuda"] = torch.cuda.get_rng_state()
-        snapshot = Snapshot(
-            progress=progress,
-            written_by=self.written_by(self.settings),
-            weights=copies(self.hf_tensors()),
-            state=state,
-            source=self.source,
-            dtype=self.dtype,
-            as_hf=as_hf,
-            keep=self.settings.keep_checkpoints,
-        )
-        return self._saver.save(snapshot, directory)
-
-    def load_latest(self, directory: Path) -> TrainingProgress | None:
-        """See :class:`TrainingEngine`."""
-        self._saver.wait()
-        folder = checkpoint.latest(directory)
-        if folder is None:
-            return None
-        progress = checkpoint.read_progress(folder, self.written_by(self.settings))
-        if self.layout.rank == 0:
-            checkpoint.verify(folder)
-        optimizer, rng = SavedState(folder, "optimizer."), SavedState(folder, "rng.")
-        self._load_weights(folder)
-        self._load_optimizer_state(optimizer, folder)
-        torch.set_rng_state(rng["torch"])
-        if self.device_type == "cuda":
-            torch.cuda.set_rng_state(rng["cuda"])
-        if self._critic is not None:
-            self._critic.load_state(SavedState(folder, "critic."))
-        self.progress = progress
-        return progress
-
-    def leave(self) -> None:
-        """See :class:`TrainingEngine`. A checkpoint that is being written is finished."""
-        self._saver.close()
-
-    @classmethod
-    def written_by(cls, settings: TrainerSettings) -> WrittenBy:
-        """Return what checkpoints say of the engine that writes them with these settings.
-
-        Raises:
-            TrainingError: See :meth:`dtype_of`.
-        """
-        return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
-
-    def _barrier(self) -> None:
-        if self.layout.world_size > 1:
-            dist.barrier()
 
 
 def _means(reports: Sequence[Metrics]) -> Metrics:

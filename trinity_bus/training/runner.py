@@ -28,6 +28,7 @@ from trinity_bus.training import model, packing
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.logprobs import vocab_parallel_logprobs
+from trinity_bus.training.lora import Adapters
 from trinity_bus.training.megatron import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -35,8 +36,8 @@ from trinity_bus.training.megatron import (
     GPTModel,
     PackedSeqParams,
     finalize_model_grads,
-    gather_from_sequence_parallel_region,
     get_forward_backward_func,
+    mappings,
 )
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.router_replay import RoutesOfModel
@@ -71,6 +72,7 @@ class ModelRunner:
         self._before_each = before_each
         self._model = model.build(shape, layout, dtype, recompute=settings.recompute, replay=settings.router_replay)
         self.load(source)
+        self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         """The model's stages on this rank."""
@@ -82,22 +84,33 @@ class ModelRunner:
         model.load(self._model, self._shape, self._layout, folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See :func:`trinity_bus.training.model.hf_tensors`."""
-        return model.hf_tensors(self._model, self._shape, self._layout)
+        """See :func:`trinity_bus.training.model.hf_tensors`; what adapters add is added."""
+        if self._adapters is None:
+            return model.hf_tensors(self._model, self._shape, self._layout)
+        return model.hf_tensors(self._model, self._shape, self._layout, self._adapters.merged)
 
-    def hf_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what belongs to the weights, in float32, as :meth:`hf_tensors` does the weights."""
-        return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the adapters by PEFT's names; a collective. None where all weights are trained."""
+        return iter(()) if self._adapters is None else self._adapters.tensors()
+
+    def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return what belongs to that which is trained, in float32, by its names in checkpoints; a collective."""
+        if self._adapters is None:
+            return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
+        return self._adapters.tensors(of, torch.float32)
 
     def shards_of(
         self, read: Callable[[str], torch.Tensor], folder: Path
     ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """See :func:`trinity_bus.training.model.shards_of`."""
-        return model.shards_of(self._model, self._shape, self._layout, read, folder)
+        """Return what is trained on this rank, each with its shard of what is read by its names in checkpoints."""
+        if self._adapters is None:
+            return model.shards_of(self._model, self._shape, self._layout, read, folder)
+        return self._adapters.shards_of(read, folder)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return this rank's weights."""
-        return itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
+        """Return this rank's weights that are trained."""
+        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
+        return (parameter for parameter in everything if parameter.requires_grad)
 
     def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         """Return an array on the device."""
@@ -122,7 +135,7 @@ class ModelRunner:
         if group is None:
             return logprobs, entropy
         # The loss is the same on all of these ranks: of its gradient each takes its own part, nothing is summed.
-        both = gather_from_sequence_parallel_region(
+        both = mappings.gather_from_sequence_parallel_region(
             torch.stack([logprobs, entropy], 1), tensor_parallel_output_grad=False, group=group
         )
         ranks = range(self._layout.context_parallel)

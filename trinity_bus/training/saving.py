@@ -26,7 +26,8 @@ from trinity_bus.training.companions import write_companions
 from trinity_bus.training.errors import CheckpointError
 
 STATE: Final = "optimizer.safetensors"
-"""The optimizer's state by kind and by Hugging Face's name of the weight, whole; and the random generators'."""
+"""The optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters; and the random
+generators' state."""
 
 
 @dataclass(frozen=True, slots=True)

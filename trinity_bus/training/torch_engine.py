@@ -8,14 +8,14 @@ with it, where Megatron-core is not wanted.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from safetensors import SafetensorError
 
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import packing
+from trinity_bus.training import adapters, packing
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
@@ -23,6 +23,8 @@ from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.padding import padded
 from trinity_bus.training.rank_engine import RankEngine
+
+_ADAPTER: Final = ("lora_A", "lora_B")
 
 
 class TorchEngine(RankEngine):
@@ -58,9 +60,15 @@ class TorchEngine(RankEngine):
         config = AutoConfig.from_pretrained(self.source, local_files_only=True, attention_dropout=0.0)
         self._network: Any = AutoModelForCausalLM.from_config(config, dtype=self.dtype, attn_implementation="sdpa")
         self._load_weights(self.source)
+        self._adapted: dict[str, Any] = {}
+        """Linear layers beside whose weights something is trained, by name."""
+        if settings.lora_rank:
+            self._adapt()
         self._network.to(self.layout.device)
         if settings.recompute:
             self._network.gradient_checkpointing_enable()
+            if settings.lora_rank:
+                self._network.enable_input_require_grads()
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -69,6 +77,21 @@ class TorchEngine(RankEngine):
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
         )
+
+    def _adapt(self) -> None:
+        rank, scale = self.settings.lora_rank, self._scale
+        self._network.requires_grad_(False)
+        self._adapted = {name: m for name, m in self._network.named_modules() if name.endswith(adapters.TARGETS)}
+        for name, linear in self._adapted.items():
+            linear.lora_A = torch.nn.Parameter(adapters.initial_a(name, linear.in_features, self.settings))
+            linear.lora_B = torch.nn.Parameter(torch.zeros(linear.out_features, rank))
+            linear.register_forward_hook(
+                lambda module, inputs, output: output + scale * (inputs[0] @ module.lora_A.T @ module.lora_B.T)
+            )
+
+    @property
+    def _scale(self) -> float:
+        return self.settings.lora_alpha / self.settings.lora_rank
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         """See :class:`RankEngine`."""
@@ -81,11 +104,22 @@ class TorchEngine(RankEngine):
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`RankEngine`."""
-        return self._hf_views()
+        for name, weight in self._hf_views():
+            linear = self._adapted.get(name.removesuffix(".weight"))
+            yield name, weight if linear is None else weight + self._scale * (linear.lora_B @ linear.lora_A).detach()
+
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`RankEngine`."""
+        return ((name, parameter.detach()) for name, parameter in self._adapters())
+
+    def _adapters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for name, linear in self._adapted.items():
+            yield from zip(adapters.peft_names(name), (linear.lora_A, linear.lora_B), strict=True)
 
     def _hf_views(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._network.named_parameters():  # what is tied is named once
-            yield from tensors.of_transformers(name, parameter.detach())
+            if not name.endswith(_ADAPTER):
+                yield from tensors.of_transformers(name, parameter.detach())
 
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
@@ -126,8 +160,7 @@ class TorchEngine(RankEngine):
         return float(norm)
 
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
-        parameters: Iterable[torch.nn.Parameter] = self._network.parameters()
-        return parameters
+        return (parameter for parameter in self._network.parameters() if parameter.requires_grad)
 
     def _load_weights(self, folder: Path) -> None:
         try:
@@ -145,13 +178,22 @@ class TorchEngine(RankEngine):
         except KeyError as error:
             raise ConversionError(f"{folder} lacks the tensor {error}") from error
 
+    def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        with torch.no_grad():
+            for name, parameter in self._adapters():
+                if state[name].shape != parameter.shape:
+                    raise CheckpointError(
+                        f"{folder}: {name} {tuple(state[name].shape)} is of another trainer.lora_rank"
+                    )
+                parameter.copy_(state[name])
+
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self._network.named_parameters():
+        for name, parameter in self._trained().items():
             for kind, tensor in self._optimizer.state.get(parameter, {}).items():
                 yield f"{kind}.{name}", tensor
 
     def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        parameters = dict(self._network.named_parameters())
+        parameters = self._trained()
         self._optimizer.state.clear()
         for key, tensor in state.items():
             kind, _, name = key.partition(".")
@@ -160,3 +202,7 @@ class TorchEngine(RankEngine):
                 raise CheckpointError(f"{folder}: optimizer state {key} {tuple(tensor.shape)} is of another model")
             # Step counters stay on the CPU, where AdamW keeps them.
             self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """Return what is trained, by its names in checkpoints."""
+        return dict(self._adapters() if self._adapted else self._network.named_parameters())

@@ -68,7 +68,6 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.losses.loss import PolicyLoss
 from trinity_bus.training.ranks import followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, sync_policy
@@ -121,6 +120,9 @@ def learned_from(stage: Stage) -> Topic:
         ConfigError: It learns from batches, which have no end, and another stage follows it; or it mixes examples with
             examples.
     """
+    # Here, since it imports torch: this module is imported by who trains nothing.
+    from trinity_bus.training.objectives.losses.loss import PolicyLoss
+
     settings = stage.settings.trainer
     kind = registry.make("loss", PolicyLoss, settings).learns_from
     if kind == "experiences" and not stage.is_last:

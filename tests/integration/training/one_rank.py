@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, same, saved, weights
 from trinity_bus.config import TrainerSettings
@@ -30,7 +31,9 @@ LAYOUTS = {
 THOROUGH = ("tp2", "pp2", "dp2")
 """What is made with all checks and objectives."""
 NUMBERS = ("logits", "gradients_of_one_update")
-MORE = (*NUMBERS, "replayed_routes", "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
+MORE = (*NUMBERS, "replayed_routes", "lora", "losses", "restart", "what_is_published", "fewer_samples_than_ranks")
+ADAPTERS = ("tp2, sequence", "qwen2")
+"""One with adapters beside, where tokens are split: the family that more is checked with has none."""
 ALONE = ("an_interruption",)
 """What is for one rank only: where one stops, the others wait for it in vain."""
 
@@ -53,10 +56,14 @@ def go_on(engine: RankEngine, before: Path, after: Path) -> None:
     progress = engine.load_latest(before)
     assert progress is not None
     kept = load_file(before / f"step-{progress.step:08d}" / saving.STATE)
-    kept = {name: tensor for name, tensor in kept.items() if name.startswith("optimizer.")}
+    kept = {name: tensor for name, tensor in kept.items() if name.startswith(("optimizer.", "adapter."))}
     assert len(kept) > 1
-    assert same({f"optimizer.{name}": tensor.clone() for name, tensor in engine._optimizer_state()}, kept)
-    assert same(weights(engine), load_file(before / f"step-{progress.step:08d}" / "model.safetensors"))
+    has = {f"optimizer.{name}": tensor.clone() for name, tensor in engine._optimizer_state()}
+    has |= {f"adapter.{name}": tensor.clone() for name, tensor in engine.adapter_tensors()}
+    assert same(has, kept)
+    served = load_file(before / f"step-{progress.step:08d}" / "model.safetensors")
+    # What adapters add is computed anew, from shards of another size.
+    assert_close(weights(engine), served, rtol=0, atol=1e-6 if engine.settings.lora_rank else 0)
     engine.train_step(batch(progress.step))
     saved(engine, engine.save_checkpoint(after, engine.progress))
 
@@ -76,6 +83,8 @@ def run(folder: Path, name: str, port: str) -> None:
             checks = (
                 [c for c in CHECKS if c not in ALONE] if thorough else MORE if family == family_of_more else NUMBERS
             )
+            if (name, family) == ADAPTERS:
+                checks = [*checks, "lora"]
             objectives = tuple(OBJECTIVES)[: None if thorough else 1]
             for check in checks:
                 print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure

@@ -13,7 +13,7 @@ from tests.integration.training.one_rank import CHAINS, LAYOUTS, chained, go_on
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
-from tests.support.training.conformance import VOCABULARY, Subject, batch, weights
+from tests.support.training.conformance import LORA, VOCABULARY, Subject, batch, weights
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import parallel
 from trinity_bus.training.errors import ParallelError
@@ -65,6 +65,7 @@ def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_p
         for rank in ranks:
             rank.kill()
             rank.wait()
+    go_on(subjects["qwen2"].make(**LORA), tmp_path / "scratch" / "tp2" / "qwen2" / "lora" / "checkpoints", tmp_path)
     for family, chain in CHAINS.items():
         handed_on, undisturbed = subjects[family].make(), subjects[family].make()
         go_on(handed_on, chained(tmp_path, family, len(chain)), tmp_path / "last" / family)

@@ -13,13 +13,14 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
 from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import checkpoint, model, routes
-from trinity_bus.training.errors import TrainingInterruptedError
+from trinity_bus.training import adapters, checkpoint, model, routes
+from trinity_bus.training.errors import ParallelError, TrainingInterruptedError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.hf_folder import reader
 from trinity_bus.training.megatron_engine import MegatronEngine
@@ -55,6 +56,9 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     },
     "warm, activations computed again": {"temperature": 0.7, "recompute": True},
 }
+
+LORA: Final[dict[str, Any]] = {"lora_rank": 3, "lora_alpha": 6.0, "kl_coef": 0.1, "learning_rate": 1e-2}
+"""Settings of the check ``lora``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def logits(subject: Subject) -> None:
 
     with torch.no_grad():
         outputs = engine._runner.run(mine, collect, token_weight=0.0, forward_only=True)
-        assert bool(outputs) == engine.layout.last_stage
+        assert bool(outputs) == (engine.layout.stages - 1 in engine.layout.own_stages)
         for indices, arrays, found in outputs:
             rows = np.arange(len(arrays.tokens))[engine._runner._own_tokens(arrays)]
             expected = torch.full((len(arrays.tokens), VOCABULARY), torch.nan)
@@ -312,6 +316,49 @@ def restart(subject: Subject) -> None:
     assert same(weights(second), weights(undisturbed))
 
 
+def lora(subject: Subject) -> None:
+    """Adapters learn what the reference's learn; what is published is merged; a restart goes on with them."""
+    settings = LORA
+    if subject.folder.name == "qwen3_moe":
+        with pytest.raises(ParallelError, match="a model with experts has no adapters here; 0 can be trained"):
+            subject.make(**settings)
+        return
+    engine, reference = subject.make(**settings), subject.reference(**settings)
+    before = weights(engine)
+    for step in range(2):
+        ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))
+        for metric in SAME:
+            assert ours[metric] == pytest.approx(theirs[metric], rel=2e-3, abs=1e-5), (step, metric)
+    expected = dict(reference.adapter_tensors())
+    adapter = {name: tensor.clone() for name, tensor in engine.adapter_tensors()}
+    assert adapter.keys() == expected.keys()
+    for name, tensor in adapter.items():
+        assert (tensor - expected[name]).abs().mean() < 2e-4, name
+        assert tensor.abs().max() > 0, name
+    merged = weights(engine)
+    for name, weight in before.items():
+        a, b = (adapter.get(peft) for peft in adapters.peft_names(name.removesuffix(".weight")))
+        torch.testing.assert_close(merged[name], weight if a is None or b is None else weight + 2.0 * b @ a)
+
+    saved(engine, engine.save_checkpoint(subject.scratch / "checkpoints", engine.progress))
+    engine.export_hf(subject.scratch / "model")
+    again = subject.make(**settings)
+    again.load_latest(subject.scratch / "checkpoints")
+    assert same(weights(again), merged)
+    timeless_both = [timeless(one.train_step(batch(2))) for one in (engine, again)]
+    assert timeless_both[0] == timeless_both[1]
+    assert same(weights(again), weights(engine))
+    written = load_file(subject.scratch / "model" / adapters.FOLDER / "adapter_model.safetensors")
+    assert same(written, adapter)
+    # What explorers are given computes what the trainer trains.
+    served = TorchEngine(subject.settings(model_path=str(subject.scratch / "model"), mini_batches=1))
+    trained = subject.make(**settings)
+    trained.load_latest(subject.scratch / "checkpoints")
+    samples = samples_of(served)
+    for found, as_served in zip(trained.logprobs(samples), served.logprobs(samples), strict=True):
+        np.testing.assert_allclose(found, as_served, atol=1e-5)
+
+
 def gradients_that_are_not_finite(subject: Subject) -> None:
     engine = subject.make(mini_batches=1)
     engine.train_step(batch(0))
@@ -390,6 +437,7 @@ CHECKS: Final[dict[str, Callable[[Subject], None]]] = {
         gradients_of_one_update,
         replayed_routes,
         restart,
+        lora,
         gradients_that_are_not_finite,
         what_is_published,
         a_batch_that_teaches_nothing,

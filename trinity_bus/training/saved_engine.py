@@ -1,0 +1,214 @@
+"""What is kept of a rank's engine: checkpoints, exported models, and how far training has come.
+
+In a checkpoint all tensors are whole and have names of Hugging Face or, where adapters are trained, of PEFT, so it can
+be read in any layout. Its weights have in them what adapters add. They are not read back then: the adapters are, and
+are added anew to the weights of the source, which stay what they were.
+"""
+
+import shutil
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from trinity_bus.config import TrainerSettings, required
+from trinity_bus.training import adapters, checkpoint, hf_folder
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.companions import write_companions
+from trinity_bus.training.critic import Critic
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.saving import BackgroundSaver, SavedState, Snapshot, copies
+
+
+class SavedEngine(TrainingEngine):
+    """One rank's part of a trainer, as far as it is written and read.
+
+    Args:
+        settings: What to train and how. ``model_path`` must be set.
+        layout: Where this process stands.
+
+    Raises:
+        ConfigError: ``model_path`` is not set.
+        TrainingError: See :meth:`dtype_of`.
+    """
+
+    NAME: ClassVar[str]
+    """In ``trainer.engine`` and in checkpoints."""
+
+    def __init__(self, settings: TrainerSettings, layout: Layout) -> None:
+        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
+        self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
+        self._progress = TrainingProgress()
+        self._critic: Critic | None = None
+        self._saver = BackgroundSaver()
+
+    # ------------------------------------------------------------------------------------------ what an engine brings
+
+    @staticmethod
+    @abstractmethod
+    def dtype_of(settings: TrainerSettings) -> torch.dtype:
+        """Return the type of the weights.
+
+        Raises:
+            TrainingError: The engine does not train in the type that the settings ask for.
+        """
+
+    @abstractmethod
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return what is trained beside frozen weights, by PEFT's names, whole; nothing where there is no such."""
+
+    @abstractmethod
+    def _load_weights(self, folder: Path) -> None:
+        """Fill the model from a Hugging Face folder."""
+
+    @abstractmethod
+    def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Take over what :meth:`adapter_tensors` gave in any layout.
+
+        Args:
+            state: By name.
+            folder: Of the checkpoint, for messages.
+
+        Raises:
+            CheckpointError: The adapters have another rank.
+        """
+
+    @abstractmethod
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the optimizer's state by name, whole, in a fixed order. All ranks must iterate to the end."""
+
+    @abstractmethod
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Take over a state that :meth:`_optimizer_state` gave in any layout.
+
+        Args:
+            state: By name.
+            folder: Of the checkpoint, for messages.
+
+        Raises:
+            CheckpointError: It is of another model.
+        """
+
+    # ------------------------------------------------------------------------------------------- writing and reading
+
+    @property
+    def source(self) -> Path:
+        """See :class:`TrainingEngine`."""
+        return self._source
+
+    @property
+    def device_type(self) -> str:
+        """See :class:`TrainingEngine`."""
+        return str(self.layout.device.type)
+
+    @property
+    def progress(self) -> TrainingProgress:
+        """See :class:`TrainingEngine`."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: TrainingProgress) -> None:
+        self._progress = progress
+
+    def export_hf(self, path: Path) -> None:
+        """See :class:`TrainingEngine`."""
+        tensors, adapter = self.hf_tensors(), self.adapter_tensors()
+        if self.layout.rank == 0:
+            partial = path.with_name(f".partial-{path.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            write_companions(partial, self.source, str(self.dtype))
+            hf_folder.write_weights(partial, tensors)
+            if self.settings.lora_rank:
+                adapters.write_peft(partial / adapters.FOLDER, self.source, adapter, self.settings)
+            if path.exists():
+                shutil.rmtree(path)
+            partial.rename(path)
+        for gathered in (tensors, adapter):
+            deque(gathered, maxlen=0)  # the other ranks' part in gathering the weights
+        self._barrier()
+
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
+        """See :class:`TrainingEngine`. All ranks give what they have, and rank 0 alone writes."""
+        if progress.step != self.progress.step:
+            raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
+        self.progress = progress
+        self._saver.wait()
+        if self.layout.rank > 0:
+            # This rank's part in gathering, in the order in which rank 0 asks.
+            for gathered in (self._optimizer_state(), self.adapter_tensors(), self.hf_tensors()):
+                deque(gathered, maxlen=0)
+            written: Future[Path] = Future()
+            written.set_result(checkpoint.folder_of(directory, progress.step))
+            return written
+        state = {f"optimizer.{name}": tensor for name, tensor in copies(self._optimizer_state()).items()}
+        state |= {f"adapter.{name}": tensor for name, tensor in copies(self.adapter_tensors()).items()}
+        if self._critic is not None:
+            state |= {f"critic.{name}": tensor for name, tensor in copies(self._critic.state().items()).items()}
+        state["rng.torch"] = torch.get_rng_state()
+        if self.device_type == "cuda":
+            state["rng.cuda"] = torch.cuda.get_rng_state()
+        snapshot = Snapshot(
+            progress=progress,
+            written_by=self.written_by(self.settings),
+            weights=copies(self.hf_tensors()),
+            state=state,
+            source=self.source,
+            dtype=self.dtype,
+            as_hf=as_hf,
+            keep=self.settings.keep_checkpoints,
+        )
+        return self._saver.save(snapshot, directory)
+
+    def load_latest(self, directory: Path) -> TrainingProgress | None:
+        """See :class:`TrainingEngine`."""
+        self._saver.wait()
+        folder = checkpoint.latest(directory)
+        if folder is None:
+            return None
+        progress = checkpoint.read_progress(folder, self.written_by(self.settings))
+        if self.layout.rank == 0:
+            checkpoint.verify(folder)
+        optimizer, adapter, rng = (SavedState(folder, f"{part}.") for part in ("optimizer", "adapter", "rng"))
+        if bool(adapter) != bool(self.settings.lora_rank):
+            written = "with" if adapter else "without"
+            raise CheckpointError(
+                f"{folder} was written {written} adapters: set TRINITY_BUS_TRAINER__LORA_RANK as it was, or start with "
+                "this folder as model_path and an empty checkpoint_dir"
+            )
+        if adapter:
+            self._load_adapters(adapter, folder)
+        else:
+            self._load_weights(folder)
+        self._load_optimizer_state(optimizer, folder)
+        torch.set_rng_state(rng["torch"])
+        if self.device_type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"])
+        if self._critic is not None:
+            self._critic.load_state(SavedState(folder, "critic."))
+        self.progress = progress
+        return progress
+
+    def leave(self) -> None:
+        """See :class:`TrainingEngine`. A checkpoint that is being written is finished."""
+        self._saver.close()
+
+    @classmethod
+    def written_by(cls, settings: TrainerSettings) -> WrittenBy:
+        """Return what checkpoints say of the engine that writes them with these settings.
+
+        Raises:
+            TrainingError: See :meth:`dtype_of`.
+        """
+        return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
+
+    def _barrier(self) -> None:
+        if self.layout.world_size > 1:
+            dist.barrier()
