@@ -15,7 +15,7 @@ from trinity_bus.config.health import HealthSettings
 from trinity_bus.config.kafka import KafkaSettings
 from trinity_bus.config.mesh import MeshSettings, is_of_mesh
 from trinity_bus.config.names import env_name
-from trinity_bus.config.section import Section
+from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.synchronizer import SynchronizerSettings
 from trinity_bus.config.taskset import TasksetSettings
 from trinity_bus.config.telemetry import TelemetrySettings
@@ -73,6 +73,16 @@ class Sections(BaseSettings):
     @classmethod
     def _batches_fit_records(cls, section: CoordinatorSettings) -> CoordinatorSettings:
         return section.fits_records()
+
+    @field_validator("trainer", mode="after")
+    @classmethod
+    def _overlong_buffer_fits_responses(cls, section: TrainerSettings) -> TrainerSettings:
+        if section.overlong_buffer is not None and section.overlong_buffer > section.max_tokens:
+            raise conflict(
+                f"trainer.overlong_buffer is {section.overlong_buffer}, so every response would lose of its reward: "
+                f"mesh.max_tokens is {section.max_tokens}"
+            )
+        return section
 
 
 def sections() -> dict[str, type[Section]]:

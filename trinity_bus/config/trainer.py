@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from schemas.free_form import MAX_ITEMS
 from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds
@@ -133,7 +134,7 @@ class TrainerSettings(Section):
     examples: Count | None = None
     """Learn from the first so many demonstrations or preferences of the log, once they are there. Unset: from those
     that are there when the first step begins."""
-    examples_per_step: Count = 32
+    examples_per_step: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 32
     """Demonstrations or preferences of a step, where it learns from some: every one once in each epoch, in an order
     that follows from ``seed``."""
     mix_coef: Annotated[float, Field(gt=0, lt=1)] = 0.1

@@ -48,13 +48,22 @@ class Snapshot:
     """Checkpoints, this one included."""
 
     def write(self, directory: Path) -> Path:
-        """Make it a checkpoint; its folder."""
-        folder = checkpoint.begin(directory, self.progress.step)
-        save_file(self.state, folder / STATE)
-        if self.as_hf:
-            write_companions(folder, self.source, str(self.dtype))
-        hf_folder.write_weights(folder, self.weights.items())
-        return checkpoint.commit(directory, self.progress, self.written_by, keep=self.keep)
+        """Make it a checkpoint; its folder.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        try:
+            folder = checkpoint.begin(directory, self.progress.step)
+            save_file(self.state, folder / STATE)
+            if self.as_hf:
+                write_companions(folder, self.source, str(self.dtype))
+            hf_folder.write_weights(folder, self.weights.items())
+            return checkpoint.commit(directory, self.progress, self.written_by, keep=self.keep)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {self.progress.step} cannot be written to {directory}: {error}"
+            ) from error
 
 
 def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

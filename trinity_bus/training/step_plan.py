@@ -123,7 +123,7 @@ def mixed(plan: StepPlan, samples: Sequence[TrainSample], settings: TrainerSetti
     """Return a plan that learns from demonstrations too: of each update a part of ``trainer.mix_coef``, ``mu``.
 
     ``(1 - mu)`` times the loss of the plan, and ``mu`` times the mean over the tokens of the update's demonstrations:
-    Zhang et al., "On-Policy RL Meets Off-Policy Experts" (CHORD), arXiv:2508.11408, section 3.1.
+    Zhang et al., "On-Policy RL Meets Off-Policy Experts" (CHORD), arXiv:2508.11408.
 
     Args:
         plan: Of a batch.

@@ -15,6 +15,7 @@ step comes ends the trainer with its place. An example that cannot be trained on
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +84,8 @@ class ExampleLog:
         self._reader = reader
         self._bus = bus
         self._producer = producer
-        self._offsets: list[int] = []
+        self._offsets = array("q")
+        """Of all examples, 8 bytes each: they themselves stay on the log."""
 
     @property
     def count(self) -> int:
@@ -100,8 +102,9 @@ class ExampleLog:
         async with self._bus.reader(self._topic, start="beginning") as reader:
             async for received in reader.replay():
                 await self._take(received, tell=not known)
-            while len(self._offsets) < (wanted or 1):
-                log.info("%s has %d records, %d are wanted", self._topic.name, self.count, wanted or 1)
+            if self.count < (wanted or 1):
+                log.info("waiting for %s: there are %d, %d are wanted", self._topic.name, self.count, wanted or 1)
+            while self.count < (wanted or 1):
                 for received in await reader.batch(_POLL_S):
                     await self._take(received, tell=not known)
         del self._offsets[wanted or len(self._offsets) :]

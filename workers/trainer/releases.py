@@ -1,6 +1,7 @@
 """Carrying out what ``publishing`` decides: checkpoints begun and awaited, versions staged, steps told of."""
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -47,8 +48,9 @@ class Releases:
         self._announcer = announcer
         self._tasks = tasks
         self._save_as_hf = save_as_hf
-        self._telling = asyncio.Lock()
-        """Held from the decision that something is told until it is: so steps are told of in their order."""
+        self._deciding = asyncio.Lock()
+        """Held from a decision until all that it says is done. A checkpoint may be whole before its version is staged,
+        or before a later step is noted: it is told of behind that."""
         self._finishing: asyncio.Task[None] | None = None
         self._steps: dict[int, Trained] = {}
         """Those that may still be told of, and the last one."""
@@ -64,16 +66,18 @@ class Releases:
         number = step.progress.step
         if self._states.must_wait(number, publish=publish, last=last):
             await self.settled()
-        self._know(step)
-        await self._do(self._states.trained(number, publish=publish, last=last), last=last)
+        async with self._deciding:
+            self._know(step)
+            await self._do(self._states.trained(number, publish=publish, last=last), last=last)
 
     async def wanted(self, step: Trained) -> None:
         """Have the version of the engine's last step published, which was not when it was trained."""
         number = step.progress.step
         if number != self._states.saving and self._states.must_wait(number, publish=True):
             await self.settled()
-        self._know(step)
-        await self._do(self._states.wanted(number))
+        async with self._deciding:
+            self._know(step)
+            await self._do(self._states.wanted(number))
 
     async def settled(self) -> None:
         """Return when no checkpoint is being written, and what waited for one is told."""
@@ -85,7 +89,7 @@ class Releases:
         self._steps = {number: other for number, other in self._steps.items() if number >= oldest}
         self._steps[step.progress.step] = step
 
-    async def _do(self, actions: list[Action], *, last: bool = False) -> None:
+    async def _do(self, actions: Sequence[Action], *, last: bool = False) -> None:
         for action in actions:
             step = self._steps[action.step]
             match action:
@@ -96,8 +100,7 @@ class Releases:
                 case StageVersion():
                     await self._announcer.stage(step.progress.version)
                 case Tell(publish=publish):
-                    async with self._telling:
-                        await self._announcer.tell(step, publish=publish)
+                    await self._announcer.tell(step, publish=publish)
 
     async def _save(self, step: Trained, *, last: bool) -> None:
         as_hf = self._save_as_hf == "always" or (last and self._save_as_hf == "last")
@@ -110,6 +113,5 @@ class Releases:
 
     async def _finish(self, step: int, written: "Future[Path]") -> None:
         await asyncio.wrap_future(written)
-        async with self._telling:
-            for tell in self._states.saved(step):
-                await self._announcer.tell(self._steps[tell.step], publish=tell.publish)
+        async with self._deciding:
+            await self._do(self._states.saved(step))

@@ -45,6 +45,14 @@ def test_every_section_knows_how_large_the_records_of_the_cluster_are(monkeypatc
         Settings()
 
 
+def test_an_overlong_buffer_is_no_longer_than_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_BUS_TRAINER__OVERLONG_BUFFER", "300")
+    with pytest.raises(ConfigError, match=r"OVERLONG_BUFFER is 300, so every response .*__MAX_TOKENS is 256"):
+        Settings()
+    monkeypatch.setenv("TRINITY_BUS_MESH__MAX_TOKENS", "512")
+    assert Settings().trainer.overlong_buffer == 300
+
+
 def test_the_environment_sets_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "one:9092, [::1]:9093")
     monkeypatch.setenv("TRINITY_BUS_KAFKA__SASL_PASSWORD", "hunter2")

@@ -7,7 +7,7 @@ With ``r = exp(logp - logp_old)`` and advantage ``A``::
 
 Sources: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, eq. 7; high above low is DAPO's
 clip-higher, Yu et al., arXiv:2503.14476, eq. 8; dual clipping, Ye et al., "Mastering Complex Control in MOBA Games with
-Deep Reinforcement Learning", arXiv:1912.09729, eq. 5.
+Deep Reinforcement Learning", arXiv:1912.09729.
 """
 
 import torch
