@@ -56,10 +56,13 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
     """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not.
 
     Raises:
-        ChatError: A call has no name.
+        ChatError: They are no list, or a call has no name.
     """
     calls = []
-    for call in message.get("tool_calls") or ():
+    written = message.get("tool_calls") or ()
+    if not isinstance(written, Sequence):
+        raise ChatError(f"tool_calls is a list, not {type(written).__name__}")
+    for call in written:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ChatError("a tool call without a function's name")

@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from pydantic import ValidationError
 
 from schemas.sampling import Sampling
@@ -94,7 +95,7 @@ def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequen
         ChatError: It is no request, or asks for what cannot be had.
     """
     try:
-        asked = json.loads(body)
+        asked = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
         raise ChatError(f"the request is no JSON: {error}") from error
     if not isinstance(asked, dict):

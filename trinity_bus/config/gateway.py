@@ -40,7 +40,7 @@ class GatewaySettings(Section):
     max_body_mib: Count = 16
     """Largest request."""
     max_sessions: Count = 10_000
-    """Conversations that are remembered for feedback; the one that was idle longest is forgotten."""
+    """Conversations that are remembered for feedback; beyond, who has most forgets the one that was idle longest."""
     session_s: Seconds = 3600.0
     """How long a conversation is remembered that nobody goes on with."""
 

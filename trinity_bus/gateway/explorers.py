@@ -237,9 +237,12 @@ class Explorers:
             async for frame in frames:
                 if isinstance(frame, wire.FailedFrame):
                     raise EngineFailedError(frame.reason)
-                if not 0 <= frame.index < len(drawings):
+                if frame.index >= len(drawings):
                     raise EngineFailedError(f"a token of response {frame.index} of {len(drawings)}")
-                new = drawings[frame.index].add(frame)
+                drawing = drawings[frame.index]
+                new = drawing.add(frame)
+                if len(drawing.token_ids) - drawing.settled > (sampling.max_tokens or 1):
+                    raise EngineFailedError(f"more than the {sampling.max_tokens} tokens that were asked for")
                 if on_drawn is not None and new:
                     await on_drawn(frame.index, new)
         if not all(one.finish_reason for one in drawings):
@@ -257,7 +260,7 @@ class Explorers:
         frames = wire.FrameFeed()
         try:
             async with self._client.post(
-                f"http://{explorer.address}{wire.PATH}", data=wire.encode_ask(ask)
+                f"http://{explorer.address}{wire.PATH}", data=wire.encode_ask(ask), allow_redirects=False
             ) as response:
                 if response.status != 200:
                     await self._refused(response)

@@ -12,12 +12,13 @@ Without a session in its URL each request is a conversation of its own, known by
 what it has said itself is known to it. A reward is of the sample that its answer is in; of several for one sample
 the last is the sample's, and each its own turn's. Samples without a reward are not contributed.
 
-A conversation is forgotten when nobody went on with it for long, or when there are too many: then its ids are unknown.
+A conversation is forgotten when nobody went on with it for long, or when there are too many, of the client that has
+most of them: then its ids are unknown.
 An id that has had its reward is remembered longer, so that a second one is known to be a second one.
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -104,6 +105,8 @@ class Sessions:
         self._keep_s = keep_s
         self._open: OrderedDict[tuple[str, str], Dialogue] = OrderedDict()
         """The one that was idle longest first."""
+        self._of: Counter[str] = Counter()
+        """How many of them each client has."""
         self._places: dict[tuple[str, str], tuple[Dialogue, list[tuple[int, int]]]] = {}
         """By owner and id of an answer: the sample and turn of each of its responses."""
         self._runs: dict[tuple[str, str], dict[str, int]] = {}
@@ -137,6 +140,7 @@ class Sessions:
         known = self._open.get(key)
         if known is None:
             known = self._open[key] = Dialogue(owner, name, Session(self.renderer), self._sampling, now, single)
+            self._of[owner] += 1
             self._forget(now)
         elif len(known.session.samples) >= MOST_SAMPLES or len(known.answers) >= MOST_SAMPLES:
             raise ConversationFullError(f"session {name!r} has {MOST_SAMPLES} answers: begin another one")
@@ -231,6 +235,7 @@ class Sessions:
                     one.session = Session(self.renderer)
                     one.answers, one.rewards, one.part = [], {}, one.part + 1
                     self._open[one.owner, one.name] = one
+                    self._of[one.owner] += 1
 
     def _give(
         self, conversation: Dialogue, sample: int, value: float, task_id: str | None, run_id: int | None
@@ -260,13 +265,18 @@ class Sessions:
     def _forget(self, now: float) -> None:
         while self._open:
             oldest = next(iter(self._open.values()))
-            if len(self._open) <= self._most and now - oldest.used_at <= self._keep_s:
-                return
+            if now - oldest.used_at <= self._keep_s:
+                if len(self._open) <= self._most:
+                    return
+                # Nobody loses a conversation to another who has more of them.
+                ((greediest, _),) = self._of.most_common(1)
+                oldest = next(one for one in self._open.values() if one.owner == greediest)
             self.forgotten += bool(oldest.answers)
             self._drop(oldest)
 
     def _drop(self, conversation: Dialogue) -> None:
         del self._open[conversation.owner, conversation.name]
+        self._of[conversation.owner] -= 1
         for answer in conversation.answers:
             del self._places[conversation.owner, answer]
         for task_id in {reward.task_id for reward in conversation.rewards.values()}:

@@ -12,11 +12,12 @@ each response. What is longer than its limit, or is no frame, is a ``AskError``.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
+from schemas.numbers import MAX_VERSION
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus.errors import TrinityError
 
@@ -26,6 +27,10 @@ MAX_FRAME_BYTES: Final = 64 << 20
 MAX_RESPONSES: Final = 1024
 """Of one request."""
 _LENGTH_BYTES: Final = 4
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+type _Count = Annotated[int, msgspec.Meta(ge=0)]
+type _Version = Annotated[int, msgspec.Meta(ge=-1, le=MAX_VERSION)]
 
 
 class AskError(TrinityError, ValueError):
@@ -46,16 +51,16 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """What one response has got more."""
 
-    index: int
+    index: _Count
     token_ids: bytes
     """int32, little-endian."""
     logprobs: bytes
     """float32, little-endian."""
-    version: int
+    version: _Version
     """That the explorer serves now; -1 for none that is known."""
-    finish_reason: str | None = None
+    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     """Of the last of a response."""
-    versions: list[tuple[int, int]] = []
+    versions: list[tuple[_Count, _Version]] = []
     """(first token, version) of the whole response, told with its last frame."""
 
 
@@ -85,7 +90,7 @@ def decode_ask(body: bytes) -> Ask:
     """
     try:
         ask = _ASKS.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise AskError(f"no request: {error}") from error
     if not 1 <= ask.n <= MAX_RESPONSES:
         raise AskError(f"n is {ask.n}; from 1 to {MAX_RESPONSES}")
@@ -124,12 +129,14 @@ class FrameFeed:
             del self._held[:end]
             try:
                 frame = _FRAMES.decode(body)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except _UNREADABLE as error:
                 raise AskError(f"no frame: {error}") from error
             if isinstance(frame, DrawnFrame) and (
                 len(frame.token_ids) != len(frame.logprobs) or len(frame.token_ids) % 4
             ):
                 raise AskError("a frame with other tokens than log-probabilities")
+            if isinstance(frame, DrawnFrame) and np.frombuffer(frame.token_ids, INT32).min(initial=0) < 0:
+                raise AskError("a frame with what is no token")
             yield frame
 
 

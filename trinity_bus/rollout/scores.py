@@ -23,7 +23,7 @@ from trinity_bus.sandbox import Sandbox, SandboxLimits
 
 _FENCED: Final = re.compile(r"```[a-z]*\n(.*?)```", re.DOTALL)
 _PROGRAM: Final = "program.py"
-_SCORE: Final = re.compile(r"[Ss]core:\s*\**\s*(-?\d+(?:\.\d+)?)")
+_SCORE: Final = re.compile(r"[Ss]core:\s*+\**+\s*+(-?\d+(?:\.\d+)?)")
 _MAX_JUDGEMENT: Final = 1 << 20
 
 
@@ -182,12 +182,17 @@ async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) ->
     limit = aiohttp.ClientTimeout(total=timeout_s)
     body = {"model": model, "messages": [{"role": "user", "content": text}]}
     headers = {"Authorization": f"Bearer {os.environ.get(key, '')}"}
+    address = f"{os.environ[url].rstrip('/')}/chat/completions"
+    raw = bytearray()
     try:
         async with (
             aiohttp.ClientSession(timeout=limit, headers=headers) as session,
-            session.post(f"{os.environ[url].rstrip('/')}/chat/completions", json=body) as answer,
+            session.post(address, json=body, allow_redirects=False) as answer,
         ):
-            raw = await answer.content.read(_MAX_JUDGEMENT + 1)
+            async for piece in answer.content.iter_any():
+                raw += piece
+                if len(raw) > _MAX_JUDGEMENT:
+                    break
     except (aiohttp.ClientError, TimeoutError) as error:
         raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
     if answer.status != 200 or len(raw) > _MAX_JUDGEMENT:

@@ -14,7 +14,7 @@ Failures: no coordinator, or no broker, is 503; what was contributed before stay
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Annotated, Final
 
 import msgspec
@@ -80,7 +80,8 @@ class Contributor:
         self._channel = channel
         self._model = model
         self._max_bytes = max_record_bytes - ROOM
-        self._committing = asyncio.Lock()
+        self._committing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of each client; there are as many as keys."""
         self.contributed = 0
         """Samples that were accepted."""
         self.refused: Counter[str] = Counter()
@@ -110,7 +111,7 @@ class Contributor:
         contributed: dict[str, int] = {}
         refused: dict[str, str] = {}
         # Two at once would contribute the same.
-        async with self._committing:
+        async with self._committing[request[OWNER]]:
             for one in self._sessions.pending(request[OWNER], said.task_ids):
                 error, detail = await self._contribute(one)
                 if error is None:
@@ -156,5 +157,5 @@ class Contributor:
 def _read[R](body: bytes, kind: type[R]) -> R:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ChatError(f"the request cannot be read: {error}") from error

@@ -128,7 +128,10 @@ def status_of(error: Exception) -> tuple[int, str]:
 
 def told(error: Exception) -> str:
     """Return what a client is told of an error: nothing of a fault of this program."""
-    return str(error) if isinstance(error, TrinityError) else "internal error"
+    # What a client wrote may be in it, and half a character cannot be sent.
+    return (
+        str(error).encode(errors="backslashreplace").decode() if isinstance(error, TrinityError) else "internal error"
+    )
 
 
 def json_response(body: Any, status: int = 200) -> web.Response:

@@ -14,6 +14,7 @@ The first four follow from files, seed and ``k`` alone, so a restart needs to kn
 The last hangs on results too; what was produced is not drawn again all the same, because each place is used once.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -47,7 +48,9 @@ class PassRates:
         self._sums: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
 
     def saw(self, line: int, reward: float) -> None:
-        """Note the mean reward of a line's runs; beyond 0 and 1 it counts as these."""
+        """Note the mean reward of a line's runs; beyond 0 and 1 it counts as these, and NaN says nothing."""
+        if math.isnan(reward):
+            return
         p = min(max(reward, 0.0), 1.0)
         self._weights[line] = max(4 * p * (1 - p), LEAST_WEIGHT)
         self._sums = None

@@ -54,6 +54,8 @@ class Read:
             self.flaw(written, "its arguments are no JSON object")
         elif len(self.calls) == MAX_CALLS:
             self.flaw(written, f"there are more than {MAX_CALLS} calls")
+        elif not _can_be_sent(name, arguments):
+            self.flaw(written, "it has half a character")
         else:
             self.calls.append(ParsedCall(name, arguments))
 
@@ -74,6 +76,14 @@ class Read:
         if len(self.flaws) == MAX_FLAWS:
             return
         self.flaws.append(f"this tool call could not be read, {why}: {written.strip()[:MAX_SHOWN]!r}")
+
+
+def _can_be_sent(name: str, arguments: dict[str, Any]) -> bool:
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:

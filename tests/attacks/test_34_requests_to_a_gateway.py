@@ -1,0 +1,155 @@
+"""Whatever a client asks, a model writes or an explorer answers, it is told what is wrong: never "internal error"."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.support.gateway.rig import KEY, rig
+from trinity_bus.gateway import wire
+
+MINE = {"Authorization": f"Bearer {KEY}"}
+DEEP = b"[" * 50_000 + b"]" * 50_000
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
+CHAT = [
+    b'{"\\ud800": 1}',
+    b'{"messages": ' + DEEP + b"}",
+    b'{"messages": [{"role": "user", "content": "x"}], "model": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"messages": [{"role": "user", "content": "x"}], "response_format": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"messages": [{"role": "user", "content": ["x", 1]}]}',
+    b'{"messages": [{"role": "assistant", "content": "x", "tool_calls": 1}]}',
+    b'{"messages": [{"role": "assistant", "content": "x", "tool_calls": {"a": 1}}]}',
+    b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "\\ud800", "arguments": 1e400}}]}]}',
+    b'{"messages": [{"role": "user", "content": "x", "name": {"a": [NaN, 1e400, 1%s]}}]}' % (b"0" * 4000),
+    b'{"messages": [{"role": 1}]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1e400}',
+    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": NaN}',
+    b'{"messages": [{"role": "user", "content": "x"}], "stop": [["x"]]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "stop": "\\ud800"}',
+    b'{"messages": [{"role": "user", "content": "x"}], "stop": ""}',
+    b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": 1}]}',
+    b'{"messages": [{"role": "user", "content": "\xff"}]}',
+    b"\xff\xfe{",
+    b"\x00",
+]
+MESSAGES = [
+    *CHAT,
+    b'{"messages": [{"role": "user", "content": [{"type": ["x"]}]}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "content": {"type": 1}}]}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "tool_use", "name": "x", "input": '
+    + b"[" * 900
+    + b"]" * 900
+    + b"}]}]}",
+    b'{"messages": [], "tools": [{"name": "x", "input_schema": 1, "description": 1}]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "system": [1]}',
+]
+PROMPTS = [b'{"prompt": "\\ud800"}', b'{"prompt": [2147483647]}', b'{"prompt": [true]}', b'{"prompt": {"a": 1}}']
+FEEDBACK = [
+    b'{"session": "\xff", "reward": 1}',
+    b'{"reward": 1e400, "msg_ids": ["x"]}',
+    b'{"reward": 1, "msg_ids": ["\\ud800"]}',
+    b'{"reward": 1, "session": "x", "task_id": "\\u0000"}',
+    b'{"reward": ' + DEEP + b"}",
+    b"\xff",
+]
+ALL = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": MESSAGES,
+    "/v1/completions": PROMPTS,
+    "/feedback": FEEDBACK,
+    "/commit": [b'{"task_ids": ["\xff"]}', b'{"task_ids": ["\\ud800"]}', DEEP],
+    "/sessions/..%2f..%2fetc/v1/completions": [b'{"prompt": "x"}'],
+    "/sessions/%ff%00/v1/completions": [b'{"prompt": "x"}'],
+}
+
+
+async def test_no_request_is_a_fault_of_the_program() -> None:
+    async with rig() as here, aiohttp.ClientSession(headers=MINE) as http:
+        told: list[tuple[str, bytes, int, str]] = []
+        for path, bodies in ALL.items():
+            for body in bodies:
+                async with http.post(f"{here.url}{path}", data=body) as response:
+                    text = await response.text()
+                    if response.status >= 500:
+                        told.append((path, body[:120], response.status, text[:200]))
+        assert told == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "call", ['{"name": "f\\ud800", "arguments": {}}', '{"name": "f", "arguments": {"a": "\\ud800"}}']
+)
+async def test_half_a_character_in_a_tool_call_is_a_flaw_of_the_call(path: str, stream: bool, call: str) -> None:
+    async with rig() as here, aiohttp.ClientSession(headers=MINE) as http:
+        here.engines["explorer-0"].answer = f"<tool_call>{call}</tool_call>"
+        body = {"messages": ASKED, "max_tokens": 200, "stream": stream}
+        async with http.post(f"{here.url}{path}", json=body) as response:
+            text = await response.text()
+        assert response.status == 200, text
+        assert "error" not in text
+
+
+async def answered_by(handler: Any) -> tuple[int, str]:
+    """Asks a gateway whose only explorer answers so."""
+    app = web.Application()
+    app.router.add_post(wire.PATH, handler)
+    async with rig(explorers=0, engine_wait_s=0.1) as here, TestServer(app) as explorer:
+        await here.heard("explorer-0", address=f"{explorer.host}:{explorer.port}")
+        async with (
+            aiohttp.ClientSession(headers=MINE) as http,
+            http.post(f"{here.url}/v1/chat/completions", json={"messages": ASKED, "max_tokens": 4}) as response,
+        ):
+            return response.status, await response.text()
+
+
+def frame(**said: Any) -> bytes:
+    drawn = {"index": 0, "token_ids": b"", "logprobs": b"", "version": 0, "finish_reason": "stop", **said}
+    return wire.encode_frame(wire.DrawnFrame(**drawn))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        frame(finish_reason="ab").replace(b"ab", b"\xff\xff"),
+        frame(token_ids=wire.token_bytes([65] * 5), logprobs=wire.logprob_bytes([0.0] * 5)),
+        frame(token_ids=wire.token_bytes([-1]), logprobs=wire.logprob_bytes([0.0])),
+        frame(finish_reason="x" * 65),
+        frame(versions=[(-5, 1)]),
+        frame(version=1 << 63),
+        b"\x05\x00\x00\x00" + b"\x91" * 5,
+    ],
+    ids=["no-utf8", "more-than-asked", "no-token", "long-reason", "no-span", "no-version", "nested"],
+)
+async def test_what_no_explorer_may_answer_is_its_failure(answer: bytes) -> None:
+    async def generate(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=answer)
+
+    status, text = await answered_by(generate)
+    assert (status, json.loads(text)["error"]["type"]) in ((502, "server_error"), (503, "overloaded_error"))
+    assert "internal error" not in text
+
+
+async def test_a_prompt_is_not_sent_on_to_whom_an_explorer_names() -> None:
+    reached = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        reached.append(request.headers.get("Authorization"))
+        return web.Response(body=frame())
+
+    app = web.Application()
+    app.router.add_post("/elsewhere", elsewhere)
+    async with TestServer(app) as other:
+
+        async def generate(request: web.Request) -> web.Response:
+            await request.read()
+            raise web.HTTPTemporaryRedirect(other.make_url("/elsewhere"))
+
+        status, _ = await answered_by(generate)
+    assert (status, reached) == (503, [])

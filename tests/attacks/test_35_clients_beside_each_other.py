@@ -1,0 +1,51 @@
+"""One client of a gateway says as much as it can, or has a commit that hangs: the others lose nothing by it."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.gateway.rig import KEY, OTHERS_KEY, rig
+from tests.support.mesh.waiting import until
+from tests.unit.gateway.test_sessions import say, sessions
+from trinity_bus.client.channel import CommandChannel
+from trinity_bus.client.experiences import Published
+
+ASKED: Any = [{"role": "user", "content": "6*7="}]
+
+
+def test_who_says_much_forgets_its_own() -> None:
+    here = sessions(most=10)
+    say(here, here.open("me", "a", 0), "mine")
+    for number in range(100):
+        say(here, here.open("you", str(number), 1 + number / 1000, single=True), str(number))
+    assert len(here) == 10
+    assert here.feedback("me", ["mine"], 1.0) == 1
+    assert here.feedback("you", ["99", "91"], 1.0) == 2
+
+
+async def test_a_commit_that_hangs_is_that_of_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    async def contribute(channel: CommandChannel, published: Published) -> Any:
+        del channel
+        asked.append(published.task_id)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(CommandChannel, "contribute", contribute)
+    async with rig() as here, aiohttp.ClientSession() as http:
+
+        async def post(key: str, path: str, body: Any) -> Any:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with http.post(f"{here.url}{path}", json=body, headers=headers) as response:
+                return await response.json()
+
+        for key in (KEY, OTHERS_KEY):
+            answer = await post(key, "/v1/chat/completions", {"messages": ASKED})
+            await post(key, "/feedback", {"msg_ids": [answer["id"]], "reward": 1})
+        commits = [asyncio.create_task(post(key, "/commit", {})) for key in (KEY, OTHERS_KEY)]
+        await until(lambda: len(asked) == 2, 5)
+        for one in commits:
+            one.cancel()
+        await asyncio.wait(commits)
