@@ -15,6 +15,7 @@ the memory of four copies of the model in float32. Ranks that train on different
 state is in a checkpoint once, and read in any layout.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from trinity_bus.training.layout import Layout
 from trinity_bus.training.packing import PackedArrays, TrainSample
 from trinity_bus.training.padding import padded
 from trinity_bus.training.step_plan import Update
+
+log = logging.getLogger(__name__)
 
 
 class Critic:
@@ -102,7 +105,10 @@ class Critic:
                 gradient.copy_(whole.view_as(gradient))
         norm = torch.nn.utils.get_total_norm(gradients)
         loss, length = float(total), float(norm)
-        if math.isfinite(loss) and 0 < length < math.inf:
+        if not (math.isfinite(loss) and math.isfinite(length)):
+            if self._layout.rank == 0:
+                log.warning("the critic's gradient norm is %g, its loss %g: its update is skipped", length, loss)
+        elif length > 0:
             torch.nn.utils.clip_grads_with_norm_(self._network.parameters(), self._settings.max_grad_norm, norm)
             self._optimizer.step()
         return {"critic_loss": loss * update.divisor / update.weight, "critic_grad_norm": length}

@@ -105,7 +105,9 @@ def test_it_learns_what_is_to_be_expected(make: Callable[..., Critic], group: Ma
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_an_update_that_is_not_finite_changes_nothing(make: Callable[..., Critic], group: MakeGroup) -> None:
+def test_an_update_that_is_not_finite_changes_nothing_and_is_told(
+    make: Callable[..., Critic], group: MakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
     critic, samples = make(), samples_of(group())
     critic.train(one_update(samples))
     before = {name: tensor.clone() for name, tensor in critic.state().items()}
@@ -114,6 +116,7 @@ def test_an_update_that_is_not_finite_changes_nothing(make: Callable[..., Critic
     broken[0].returns[:] = np.inf
     critic.train(one_update(broken))
     assert all(torch.equal(before[name], tensor) for name, tensor in critic.state().items())
+    assert "its update is skipped" in caplog.text
 
 
 def test_ppo_with_a_critic_tells_of_it_and_its_checkpoint_wants_one(

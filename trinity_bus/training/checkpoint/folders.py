@@ -81,9 +81,16 @@ def flush(path: Path) -> None:
 
 
 def replace(path: Path, content: str) -> None:
-    """Write a small file, durably: it has the old content or the new one."""
+    """Write a small file, durably: it has the old content or the new one.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
     partial = path.with_name(f"{PARTIAL}{path.name}")
-    partial.write_text(content)
-    flush(partial)
-    partial.rename(path)
-    flush(path.parent)
+    try:
+        partial.write_text(content)
+        flush(partial)
+        partial.rename(path)
+        flush(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error

@@ -108,6 +108,9 @@ def note_told(directory: Path, progress: TrainingProgress) -> None:
     Args:
         directory: Of the checkpoints.
         progress: After the step.
+
+    Raises:
+        CheckpointError: It cannot be written.
     """
     skipped = frozenset(batch.batch_id for batch in progress.skipped)
     replace(directory / _TOLD, Told(sequence=progress.sequence, skipped=skipped).model_dump_json())
