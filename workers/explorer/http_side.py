@@ -39,6 +39,8 @@ from workers.explorer.served_version import ServedVersion
 
 _CLOSE_S: Final = 0.1
 """How long requests may still take when it is closed; 0 would be without end."""
+_IDLE_S: Final = 75.0
+"""How long a connection is kept on which no whole head of a request comes."""
 
 
 class HttpSide:
@@ -60,7 +62,13 @@ class HttpSide:
         self._under_way: set[asyncio.Task[object]] = set()
         app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
         app.router.add_post(wire.PATH, self._generate)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_CLOSE_S,
+            keepalive_timeout=_IDLE_S,
+        )
         self.address = ""
         """``host:port``, as gateways reach it."""
 

@@ -62,6 +62,8 @@ log = logging.getLogger("workers.gateway")
 
 _OPEN: Final = frozenset({"/health", "/metrics"})
 _DRAIN_S: Final = 10.0
+_IDLE_S: Final = 75.0
+"""How long a connection is kept on which no whole head of a request comes."""
 
 
 async def run(settings: Settings) -> None:
@@ -132,6 +134,7 @@ class Gateway:
                 access_log=None,
                 handler_cancellation=True,
                 shutdown_timeout=_DRAIN_S,
+                keepalive_timeout=_IDLE_S,
             )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
