@@ -49,3 +49,15 @@ async def test_a_commit_that_hangs_is_that_of_one_client(monkeypatch: pytest.Mon
         for one in commits:
             one.cancel()
         await asyncio.wait(commits)
+
+
+def test_what_is_remembered_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.gateway.sessions.MOST_TOKENS", 5000, raising=False)
+    here = sessions(most=1000)
+    say(here, here.open("me", "a", 0), "mine")
+    for number in range(10):
+        say(here, here.open("you", "long", 1), f"long-{number}", [{"role": "user", "content": str(number) * 100}])
+        say(here, here.open("you", str(number), 1, single=True), str(number), [{"role": "user", "content": "x" * 1000}])
+    assert len(here) < 8
+    assert here.feedback("me", ["mine"], 1.0) == 1
+    assert here.feedback("you", ["9"], 1.0) == 1

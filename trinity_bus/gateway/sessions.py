@@ -32,6 +32,8 @@ MOST_COUNTED: Final = 100_000
 """Ids that are remembered to have had their reward."""
 MOST_SAMPLES: Final = 1024
 """Of one conversation."""
+MOST_TOKENS: Final = 1 << 26
+"""Of all conversations: some 2.5 GB of memory."""
 
 
 class UnknownAnswerError(TrinityError, LookupError):
@@ -65,6 +67,8 @@ class Dialogue:
     used_at: float
     single: bool = False
     """Whether it is one request by itself."""
+    tokens: int = 0
+    """Of all its samples."""
     part: int = 1
     """Grows when it is gone on with after it was contributed."""
     answers: list[str] = field(default_factory=list)
@@ -107,6 +111,8 @@ class Sessions:
         """The one that was idle longest first."""
         self._of: Counter[str] = Counter()
         """How many of them each client has."""
+        self._tokens: Counter[str] = Counter()
+        """How many tokens are in those of each."""
         self._places: dict[tuple[str, str], tuple[Dialogue, list[tuple[int, int]]]] = {}
         """By owner and id of an answer: the sample and turn of each of its responses."""
         self._runs: dict[tuple[str, str], dict[str, int]] = {}
@@ -141,11 +147,11 @@ class Sessions:
         if known is None:
             known = self._open[key] = Dialogue(owner, name, Session(self.renderer), self._sampling, now, single)
             self._of[owner] += 1
-            self._forget(now)
         elif len(known.session.samples) >= MOST_SAMPLES or len(known.answers) >= MOST_SAMPLES:
             raise ConversationFullError(f"session {name!r} has {MOST_SAMPLES} answers: begin another one")
         known.used_at = now
         self._open.move_to_end(key)
+        self._forget(now)
         return known
 
     def answered(
@@ -159,6 +165,10 @@ class Sessions:
         if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
+        samples = session.samples
+        tokens = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in samples)
+        self._tokens[conversation.owner] += tokens - conversation.tokens
+        conversation.tokens = tokens
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
     def feedback(
@@ -233,7 +243,7 @@ class Sessions:
                 self._drop(one)
                 if not one.single:
                     one.session = Session(self.renderer)
-                    one.answers, one.rewards, one.part = [], {}, one.part + 1
+                    one.answers, one.rewards, one.tokens, one.part = [], {}, 0, one.part + 1
                     self._open[one.owner, one.name] = one
                     self._of[one.owner] += 1
 
@@ -266,10 +276,14 @@ class Sessions:
         while self._open:
             oldest = next(iter(self._open.values()))
             if now - oldest.used_at <= self._keep_s:
-                if len(self._open) <= self._most:
+                if len(self._open) > self._most:
+                    taken = self._of
+                elif self._tokens.total() > MOST_TOKENS:
+                    taken = self._tokens
+                else:
                     return
-                # Nobody loses a conversation to another who has more of them.
-                ((greediest, _),) = self._of.most_common(1)
+                # Nobody loses a conversation to another who has more.
+                ((greediest, _),) = taken.most_common(1)
                 oldest = next(one for one in self._open.values() if one.owner == greediest)
             self.forgotten += bool(oldest.answers)
             self._drop(oldest)
@@ -277,6 +291,7 @@ class Sessions:
     def _drop(self, conversation: Dialogue) -> None:
         del self._open[conversation.owner, conversation.name]
         self._of[conversation.owner] -= 1
+        self._tokens[conversation.owner] -= conversation.tokens
         for answer in conversation.answers:
             del self._places[conversation.owner, answer]
         for task_id in {reward.task_id for reward in conversation.rewards.values()}:

@@ -73,6 +73,9 @@ def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Tas
         raise DatasetError(f"{path}: {error}") from error
     for file in parts:
         try:
+            # A pipe or a device would never end.
+            if file.exists() and not file.is_file():
+                raise DatasetError(f"{file} is no file")
             raw = file.read_bytes()
         except OSError as error:
             raise DatasetError(f"{file} cannot be read: {error.strerror}") from error

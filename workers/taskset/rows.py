@@ -83,15 +83,14 @@ def _far(path: Path) -> list[Path]:
 
 def _saved(folder: Path) -> list[Path]:
     """Return the files of a folder that ``datasets`` has written, in their order."""
-    if (folder / _SPLITS).is_file():
-        splits = json.loads((folder / _SPLITS).read_bytes())["splits"]
-        raise RowError(
-            None, f"this folder has the splits {', '.join(splits)}: name one of them, such as {folder.name}/{splits[0]}"
-        )
     try:
+        if (folder / _SPLITS).is_file():
+            splits = json.loads((folder / _SPLITS).read_bytes())["splits"]
+            such = f"{folder.name}/{splits[0]}"
+            raise RowError(None, f"this folder has the splits {', '.join(splits)}: name one of them, such as {such}")
         state = json.loads((folder / _STATE).read_bytes())
         names = [str(one["filename"]) for one in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RowError(None, f"this is no folder that the library datasets has saved: {error!r}") from error
     return [folder / Path(name).name for name in names]
 
