@@ -27,7 +27,7 @@ def model(seed: int, *, sizes: tuple[int, ...] = (1000, 10, 3000)) -> dict[str, 
 
 @pytest.fixture
 def publisher() -> Iterator[WeightPublisher]:
-    made = WeightPublisher(bucket_bytes=BUCKET, timeout_s=5)
+    made = WeightPublisher(bucket_bytes=BUCKET, timeout_s=15)
     yield made
     made.close()
 
@@ -48,7 +48,7 @@ def serve(publisher: WeightPublisher, announced: ModelVersion) -> tuple[threadin
 
 def take(publisher: WeightPublisher, receiver: WeightReceiver, announced: ModelVersion) -> dict[str, torch.Tensor]:
     thread, result = serve(publisher, announced)
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source(announced, "a", 15))
     progress = settled(receiver)
     thread.join()
     assert progress.state == "ready", progress.error
