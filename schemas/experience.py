@@ -168,13 +168,7 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def is_plain(self) -> bool:
         """Whether it has none of the optional columns."""
-        return (
-            self.turn_starts is None
-            and self.turn_rewards is None
-            and self.sampling is None
-            and self.teacher_logprobs is None
-            and self.routes is None
-        )
+        return _is_plain(self)
 
     def samples(self) -> Iterator[Sample]:
         """Return the samples in order, as views into this group's buffers."""
@@ -249,13 +243,7 @@ class Rollout:
     @property
     def is_plain(self) -> bool:
         """Whether it says nothing for the optional columns."""
-        return (
-            self.turn_starts is None
-            and self.turn_rewards is None
-            and self.sampling is None
-            and self.teacher_logprobs is None
-            and self.routes is None
-        )
+        return _is_plain(self)
 
 
 def build_group(
@@ -381,6 +369,16 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
         metrics=[metrics for part in parts for metrics in part.metrics],
         finish_reasons=[reason for part in parts for reason in part.finish_reasons],
         **optional_columns.joined(parts),
+    )
+
+
+def _is_plain(one: ExperienceGroup | Rollout) -> bool:
+    return (
+        one.turn_starts is None
+        and one.turn_rewards is None
+        and one.sampling is None
+        and one.teacher_logprobs is None
+        and one.routes is None
     )
 
 

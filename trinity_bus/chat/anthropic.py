@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError
-from trinity_bus.chat.openai import ChatRequest, read_body, read_sampling
+from trinity_bus.chat.openai import ChatRequest, read_body, read_objects, read_sampling
 from trinity_bus.chat.session import Said
 
 _TAKEN: Final = frozenset({"messages", "system", "model", "tools", "max_tokens", "stop_sequences", "stream"})
@@ -33,14 +33,14 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
         ChatError: It is none, or asks for what cannot be had.
     """
     asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
-    messages = [message for one in _list(asked, "messages") for message in _messages_of(one)]
+    messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
     if asked.get("system"):
         messages.insert(0, {"role": "system", "content": _text(asked["system"])})
     unused = asked.get("tool_choice") == {"type": "none"}
     return ChatRequest(
         model=str(asked.get("model", "")),
         messages=messages,
-        tools=None if unused else [_tool(one) for one in _list(asked, "tools")] or None,
+        tools=None if unused else [_tool(one) for one in read_objects(asked, "tools")] or None,
         sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop_sequences")),
         n=1,
         stream=bool(asked.get("stream")),
@@ -57,7 +57,9 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"role": role, "content": content}
         return
     blocks = [
-        block for block in _list(message, "content") if block.get("type") not in ("thinking", "redacted_thinking")
+        block
+        for block in read_objects(message, "content")
+        if block.get("type") not in ("thinking", "redacted_thinking")
     ]
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -92,13 +94,6 @@ def _text(content: Any) -> str:
             kind = block.get("type") if isinstance(block, dict) else type(block).__name__
             raise ChatError(f"only blocks of text can be prompted with here, not {str(kind)[:50]!r}")
     return "".join(block["text"] for block in blocks)
-
-
-def _list(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    value = asked.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise ChatError(f"{name} is a list of objects")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

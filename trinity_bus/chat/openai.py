@@ -6,7 +6,7 @@ to say, and what a client sends of it is passed over. What would change the answ
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError, ChatMessage
+from trinity_bus.chat.protocols import Tokenizer
 from trinity_bus.chat.renderer import Tools
 from trinity_bus.chat.session import Said
 
@@ -67,11 +68,11 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         ChatError: It is none, or asks for what cannot be had.
     """
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
-    tools = _maps(asked, "tools") if asked.get("tool_choice") != "none" else []
+    tools = read_objects(asked, "tools") if asked.get("tool_choice") != "none" else []
     options = asked.get("stream_options", {})
     return ChatRequest(
         model=str(asked.get("model", "")),
-        messages=_maps(asked, "messages"),
+        messages=read_objects(asked, "messages"),
         tools=tools or None,
         sampling=read_sampling(
             sampling, asked.get("max_completion_tokens", asked.get("max_tokens")), asked.get("stop")
@@ -136,7 +137,12 @@ def read_n(asked: Mapping[str, Any]) -> int:
     return n
 
 
-def _maps(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+def read_objects(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return a field that is a list of objects, empty where it is not there.
+
+    Raises:
+        ChatError: It is something else.
+    """
     value = asked.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise ChatError(f"{name} is a list of objects")
@@ -240,6 +246,17 @@ class ChatAnswer:
 def error_body(message: str, kind: str) -> dict[str, Any]:
     """Return an error as OpenAI's clients read it."""
     return {"error": {"message": message, "type": kind, "code": None, "param": None}}
+
+
+def models_body(model: str) -> dict[str, Any]:
+    """Return the list of the models that are served, which is one."""
+    served = {"id": model, "object": "model", "created": 0, "owned_by": "trinity-bus"}
+    return {"object": "list", "data": [served]}
+
+
+def token_texts(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[float]) -> list[tuple[str, float]]:
+    """Return each token's text and log-probability."""
+    return [(tokenizer.decode([token]), logprob) for token, logprob in zip(token_ids, logprobs, strict=True)]
 
 
 def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:

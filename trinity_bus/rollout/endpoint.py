@@ -14,7 +14,6 @@ Failures: a wrong key is 401; a request that cannot be taken, or that the engine
 that goes away takes its request along.
 """
 
-import hmac
 import itertools
 import json
 import secrets
@@ -26,9 +25,10 @@ from aiohttp import web
 
 from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, Session
-from trinity_bus.chat.openai import ChatAnswer, error_body, read_request
+from trinity_bus.chat.openai import ChatAnswer, error_body, models_body, read_request, token_texts
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext
+from trinity_bus.runtime.http import shows_key
 
 MAX_BODY_BYTES: Final = 16 << 20
 _HOST: Final = "127.0.0.1"
@@ -106,8 +106,8 @@ class Endpoint:
         for completion in completions:
             said = self._session.add(prompt, completion, asked.sampling.stop or ())
             self.flaws += len(said.flaws)
-            texts = [self._ctx.tokenizer.decode([token]) for token in completion.token_ids] if asked.logprobs else None
-            choices.append((said, None if texts is None else list(zip(texts, completion.logprobs, strict=True))))
+            drawn = completion.token_ids, completion.logprobs
+            choices.append((said, token_texts(self._ctx.tokenizer, *drawn) if asked.logprobs else None))
         answer = ChatAnswer(
             f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, len(prompt.token_ids), choices
         )
@@ -118,12 +118,10 @@ class Endpoint:
     async def _models(self, request: web.Request) -> web.Response:
         if not self._knows(request):
             return _error(401, "this is not the key of this run", "authentication_error")
-        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "trinity-bus"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response(models_body("policy"))
 
     def _knows(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {self.api_key}".encode())
+        return shows_key(request, self.api_key)
 
 
 async def _stream(request: web.Request, answer: ChatAnswer, *, include_usage: bool) -> web.StreamResponse:

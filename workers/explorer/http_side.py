@@ -20,7 +20,6 @@ the engine is dead            503; this process ends anyway
 """
 
 import asyncio
-import hmac
 from contextlib import aclosing
 from types import TracebackType
 from typing import Final, Self
@@ -30,17 +29,15 @@ from pydantic import ValidationError
 
 from schemas.sampling import Sampling
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.errors import ConfigError
 from trinity_bus.gateway import wire
 from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
+from trinity_bus.runtime.http import listening, shows_key
 from workers.explorer.served_version import ServedVersion
 
 _CLOSE_S: Final = 0.1
 """How long requests may still take when it is closed; 0 would be without end."""
-_IDLE_S: Final = 75.0
-"""How long a connection is kept on which no whole head of a request comes."""
 
 
 class HttpSide:
@@ -53,21 +50,20 @@ class HttpSide:
     """
 
     def __init__(self, settings: ExplorerSettings, engine: ExplorerEngine, served: ServedVersion) -> None:
-        self._settings = settings
         key = required(settings.http_key, "explorer.http_key", "to know gateways by")
-        self._authorization = f"Bearer {key.get_secret_value()}".encode()
+        self._key = key.get_secret_value()
         self._engine = engine
         self._served = served
         self._draining = False
         self._under_way: set[asyncio.Task[object]] = set()
         app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
         app.router.add_post(wire.PATH, self._generate)
-        self._runner = web.AppRunner(
+        self._listening = listening(
             app,
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=_CLOSE_S,
-            keepalive_timeout=_IDLE_S,
+            settings.http_host,
+            required(settings.http_port, "explorer.http_port", "to know where to listen"),
+            setting="explorer.http_host and http_port",
+            shutdown_s=_CLOSE_S,
         )
         self.address = ""
         """``host:port``, as gateways reach it."""
@@ -78,23 +74,13 @@ class HttpSide:
         return len(self._under_way)
 
     async def __aenter__(self) -> Self:
-        host, port = self._settings.http_host, self._settings.http_port
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ConfigError(
-                f"explorer.http_host and http_port, {host}:{port}, cannot be listened on: {error}"
-            ) from None
-        named = f"[{host}]" if ":" in host else host
-        self.address = f"{named}:{self._runner.addresses[0][1]}"
+        self.address = await self._listening.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._runner.cleanup()
+        await self._listening.__aexit__(kind, error, trace)
 
     async def drain(self, limit_s: float) -> None:
         """Take no more requests; return when those under way are answered, or their time is up."""
@@ -105,8 +91,7 @@ class HttpSide:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         if self._draining:
             return web.Response(status=503, text="this explorer is shutting down")
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, self._authorization):
+        if not shows_key(request, self._key):
             return web.Response(status=401, text="this is not the key of this explorer")
         task = asyncio.current_task()
         if task is not None:

@@ -12,7 +12,7 @@ from trinity_bus.chat.completions import (
     read_completion_request,
     text_of_completion,
 )
-from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_body, read_request
+from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_body, read_request, token_texts
 from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
@@ -120,8 +120,7 @@ class OpenAI:
     def _logprobs(self, asked: ChatRequest, drawing: Drawing) -> list[tuple[str, float]] | None:
         if not asked.logprobs:
             return None
-        texts = [self._desk.tokenizer.decode([token]) for token in drawing.token_ids]
-        return list(zip(texts, drawing.logprobs, strict=True))
+        return token_texts(self._desk.tokenizer, drawing.token_ids, drawing.logprobs)
 
 
 def _drawn(drawings: Iterable[Drawing]) -> int:

@@ -39,15 +39,16 @@ from schemas.sampling import Sampling
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
+from trinity_bus.chat.openai import models_body
 from trinity_bus.chat.renderer import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
-from trinity_bus.errors import ConfigError
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.gateway.sessions import Sessions
 from trinity_bus.health.process import mark_ready
 from trinity_bus.rollout.tokenizer import load_tokenizer
+from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.gateway.chat import OpenAI
 from workers.gateway.contributions import WORKFLOW, Contributor
@@ -62,8 +63,7 @@ log = logging.getLogger("workers.gateway")
 
 _OPEN: Final = frozenset({"/health", "/metrics"})
 _DRAIN_S: Final = 10.0
-_IDLE_S: Final = 75.0
-"""How long a connection is kept on which no whole head of a request comes."""
+"""How long requests may still take when it ends."""
 
 
 async def run(settings: Settings) -> None:
@@ -129,22 +129,10 @@ class Gateway:
             turns = TurnLog(producer, gateway=self._own.name, incarnation=channel.client, workflow=WORKFLOW)
             sending = asyncio.create_task(turns.run(), name="turns")
             stack.push_async_callback(_ended, sending)
-            runner = web.AppRunner(
-                self._app(producer, channel, turns),
-                access_log=None,
-                handler_cancellation=True,
-                shutdown_timeout=_DRAIN_S,
-                keepalive_timeout=_IDLE_S,
+            app = self._app(producer, channel, turns)
+            self.address = await stack.enter_async_context(
+                listening(app, self._own.host, self._own.port, setting="gateway.host and port", shutdown_s=_DRAIN_S)
             )
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            try:
-                await web.TCPSite(runner, self._own.host, self._own.port).start()
-            except OSError as error:
-                raise ConfigError(
-                    f"gateway.host and port, {self._own.host}:{self._own.port}, cannot be listened on: {error}"
-                ) from None
-            self.address = f"{self._own.host}:{runner.addresses[0][1]}"
             mark_ready()
             log.info("gateway %s is ready at http://%s/v1", self._own.name, self.address)
             await self._lost
@@ -174,8 +162,7 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         del request
-        model = {"id": self._own.served, "object": "model", "created": 0, "owned_by": "trinity-bus"}
-        return json_response({"object": "list", "data": [model]})
+        return json_response(models_body(self._own.served))
 
     async def _health(self, request: web.Request) -> web.Response:
         """Say whether there is an explorer to ask, and of which version each is."""
