@@ -170,7 +170,7 @@ class FaultyMesh:
         return synchronizer.serving(version)
 
 
-async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s: float = 60.0) -> list[Recovery]:
+async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s: float = 120.0) -> list[Recovery]:
     """Kills, one after another, in a mesh that runs."""
     async with (
         Bus(mesh.kafka, client_id="faults") as bus,

@@ -18,12 +18,14 @@ file ``reached-<phase>``, and waits for the death.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -188,6 +190,15 @@ def explorer(post: Post) -> None:
     asyncio.run(_explorer(post))
 
 
+@asynccontextmanager
+async def _bus(post: Post) -> AsyncIterator[Bus]:
+    """Connect as a service does. What goes wrong is said on the standard error."""
+    logging.basicConfig(format=f"%(asctime)s {post.name} %(message)s", level=logging.INFO)
+    async with Bus(post.kafka, client_id=post.name) as bus:
+        await bus.ensure_topics()
+        yield bus
+
+
 async def _explorer(post: Post) -> None:
     who = ExplorerIdentity(explorer=post.name, incarnation=uuid.uuid4().hex, model="policy")
     served, engine = ServedVersion(), Engine(post)
@@ -203,7 +214,7 @@ async def _explorer(post: Post) -> None:
         )
 
     async with (
-        Bus(post.kafka, client_id=post.name) as bus,
+        _bus(post) as bus,
         bus.producer() as producer,
         bus.reader(MODEL_VERSIONS, start="beginning") as announcements,
         asyncio.TaskGroup() as loops,
@@ -273,7 +284,7 @@ async def _trainer(post: Post) -> None:
     step = post.folder / "step"
     published = -1
     async with (
-        Bus(post.kafka, client_id=post.name) as bus,
+        _bus(post) as bus,
         bus.producer() as producer,
         bus.reader(MODEL_VERSIONS) as announcements,
         asyncio.TaskGroup() as loops,
