@@ -119,8 +119,7 @@ def digest(path: Path) -> str | None:
 def unwritable(folder: Path, error: OSError) -> DataFolderUnusableError:
     """Return what to say of a cache folder that cannot be written."""
     return DataFolderUnusableError(
-        f"the cache folder {folder} cannot be written ({error.strerror}); "
-        "set TRINITY_BUS_BROKER__CACHE_DIR to another"
+        f"the cache folder {folder} cannot be written ({error.strerror}); set TRINITY_BUS_BROKER__CACHE_DIR to another"
     )
 
 
