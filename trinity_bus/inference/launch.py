@@ -11,6 +11,7 @@ helper of the sampler to be compiled (3 s).
 
 import contextlib
 import importlib
+import json
 import os
 import secrets
 import sys
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.inference.errors import EngineStartError
+from trinity_bus.runtime.heap import importing
 from trinity_bus.weights.vllm.plugin import BACKEND
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ _IMPORTS = (
     "vllm.v1.worker.gpu_worker",
 )
 """What a start imports of vLLM, some of it only as it goes on."""
+_CPU_WORKER = "vllm.v1.worker.cpu_worker"
 _KV_BLOCK_TOKENS = 128
 """Tokens of a KV cache block on CPUs, vLLM's own choice there."""
 
@@ -82,6 +85,10 @@ def preload() -> None:
     prepare_environment(Settings().explorer)
     for module in _IMPORTS:
         importlib.import_module(module)
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        importlib.import_module(_CPU_WORKER)
 
 
 def parse_cores(text: str) -> set[int]:
@@ -108,8 +115,9 @@ def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threa
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     prepare_environment(settings)
     try:
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.executor import Executor
+        with importing():
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.executor import Executor
     except ImportError as error:
         raise EngineStartError(
             f"vLLM cannot be imported ({error}); install the extra explorer-cpu or explorer-gpu"
@@ -164,6 +172,8 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     if eager and on_cpu:
         _disable_compiler()
+    if on_cpu:
+        _inspect_here(Path(model_path))
     config = AsyncEngineArgs(**arguments).create_engine_config()
     if on_cpu:
         limit = config.cache_config.kv_cache_memory_bytes
@@ -174,6 +184,24 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         scheduler.enable_chunked_prefill = False
         scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     return config
+
+
+def _inspect_here(model: Path) -> None:
+    """Have vLLM look at a model's class in this process.
+
+    It would import itself in another one, so that CUDA is not initialized here, and remember what it finds in its cache
+    folder, which a container begins without.
+    """
+    from vllm import ModelRegistry
+
+    try:
+        names = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"]
+    except (OSError, ValueError, KeyError):
+        # No folder of a model; vLLM says what it is, or what is wrong.
+        return
+    for name in names:
+        if (registered := ModelRegistry.models.get(name)) is not None:
+            ModelRegistry.register_model(name, registered.load_model_cls())
 
 
 def _disable_compiler() -> None:

@@ -29,7 +29,7 @@ def load_tokenizer(model_path: str) -> EndingTokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if Path(model_path).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    with _torch_out_of_sight():
+    with without_torch():
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
@@ -38,7 +38,8 @@ def load_tokenizer(model_path: str) -> EndingTokenizer:
 
 
 @contextlib.contextmanager
-def _torch_out_of_sight() -> Iterator[None]:
+def without_torch() -> Iterator[None]:
+    """Within the block, whoever looks for torch finds none; a process that has imported it keeps it."""
     if "torch" in sys.modules:
         yield
         return

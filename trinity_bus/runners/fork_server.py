@@ -58,6 +58,7 @@ class ForkServer:
     Args:
         settings: The sections ``explorer``, ``coordinator`` (the model's name), ``kafka`` (its namespace) and
             ``telemetry`` are used.
+        channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
         tokenizer: What loads the tokenizer, as ``module:function``; called with the model's path.
 
     Raises:
@@ -65,20 +66,23 @@ class ForkServer:
         ProcessError: It cannot be started.
     """
 
-    def __init__(self, settings: Settings, *, tokenizer: str = TOKENIZER) -> None:
+    def __init__(self, settings: Settings, *, channel: socket.socket | None = None, tokenizer: str = TOKENIZER) -> None:
         explorer = settings.explorer
         if os.geteuid() == 0 and explorer.runner_user is None:
             _log.warning("workflows run as root, as this explorer does; %s names another user", _RUNNER_USER)
         self._limit_s = explorer.start_timeout_s
-        given = environment(os.environ, explorer.runner_environment)
-        python = interpreter(explorer.runner_python, given)
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._child = Child(
-                [python, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())],
-                env=given,
-                pass_fds=[theirs.fileno()],
-            )
+        self._child: Child | None = None
+        if channel is None:
+            given = environment(os.environ, explorer.runner_environment)
+            python = interpreter(explorer.runner_python, given)
+            channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._child = Child(
+                    [python, "-m", "trinity_bus.runners.fork_server_main", str(theirs.fileno())],
+                    env=given,
+                    pass_fds=[theirs.fileno()],
+                )
+        self._channel = channel
         self._channel.setblocking(False)
         modules = explorer.workflow_modules
         sampling = Sampling(temperature=explorer.temperature, max_tokens=explorer.max_tokens, seed=explorer.seed)
@@ -134,9 +138,8 @@ class ForkServer:
                     f"{env_name('explorer.model_path')} and {env_name('explorer.runner_user')}"
                 )
             case other:
-                raise RunnersError(
-                    f"the runners' fork server ended as it started ({other or self._child.wait(_STOP_S)})"
-                )
+                code = None if self._child is None else self._child.wait(_STOP_S)
+                raise RunnersError(f"the runners' fork server ended as it started ({other or code})")
 
     def listen(self, listener: Listener) -> None:
         """Tell of starts and ends from now on. One listener at a time.
@@ -177,7 +180,7 @@ class ForkServer:
             if passed is not None:
                 passed.close()
         self._unsent.clear()
-        if self._child.wait(_STOP_S) is None:
+        if self._child is not None and self._child.wait(_STOP_S) is None:
             self._child.kill()
 
     def __enter__(self) -> Self:

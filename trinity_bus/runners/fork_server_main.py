@@ -33,6 +33,7 @@ from typing import NoReturn
 import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
+from trinity_bus.rollout.tokenizer import without_torch
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.control import (
     FROM_FORK_SERVER,
@@ -48,7 +49,7 @@ from trinity_bus.runners.control import (
 )
 from trinity_bus.runners.runner_main import run_runner
 from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
-from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.heap import freeze_gc, importing
 from trinity_bus.telemetry.logs import console
 
 _log = logging.getLogger(__name__)
@@ -63,10 +64,11 @@ def load(order: LoadWorkflows) -> Tokenizer:
     Raises:
         Exception: Whatever a module raises while it is imported.
     """
-    for module in order.modules:
-        importlib.import_module(module)
-    module, _, function = order.tokenizer.partition(":")
-    tokenizer: Tokenizer = getattr(importlib.import_module(module), function)(order.model_path)
+    with importing():
+        for module in order.modules:
+            importlib.import_module(module)
+        module, _, function = order.tokenizer.partition(":")
+        tokenizer: Tokenizer = getattr(importlib.import_module(module), function)(order.model_path)
     return tokenizer
 
 
@@ -204,6 +206,12 @@ def how_it_ended(status: int) -> str:
         except ValueError:
             return f"was killed by signal {number}"
     return f"exited with status {os.waitstatus_to_exitcode(status)}"
+
+
+def preload() -> None:
+    """Import what every tokenizer needs, so that several fork servers can be forked from this process."""
+    with without_torch():
+        importlib.import_module("transformers.models.auto.tokenization_auto")
 
 
 def main() -> None:

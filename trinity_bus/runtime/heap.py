@@ -2,10 +2,25 @@
 
 A full collection looks at every object, also at the hundreds of thousands that imports have made and that stay for
 good: 70 to 90 ms in a coordinator, at moments that nobody chooses. What is there when a service begins to work is taken
-out of the collector's sight; what it makes from then on is little, and soon looked at.
+out of the collector's sight; what it makes from then on is little, and soon looked at. While modules are imported,
+collections find nothing, and take an eighth of the time.
 """
 
+import contextlib
 import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Within the block nothing is collected: what an import makes stays, and each collection looks at all of it."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def freeze_gc() -> None:

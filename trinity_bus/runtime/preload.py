@@ -2,6 +2,8 @@
 
 vLLM takes 9 s of a core to import, once for each of several explorers on one machine. Here one process imports it, and
 forks whoever needs it in milliseconds. Orders wait until it has; what is forked keeps all that a :class:`Child` keeps.
+What several kinds of commands import is imported once as well: a *branch* is forked as a command is, imports more, and
+forks commands of its own.
 
 ::
 
@@ -21,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,11 +38,20 @@ _LIMIT = 1 << 20
 
 
 class ForkCommand(msgspec.Struct, tag=1, frozen=True):
-    """Fork a command. Where its output goes travels with it."""
+    """Fork a command. Where its output goes travels with it, and perhaps a socket: its number is the last argument."""
 
     serial: int
     name: str
     arguments: list[str]
+    env: dict[str, str]
+
+
+class ForkBranch(msgspec.Struct, tag=6, frozen=True):
+    """Fork a branch. Where its output goes, and its end of a channel, travel with it."""
+
+    serial: int
+    name: str
+    functions: list[str]
     env: dict[str, str]
 
 
@@ -69,7 +80,9 @@ class CommandExited(msgspec.Struct, tag=5, frozen=True):
     code: int
 
 
-TO_PRELOAD: Dialect[ForkCommand | SignalCommand] = Dialect(ForkCommand | SignalCommand, limit=_LIMIT)
+type Fork = ForkCommand | ForkBranch
+
+TO_PRELOAD: Dialect[Fork | SignalCommand] = Dialect(ForkCommand | ForkBranch | SignalCommand, limit=_LIMIT)
 FROM_PRELOAD: Dialect[Loaded | CommandForked | CommandExited] = Dialect(
     Loaded | CommandForked | CommandExited, limit=_LIMIT
 )
@@ -79,31 +92,49 @@ class Preload:
     """A process that imports, then forks.
 
     Args:
-        functions: What it calls first, as ``module:function``. They import, and start no thread.
-        main: What a command is, as ``module:function``: called with ``sys.argv`` set.
-        env: Its whole environment. Unset: this process's.
-        output: File that its own output is appended to.
+        start: Starts it, given its end of a channel.
     """
 
-    def __init__(
-        self, functions: Sequence[str], *, main: str, env: Mapping[str, str] | None = None, output: Path | None = None
-    ) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setblocking(False)
-        with theirs:
-            self.process = Child(
-                [
-                    *(sys.executable, "-m", "trinity_bus.runtime.preload_main", str(theirs.fileno())),
-                    *(main, *functions),
-                ],
-                # Titles of processes are not to be written over the environment that /proc shows of them.
-                env={**(os.environ if env is None else env), "SPT_NOENV": "1"},
-                output=output,
-                pass_fds=[theirs.fileno()],
-            )
+    def __init__(self, start: Callable[[socket.socket], Process]) -> None:
         self._lock = threading.RLock()
         self._loaded = False
         self._commands: list[ForkedCommand] = []
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        self.process = start(theirs)
+
+    @classmethod
+    def begin(
+        cls,
+        functions: Sequence[str],
+        *,
+        name: str,
+        main: str,
+        env: Mapping[str, str] | None = None,
+        output: Path | None = None,
+    ) -> Self:
+        """Start one anew.
+
+        Args:
+            functions: What it calls first, as ``module:function``. They import, and start no thread.
+            name: For people who list processes.
+            main: What a command is, as ``module:function``: called with ``sys.argv`` set.
+            env: Its whole environment. Unset: this process's.
+            output: File that its own output is appended to.
+        """
+
+        def start(theirs: socket.socket) -> Child:
+            program = [sys.executable, "-m", "trinity_bus.runtime.preload_main"]
+            with theirs:
+                return Child(
+                    [*program, str(theirs.fileno()), name, main, *functions],
+                    # Titles of processes are not to be written over the environment that /proc shows of them.
+                    env={**(os.environ if env is None else env), "SPT_NOENV": "1"},
+                    output=output,
+                    pass_fds=[theirs.fileno()],
+                )
+
+        return cls(start)
 
     @property
     def loaded(self) -> bool:
@@ -111,7 +142,33 @@ class Preload:
         self.look()
         return self._loaded
 
-    def start(self, arguments: Sequence[str], *, name: str, env: Mapping[str, str], output: Path) -> "ForkedCommand":
+    def branch(self, functions: Sequence[str], *, name: str, env: Mapping[str, str], output: Path) -> "Preload":
+        """Have a process forked that imports more, as soon as everything is imported here.
+
+        Args:
+            functions: What it calls first, as ``module:function``.
+            name: For people who list processes.
+            env: Its whole environment.
+            output: File that its output is appended to.
+
+        Returns:
+            It, as if it had been started. It ends with this one.
+        """
+        return Preload(
+            lambda theirs: self._fork(
+                lambda serial: ForkBranch(serial, name, list(functions), dict(env)), output, passed=theirs
+            )
+        )
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        name: str,
+        env: Mapping[str, str],
+        output: Path,
+        passed: socket.socket | None = None,
+    ) -> "ForkedCommand":
         """Have a command forked, as soon as everything is imported.
 
         Args:
@@ -119,10 +176,15 @@ class Preload:
             name: For people who list processes.
             env: Its whole environment.
             output: File that its output is appended to.
+            passed: A socket that it is given, and this process no longer has; its number there is the last argument.
         """
+        return self._fork(lambda serial: ForkCommand(serial, name, list(arguments), dict(env)), output, passed=passed)
+
+    def _fork(
+        self, order: Callable[[int], Fork], output: Path, *, passed: socket.socket | None = None
+    ) -> "ForkedCommand":
         with self._lock:
-            order = ForkCommand(len(self._commands), name, list(arguments), dict(env))
-            command = ForkedCommand(self, order, output)
+            command = ForkedCommand(self, order(len(self._commands)), output, passed)
             self._commands.append(command)
         self.look()
         return command
@@ -147,7 +209,7 @@ class Preload:
                 for command in self._commands:
                     command.order()
 
-    def send(self, message: ForkCommand | SignalCommand, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: Fork | SignalCommand, descriptors: Sequence[int] = ()) -> None:
         """Order something. Where it is gone, whoever looks is told."""
         with self._lock:
             try:
@@ -181,10 +243,11 @@ class Preload:
 class ForkedCommand(Process):
     """A command that a :class:`Preload` forks. Made by it."""
 
-    def __init__(self, preload: Preload, order: ForkCommand, output: Path) -> None:
+    def __init__(self, preload: Preload, order: Fork, output: Path, passed: socket.socket | None) -> None:
         self._preload = preload
         self._order = order
         self._output = output
+        self._passed = passed
         self._ordered = False
         self._pid: int | None = None
         self._code: int | None = None
@@ -219,9 +282,10 @@ class ForkedCommand(Process):
         self._ordered = True
         output = os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            self._preload.send(self._order, [output])
+            self._preload.send(self._order, [output] if self._passed is None else [output, self._passed.fileno()])
         finally:
             os.close(output)
+            self._let_go()
 
     def forked(self, pid: int) -> None:
         """Note that it runs."""
@@ -231,6 +295,11 @@ class ForkedCommand(Process):
         """Note that it has ended."""
         if self._code is None:
             self._code = code
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._passed is not None:
+            self._passed.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is not None:

@@ -1,4 +1,4 @@
-"""``python -m trinity_bus.runtime.preload_main SOCKET MAIN FUNCTION...``: imports, then forks commands.
+"""``python -m trinity_bus.runtime.preload_main SOCKET NAME MAIN FUNCTION...``: imports, then forks commands.
 
 See :mod:`trinity_bus.runtime.preload`. Each command is forked with a guard of its own between, as one that is started
 anew has (:mod:`trinity_bus.runtime.guard`): the guard's owner is this process, and this process has a guard itself.
@@ -8,24 +8,28 @@ guards see it, and end their families.
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from setproctitle import setproctitle
 
 from trinity_bus.runtime.guard import Guard
-from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.preload import (
     FROM_PRELOAD,
     TO_PRELOAD,
     CommandExited,
     CommandForked,
+    Fork,
+    ForkBranch,
     ForkCommand,
     Loaded,
     SignalCommand,
@@ -57,11 +61,12 @@ class Preloaded:
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
-    def run(self) -> ForkCommand | None:
+    def run(self) -> tuple[Fork, list[int]] | None:
         """Serve until the owner is gone.
 
         Returns:
-            In a forked process, which has nothing of this one's any more: what it is to do. Else None.
+            In a forked process, which has nothing of this one's any more: what it is to do, and the descriptors that
+            came with it. Else None.
         """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -72,19 +77,19 @@ class Preloaded:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._channel.fileno() in ready:
-                datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 1)
+                datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 2)
                 if not datagram:
                     return None
                 match TO_PRELOAD.decode(datagram):
-                    case ForkCommand() as order:
-                        if self._fork(order, descriptors[0]):
-                            return order
+                    case ForkCommand() | ForkBranch() as order:
+                        if self._fork(order, *descriptors):
+                            return order, descriptors[1:]
                     case SignalCommand(serial, number):
                         # Not yet reaped, so the process id is still its own.
                         if serial in self._guards:
                             os.kill(self._guards[serial], number)
 
-    def _fork(self, order: ForkCommand, output: int) -> bool:
+    def _fork(self, order: Fork, output: int, *passed: int) -> bool:
         """Fork a guard and its command; True in the command."""
         owner = os.getpid()
         # The guard's word that the command runs, or its end.
@@ -97,12 +102,14 @@ class Preloaded:
             if supervising.fork():
                 os.close(write_end)
                 return True
+            for descriptor in passed:
+                os.close(descriptor)
             setproctitle(f"guard of trinity-bus: {order.name}")
             os.write(write_end, str(supervising.command).encode())
             os.close(write_end)
             supervising.run()
-        os.close(output)
-        os.close(write_end)
+        for descriptor in (output, write_end, *passed):
+            os.close(descriptor)
         self._guards[order.serial] = guard
         with os.fdopen(read_end, "rb") as file:
             said = file.read()
@@ -110,7 +117,7 @@ class Preloaded:
             self._tell(CommandForked(order.serial, int(said)))
         return False
 
-    def _become_child(self, order: ForkCommand, output: int) -> None:
+    def _become_child(self, order: Fork, output: int) -> None:
         """Let go of what is the forking process's, and take what is the command's."""
         os.setsid()
         self._channel.close()
@@ -145,24 +152,37 @@ class Preloaded:
 
 def main() -> None:
     """Import, serve, and, in a forked process, be what was asked for."""
+    # Before the environment changes, behind which it finds the place for titles.
+    descriptor, name, main, *functions = sys.argv[1:]
+    setproctitle(f"trinity-bus: {name}")
+    run = named(main)
+    forked = serve(socket.socket(fileno=int(descriptor)), functions)
+    while forked is not None:
+        order, passed = forked
+        setproctitle(f"trinity-bus: {order.name}")
+        if isinstance(order, ForkCommand):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.argv = ["trinity-bus", *order.arguments, *map(str, passed)]
+            run()
+            return
+        forked = serve(socket.socket(fileno=passed[0]), order.functions)
+
+
+def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[int]] | None:
+    """Import, then fork; returns as :meth:`Preloaded.run` does."""
     # Ctrl-C is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Before the environment changes, behind which it finds the place for titles.
-    setproctitle("trinity-bus: preload")
-    run = named(sys.argv[2])
-    for function in sys.argv[3:]:
-        named(function)()
-    # What is there now is there for good: no collection is to touch, and so copy, it.
-    freeze_gc()
-    preloaded = Preloaded(socket.socket(fileno=int(sys.argv[1])))
+    with importing():
+        for function in functions:
+            # For whoever looks at its output to see how far it is.
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: {function}\n")
+            named(function)()
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} INFO    preload: ready to fork\n")
+    # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
+    gc.freeze()
+    preloaded = Preloaded(channel)
     preloaded.loaded()
-    order = preloaded.run()
-    if order is None:
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = ["trinity-bus", *order.arguments]
-    setproctitle(f"trinity-bus: {order.name}")
-    run()
+    return preloaded.run()
 
 
 if __name__ == "__main__":

@@ -210,6 +210,11 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
+def age_s() -> float:
+    """Return for how long this process has been there, in seconds."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (start_time(os.getpid()) or 0) / os.sysconf("SC_CLK_TCK")
+
+
 def tail(path: Path, lines: int = 20, *, limit_bytes: int = 64 * 1024) -> str:
     """Return the last lines of a text file; empty where there is none."""
     try:

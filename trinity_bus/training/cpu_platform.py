@@ -30,6 +30,8 @@ from typing import Any, Final
 
 import torch
 
+from trinity_bus.runtime.heap import importing
+
 CPU: Final = torch.device("cpu")
 
 CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
@@ -237,7 +239,7 @@ def prepare() -> _TorchView | None:
     Returns:
         The view that Megatron's modules were given; None where CUDA is there.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), importing():
         for message in _IMPORT_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         with _no_compilation() if on_cpu() else contextlib.nullcontext():

@@ -1,5 +1,7 @@
 """``trinity-bus run``: one service of the mesh, in the foreground."""
 
+import importlib
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -7,6 +9,7 @@ import typer
 
 from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
+from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console
@@ -20,16 +23,26 @@ LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: Settings, log_level: str) -> None:
-    """Run a service until it ends or is asked to."""
+def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None:
+    """Run a service until it ends or is asked to.
+
+    Args:
+        name: The package of ``workers`` that it is in.
+        settings: All of them.
+        log_level: As given.
+        more: What this service alone is told.
+    """
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
     console(log_level.upper())
     keep_secrets()
+    with importing():
+        service: Callable[..., Coroutine[Any, Any, None]]
+        service = importlib.import_module(f"workers.{name}.service").run
 
     async def healthy() -> None:
         async with serving(settings.health, settings.kafka):
-            await service(settings)
+            await service(settings, *more)
 
     run_service(healthy)
 
@@ -37,45 +50,36 @@ def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: S
 @app.command()
 def coordinator(log_level: LogLevel = "info") -> None:
     """Form batches from tasks, hand them to explorers, announce model versions."""
-    from workers.coordinator.service import run
-
-    _serve(run, connected_settings(), log_level)
+    _serve("coordinator", connected_settings(), log_level)
 
 
 @app.command()
 def explorer(
     name: Annotated[str | None, typer.Option("--name", help="Its name; no two live explorers share one.")] = None,
     log_level: LogLevel = "info",
+    fork_server: Annotated[int | None, typer.Option("--fork-server", hidden=True)] = None,
 ) -> None:
     """Run workflows against a vLLM engine and publish experiences."""
     settings = connected_settings()
     if name is not None:
         set_option(f"explorer.name={name}")
         settings = connected_settings()
-    from workers.explorer.service import run
-
-    _serve(run, settings, log_level)
+    _serve("explorer", settings, log_level, None if fork_server is None else socket.socket(fileno=fork_server))
 
 
 @app.command()
 def trainer(log_level: LogLevel = "info") -> None:
     """Train on finalized batches with Megatron-core and publish model versions."""
-    from workers.trainer.service import run
-
-    _serve(run, connected_settings(), log_level)
+    _serve("trainer", connected_settings(), log_level)
 
 
 @app.command()
 def taskset(log_level: LogLevel = "info") -> None:
     """Turn a dataset into tasks, at the pace at which they are answered."""
-    from workers.taskset.service import run
-
-    _serve(run, connected_settings(), log_level)
+    _serve("taskset", connected_settings(), log_level)
 
 
 @app.command()
 def gateway(log_level: LogLevel = "info") -> None:
     """Answer agents over HTTP, with what explorers draw."""
-    from workers.gateway.service import run
-
-    _serve(run, connected_settings(), log_level)
+    _serve("gateway", connected_settings(), log_level)

@@ -26,7 +26,7 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.process import age_s
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo import mesh
@@ -36,6 +36,7 @@ from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
 from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
 from workers.demo.stopping import StopRule
+from workers.demo.supervisor import Activity
 from workers.runs import MODEL, SUMMARY
 
 AHEAD: Final = 2
@@ -60,12 +61,12 @@ class DemoTimeoutError(DemoError):
 
 
 class _Clock:
-    """Stages and how long each took, in seconds."""
+    """Stages and how long each took, in seconds, from the start of this process."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
-        self._began = time.monotonic()
-        self.stages: dict[str, float] = {}
+        self._began = time.monotonic() - age_s()
+        self.stages: dict[str, float] = {"import": self.elapsed_s}
         self.first_reward_s: float | None = None
 
     @property
@@ -126,14 +127,14 @@ async def run_demo(options: DemoOptions, display: Display) -> Summary:
 
 
 async def _run(settings: Settings, options: DemoOptions, display: Display, clock: _Clock) -> Summary:
-    with mesh.preload(settings, options) as preload:
-        return await _run_beside(preload, settings, options, display, clock)
+    with mesh.preload(settings, options) as preloads:
+        return await _run_beside(preloads, settings, options, display, clock)
 
 
 async def _run_beside(
-    preload: Preload, settings: Settings, options: DemoOptions, display: Display, clock: _Clock
+    preloads: mesh.Preloads, settings: Settings, options: DemoOptions, display: Display, clock: _Clock
 ) -> Summary:
-    """Run the demo, while vLLM is being imported for its explorers."""
+    """Run the demo, while vLLM and Megatron are being imported for its services."""
     with clock.stage("make the model"):
         make_model(options.model_dir, options.seed)
     began = clock.begin("start Kafka")
@@ -143,9 +144,18 @@ async def _run_beside(
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
         display.note(f"Look on from another terminal: {hint(options)} status")
-        async with mesh.services(settings, options, preload) as supervisor, _client(kafka) as (producer, follower):
-            checks = (broker.check, lambda: mesh.check_preload(preload, options), supervisor.check)
-            return await _Lesson(options, display, clock, checks, producer=producer, follower=follower).run()
+        async with mesh.services(settings, options, preloads) as supervisor, _client(kafka) as (producer, follower):
+            checks = (broker.check, lambda: preloads.check(options), supervisor.check)
+            lesson = _Lesson(
+                options,
+                display,
+                clock,
+                checks,
+                lambda: [*preloads.activities(options), *supervisor.activities()],
+                producer=producer,
+                follower=follower,
+            )
+            return await lesson.run()
 
 
 @asynccontextmanager
@@ -165,6 +175,7 @@ class _Lesson:
         display: Display,
         clock: _Clock,
         checks: Sequence[Callable[[], None]],
+        activities: Callable[[], Sequence[Activity]],
         *,
         producer: Producer,
         follower: MeshFollower,
@@ -173,6 +184,7 @@ class _Lesson:
         self._display = display
         self._clock = clock
         self._checks = checks
+        self._activities = activities
         self._producer = producer
         self._follower = follower
         self._held_out = load_tasks("held_out")
@@ -181,7 +193,9 @@ class _Lesson:
     async def run(self) -> Summary:
         clock = self._clock
         with clock.stage("start the services"):
-            await self._until(lambda: self._all_serve(0))
+            while not self._all_serve(0):
+                self._display.starting(self._activities())
+                await self._next()
         with clock.stage("test before"):
             reward_before, exact_before = await self._examine("before")
         with clock.stage("train"):

@@ -1,6 +1,7 @@
 """What the demo shows while it runs: a live view in a terminal, else a line for whatever is news."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
@@ -8,11 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import one_line
 from trinity_bus.view import MeshState
-from workers.watch.render import batches_table, explorers_table, training_line
+from workers.demo.supervisor import Activity
+from workers.watch.render import batches_table, explorers_table, span, training_line
 
 _REFRESH_S: Final = 0.25
 
@@ -36,6 +39,10 @@ class Display(Protocol):
         """There may be news. Called often."""
         ...
 
+    def starting(self, activities: Sequence[Activity]) -> None:
+        """Show what services do until all of them serve. Called often."""
+        ...
+
 
 def make_display(console: Console, steps: int) -> Display:
     """Return the one that suits the console.
@@ -54,6 +61,7 @@ class PlainDisplay:
         self._console = console
         self._steps = steps
         self._shown = 0
+        self._doing: dict[str, str] = {}
         self._began = time.monotonic()
 
     def running(self) -> AbstractContextManager[object]:
@@ -68,6 +76,13 @@ class PlainDisplay:
         """See ``Display``."""
         elapsed = time.monotonic() - self._began
         self._console.print(f"{elapsed:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def starting(self, activities: Sequence[Activity]) -> None:
+        """See ``Display``: a line for each that has begun something else."""
+        for activity in activities:
+            if self._doing.get(activity.name) != activity.what:
+                self._doing[activity.name] = activity.what
+                self.note(f"{activity.name}: {activity.what}")
 
     def update(self, view: MeshState) -> None:
         """See ``Display``."""
@@ -97,6 +112,7 @@ class LiveDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
         self._view = MeshState()
+        self._activities: Sequence[Activity] = ()
 
     def running(self) -> AbstractContextManager[object]:
         """See ``Display``."""
@@ -105,11 +121,16 @@ class LiveDisplay:
     def stage(self, name: str) -> None:
         """See ``Display``."""
         self._progress.update(self._bar, description=f"[bold]{name}[/]")
+        self._activities = ()
         self._draw()
 
     def note(self, text: str) -> None:
         """See ``Display``."""
         self._console.print(Text(text))
+
+    def starting(self, activities: Sequence[Activity]) -> None:
+        """See ``Display``."""
+        self._activities = activities
 
     def update(self, view: MeshState) -> None:
         """See ``Display``."""
@@ -125,6 +146,8 @@ class LiveDisplay:
     def _picture(self) -> RenderableType:
         view = self._view
         parts: list[RenderableType] = [self._progress]
+        if self._activities:
+            parts.append(_activities_table(self._activities))
         if view.explorers or view.batches:
             parts += [
                 training_line(view),
@@ -134,3 +157,12 @@ class LiveDisplay:
             ]
         parts += [Text(f"! {one_line(error)}", "red") for error in view.errors]
         return Panel(Group(*parts), title="Trinity Bus", border_style="cyan")
+
+
+def _activities_table(activities: Sequence[Activity]) -> Table:
+    table = Table("service", "does", "for", box=None, expand=True)
+    for activity in activities:
+        table.add_row(
+            activity.name, Text(one_line(activity.what), overflow="ellipsis", no_wrap=True), span(activity.seconds)
+        )
+    return table

@@ -13,6 +13,9 @@ leaves no process behind; and where this process is killed, its children are too
 
 import asyncio
 import os
+import re
+import socket
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ from trinity_bus.runtime.process import Child, Process, ProcessError, tail
 
 _POLL_S = 0.05
 _TAIL_LINES = 20
+_MAX_CHARS = 100
+_LINE = re.compile(r"\d\d:\d\d:\d\d INFO +[\w.]+: (.*)")
+"""As ``trinity_bus.telemetry.logs`` writes it."""
 
 
 class ServiceDiedError(ProcessError):
@@ -63,6 +69,30 @@ class ServiceSpec:
     """Higher stages stop first; services of one stage stop together."""
     forked_from: Preload | None = None
     """Where it is forked instead of started anew; ``command`` is then its arguments."""
+    channel: Callable[[], socket.socket] | None = None
+    """Makes a socket that it is given when it is forked, its number as the last argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does, by the last line of its log that says so."""
+
+    name: str
+    what: str
+    seconds: float
+    """For how long."""
+
+
+def activity_of(name: str, log: Path) -> Activity:
+    """Return what the process does that writes this log."""
+    try:
+        since = log.stat().st_mtime
+    except FileNotFoundError:
+        return Activity(name, "waits for what it is forked from", 0.0)
+    # What libraries say in ways of their own is no news of the service.
+    told = [found[1] for line in tail(log, _TAIL_LINES).splitlines() if (found := _LINE.fullmatch(line))]
+    what = textwrap.shorten(told[-1] if told else "begins", _MAX_CHARS, placeholder=" ...")
+    return Activity(name, what, max(0.0, time.time() - since))
 
 
 class _Service:
@@ -77,7 +107,8 @@ class _Service:
         if forked_from is not None:
             arguments = [str(part) for part in self.spec.command]
             env = os.environ if self.spec.env is None else self.spec.env
-            return forked_from.start(arguments, name=self.spec.name, env=env, output=self.log)
+            passed = None if self.spec.channel is None else self.spec.channel()
+            return forked_from.start(arguments, name=self.spec.name, env=env, output=self.log, passed=passed)
         return Child(self.spec.command, env=self.spec.env, output=self.log)
 
     def check(self) -> None:
@@ -160,6 +191,10 @@ class Supervisor:
         while True:
             self.check()
             await asyncio.sleep(_POLL_S)
+
+    def activities(self) -> list[Activity]:
+        """Return what each service does."""
+        return [activity_of(name, service.log) for name, service in self._services.items()]
 
     def pid(self, name: str) -> int:
         """Process id of a service."""

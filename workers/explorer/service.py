@@ -36,6 +36,7 @@ this process is killed        its engine's process and its runners end with it; 
 
 import asyncio
 import logging
+import socket
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -75,8 +76,12 @@ _log = logging.getLogger(__name__)
 _POLL_S = 1.0
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, runners: socket.socket | None = None) -> None:
     """Explores until it is cancelled.
+
+    Args:
+        settings: All of them.
+        runners: To a fork server of runners that is there already. Unset: one is started.
 
     Raises:
         ConfigError: It cannot start with these settings, or they name workflows that cannot be imported.
@@ -90,7 +95,7 @@ async def run(settings: Settings) -> None:
     async with Bus(settings.kafka, client_id=name) as bus:
         await bus.ensure_topics()
     # The fork server loads beside the engine, and takes less long.
-    with early_lines() as earlier, ForkServer(settings) as fork_server:
+    with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
         engine = InferenceEngine(
             settings.explorer,
             sync_timeout_s=settings.synchronizer.sync_timeout_s,
@@ -98,8 +103,11 @@ async def run(settings: Settings) -> None:
             first_version=settings.explorer.first_version,
         )
         try:
+            _log.info("vLLM starts with %s", settings.explorer.model_path)
             await engine.start()
+            _log.info("vLLM serves; runners load workflows and the tokenizer")
             await fork_server.ready()
+            _log.info("connecting")
             # After the engine, whose process must not inherit exporters.
             namespace = settings.kafka.namespace
             telemetry = setup_telemetry(

@@ -213,6 +213,7 @@ async def _run(settings: Settings, policy: SyncPolicy, directory: Path, rollback
     ):
         await bus.ensure_topics()
         batches = await bus.identity(BATCHES)
+        log.info("loading %s", settings.trainer.model_path)
         engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
         try:
             async with bus.producer() as producer:

@@ -7,6 +7,7 @@ from rich.console import Console
 from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat, StepTrained, WeightsSynced
 from trinity_bus.view import MeshState
 from workers.demo.display import LiveDisplay, PlainDisplay, make_display
+from workers.demo.supervisor import Activity
 
 
 def terminal(width: int = 120) -> Console:
@@ -95,3 +96,25 @@ def test_a_terminal_gets_a_picture() -> None:
     shown = text(console)
     for part in ("Trinity Bus", "train", "1/9", "explorer-0", "64/64", "0.625", "a line that stays", "[red]not markup"):
         assert part in shown
+
+
+def test_while_services_start_each_is_shown_with_what_it_does() -> None:
+    doing = [Activity("trainer", "loading the model", 3.0), Activity("vllm", "imports", 75.0)]
+    lines = PlainDisplay(console := pipe(), 3)
+    lines.starting(doing)
+    lines.starting([Activity("trainer", "loading the model", 4.0), Activity("vllm", "ready", 0.0)])
+    assert [line.partition("s  ")[2] for line in text(console).splitlines()] == [
+        "trainer: loading the model",
+        "vllm: imports",
+        "vllm: ready",
+    ]
+    picture = LiveDisplay(console := terminal(), 3)
+    with picture.running():
+        picture.starting(doing)
+        picture.update(MeshState())
+        assert "loading the model" in text(console)
+        assert "75 s" in text(console)
+        console.file.seek(0)
+        console.file.truncate()
+        picture.stage("train")
+    assert "loading the model" not in text(console)

@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
-from workers.demo.mesh import specs
+from workers.demo.mesh import Preloads, specs
 from workers.demo.settings import DemoOptions, demo_namespace, hint, service_environment, write_mesh_file
+
+if TYPE_CHECKING:
+    from trinity_bus.runtime.preload import Preload
 
 KAFKA = KafkaSettings(bootstrap_servers="127.0.0.1:9999", namespace="trinity")
 
@@ -85,11 +89,13 @@ def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_
 
 
 def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) -> None:
-    found = specs(options, {}, None)
+    shared, vllm, megatron = (cast("Preload", name) for name in ("shared", "vllm", "megatron"))
+    found = specs(options, {}, Preloads(shared, vllm, megatron, None))
     assert [spec.name for spec in found] == ["coordinator", "trainer", "explorer-0", "explorer-1", "explorer-2"]
     # The coordinator hears the last words of the others.
     assert [spec.stage for spec in found] == [0, 1, 1, 1, 1]
     assert "explorer.name=explorer-2" in found[-1].command
+    assert [spec.forked_from for spec in found] == [shared, megatron, vllm, vllm, vllm]
 
 
 def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.runtime.process import ProcessError
-from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor
+from workers.demo.supervisor import ServiceDiedError, ServiceSpec, Supervisor, activity_of
 
 SLEEP = ("sleep", "600")
 
@@ -123,3 +124,19 @@ def test_no_process_is_left_behind_when_stopped_during_start_up(tmp_path: Path, 
         supervisor.send_signal(number)
         assert supervisor.wait(60) != 0
     assert_all_gone(family)
+
+
+def test_what_a_service_does_is_the_last_line_that_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "one.log"
+    assert activity_of("one", log).what == "waits for what it is forked from"
+    log.touch()
+    assert activity_of("one", log).what == "begins"
+    log.write_text(
+        "12:00:00 INFO    workers.one: loading a: b\n12:00:01 WARNING other: look out\n(Engine) INFO 11-23 x\n"
+    )
+    os.utime(log, (0, time.time() - 7))
+    found = activity_of("one", log)
+    assert (found.name, found.what) == ("one", "loading a: b")
+    assert 7 <= found.seconds < 60
+    log.write_text(f"12:00:02 INFO    workers.one: {'words ' * 100}\n")
+    assert len(activity_of("one", log).what) <= 100

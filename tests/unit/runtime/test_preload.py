@@ -38,6 +38,8 @@ def main() -> None:
         case "tell":
             print(*sys.argv, os.environ.get("OF_COMMAND"), [psutil.Process().parent().ppid()] == IMPORTED)  # type: ignore[union-attr]
             print(threading.active_count(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "PATH" in os.environ)
+        case "imported":
+            print(len(IMPORTED), "imports")
         case "exit":
             raise SystemExit(int(sys.argv[2]))
         case "raise":
@@ -53,7 +55,8 @@ def preload(tmp_path: Path) -> Iterator[Callable[..., Preload]]:
     made: list[Preload] = []
 
     def make(*functions: str) -> Preload:
-        made.append(Preload([f"{HERE}:{name}" for name in functions], main=f"{HERE}:main", output=tmp_path / "preload"))
+        functions = tuple(f"{HERE}:{name}" for name in functions)
+        made.append(Preload.begin(functions, name="preload", main=f"{HERE}:main", output=tmp_path / "preload"))
         return made[-1]
 
     yield make
@@ -113,6 +116,38 @@ def test_nothing_of_it_is_left(preload: Callable[..., Preload], tmp_path: Path, 
         assert_all_gone(family)
     else:
         assert_all_gone(family[:1])
+
+
+def test_a_branch_has_what_was_imported_before_it_and_more(preload: Callable[..., Preload], tmp_path: Path) -> None:
+    made = preload("load")
+    branch = made.branch([f"{HERE}:load"], name="twig", env=os.environ, output=tmp_path / "branch")
+    command = start(branch, tmp_path, "imported")
+    assert command.wait(LIMIT_S) == 0, (tmp_path / "branch").read_text()
+    assert (tmp_path / "imported.log").read_text() == "2 imports\n"
+    assert branch.loaded
+    title = psutil.Process(branch.process.pid).cmdline()[0]
+    assert title == "trinity-bus: twig"
+    # It ends alone, and with what it was forked from.
+    other = made.branch([], name="other", env=os.environ, output=tmp_path / "other")
+    waiting = [start(one, tmp_path, "family") for one in (branch, other)]
+    families = [family_of(one.pid) for one in waiting]
+    branch.close()
+    assert waiting[0].wait(LIMIT_S) == -signal.SIGKILL
+    assert_all_gone(families[0])
+    assert waiting[1].poll() is None
+    made.close()
+    assert waiting[1].wait(LIMIT_S) == -signal.SIGKILL
+    assert_all_gone(families[1])
+    other.close()
+
+
+def test_where_an_import_of_a_branch_fails_what_waits_for_it_ends(
+    preload: Callable[..., Preload], tmp_path: Path
+) -> None:
+    with preload("load").branch([f"{HERE}:fail"], name="twig", env=os.environ, output=tmp_path / "branch") as branch:
+        assert start(branch, tmp_path, "tell").wait(LIMIT_S) == -signal.SIGKILL
+        assert branch.process.poll() == 1
+    assert "RuntimeError: cannot be imported" in (tmp_path / "branch").read_text()
 
 
 def test_one_that_waits_for_imports_can_be_told_to_end(preload: Callable[..., Preload], tmp_path: Path) -> None:
