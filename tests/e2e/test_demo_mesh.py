@@ -80,9 +80,7 @@ class Demo:
         for process in processes(self.mark):
             # It may end between the listing and the look.
             with contextlib.suppress(psutil.NoSuchProcess):
-                words = " ".join(process.cmdline()).split()
-                started = words[1:3] == ["-m", "workers.cli.app"] and words[-2:] == ["run", name]
-                if started or words == ["trinity-bus:", f"{name}-0"]:
+                if " ".join(process.cmdline()).split() == ["trinity-bus:", name]:
                     return process
         return None
 
@@ -211,7 +209,7 @@ def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> No
     if moment == "at once":
         demo.until(demo.log("demo").exists, "its log was there")
     else:
-        demo.until(lambda: demo.service("explorer") is not None, "there was an explorer")
+        demo.until(lambda: demo.service("explorer-0") is not None, "there was an explorer")
     demo.process.send_signal(signal.SIGINT)
     assert demo.ended() == 130, demo.said()
 

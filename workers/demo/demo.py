@@ -66,7 +66,7 @@ class _Clock:
     def __init__(self, display: Display) -> None:
         self._display = display
         self._began = time.monotonic() - age_s()
-        self.stages: dict[str, float] = {"import": self.elapsed_s}
+        self.stages: dict[str, float] = {}
         self.first_reward_s: float | None = None
 
     @property
