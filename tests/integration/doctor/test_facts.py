@@ -1,0 +1,35 @@
+"""What is found on this machine and on a real broker: topics that are absent, then there."""
+
+import uuid
+
+import pytest
+
+from schemas.topics import TOPICS
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings, Settings
+from workers.doctor.facts import gather
+from workers.doctor.findings import findings
+
+pytestmark = pytest.mark.integration
+
+
+async def test_a_broker_is_looked_at_and_not_changed(kafka: KafkaSettings) -> None:
+    own = kafka.model_copy(update={"namespace": f"doctor-{uuid.uuid4().hex[:8]}"})
+    settings = Settings().model_copy(update={"kafka": own})
+    for _ in range(2):
+        facts = await gather(settings, ["coordinator"])
+        assert facts.broker.error is None
+        assert list(facts.broker.absent) == [topic.name for topic in TOPICS]
+    async with Bus(own, client_id="test") as bus:
+        await bus.ensure_topics()
+    facts = await gather(settings, ["coordinator"])
+    assert (list(facts.broker.absent), list(facts.broker.refused)) == ([], [])
+    assert facts.versions["trinity-bus"] is not None
+    assert facts.memory_mib is not None
+    assert [finding.subject for finding in findings(facts) if finding.level == "error"] == []
+
+
+async def test_a_broker_that_does_not_answer_is_told() -> None:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:9", request_timeout_s=1)
+    facts = await gather(Settings().model_copy(update={"kafka": kafka}), [])
+    assert "connection refused" in str(facts.broker.error)
