@@ -21,7 +21,9 @@ from trinity_bus.config import KafkaSettings
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+NEEDS_AN_INDEX = {"peers"}
+"""Installs what it compares with; CI does not wait for that, nor for two whole demos."""
+BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - NEEDS_AN_INDEX)
 OWN_BROKER = {"scheduling"}
 """Kills it."""
 
