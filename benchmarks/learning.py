@@ -73,39 +73,40 @@ class Sampler:
         self._network: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
         self._network.eval()
 
-    @torch.no_grad()
+    def _logits(self, tokens: torch.Tensor, **cache: Any) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = self._network(input_ids=tokens, **cache).logits
+        return logits
+
     def take(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Take over the weights of an engine."""
         parameters = dict(self._network.named_parameters())
-        for name, tensor in tensors:
-            parameters[name].copy_(tensor)
+        with torch.no_grad():
+            for name, tensor in tensors:
+                parameters[name].copy_(tensor)
 
-    @torch.no_grad()
     def draw(
         self, prompts: Sequence[Sequence[int]], samples: int, lots: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``samples`` responses to each prompt, [prompts * samples, tokens], and their log-probabilities."""
         from transformers.cache_utils import DynamicCache
 
-        cache = DynamicCache()
-        logits = self._network(input_ids=torch.tensor(prompts), past_key_values=cache, use_cache=True).logits[:, -1]
-        logits = logits.repeat_interleave(samples, 0)
-        cache.batch_repeat_interleave(samples)
+        cache: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
+        logits = self._logits(torch.tensor(prompts), **cache)[:, -1].repeat_interleave(samples, 0)
+        cache["past_key_values"].batch_repeat_interleave(samples)
         tokens, logprobs = [], []
         for _ in range(MAX_TOKENS):
             logp = logits.log_softmax(-1)
             tokens.append(torch.multinomial(logp.exp(), 1, generator=lots))
             logprobs.append(logp.gather(1, tokens[-1]))
-            logits = self._network(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits[:, -1]
+            logits = self._logits(tokens[-1], **cache)[:, -1]
         return torch.cat(tokens, 1), torch.cat(logprobs, 1)
 
-    @torch.no_grad()
     def logprobs(self, prompts: Sequence[Sequence[int]], responses: torch.Tensor) -> torch.Tensor:
         """Return the log-probability of each token of the responses, of which each prompt has equally many."""
         asked = torch.tensor(prompts).repeat_interleave(len(responses) // len(prompts), 0)
-        logits = self._network(input_ids=torch.cat([asked, responses], 1)).logits[:, asked.shape[1] - 1 : -1]
-        found: torch.Tensor = logits.log_softmax(-1).gather(2, responses[:, :, None])[:, :, 0]
-        return found
+        logits = self._logits(torch.cat([asked, responses], 1))[:, asked.shape[1] - 1 : -1]
+        return logits.log_softmax(-1).gather(2, responses[:, :, None])[:, :, 0]
 
 
 def batch(

@@ -64,7 +64,7 @@ def run_trl(python: Path, folder: Path, seed: int, **figures: float | None) -> t
     }  # fmt: skip
     tasks = ROOT / "workers" / "demo" / "tasks" / "train.jsonl"
     script = Path(__file__).parent / "_peers" / "trl_demo.py"
-    command = [
+    command: list[str | Path] = [
         python, script, "--model", model, "--tasks", tasks, "--figures", json.dumps(values), "--out", out
     ]  # fmt: skip
     began = time.time()

@@ -57,8 +57,9 @@ class StepRecords:
                 f"{received.place} cannot be read ({record.reason}: {record.detail}), and it may be of a step that is "
                 "to be taken again, or learned from once more: start a trainer that knows this version of the records"
             )
-        said = isinstance(record, StepBegun) and (record.trainer, record.run, record.step)
-        if said == (self._trainer, self._run, step):
+        if not isinstance(record, StepBegun):
+            return
+        if (record.trainer, record.run, record.step) == (self._trainer, self._run, step):
             self.note(record)
             if step > self._trained:
                 self._begun[step] = record

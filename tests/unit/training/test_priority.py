@@ -28,7 +28,7 @@ def begun(step: int, *tasks: str, replayed: str = "") -> StepBegun:
 
 def order(*earlier: StepBegun, step: int, **settings: float) -> list[str]:
     settings = {"replay_steps": 3, **settings}
-    return [found.task_id for found in ranked(earlier, TrainerSettings(**settings), step=step)]  # type: ignore[arg-type]  # by name
+    return [found.task_id for found in ranked(earlier, TrainerSettings(**settings), step=step)]
 
 
 def test_the_newest_come_first_and_each_use_costs_what_the_settings_say() -> None:
