@@ -5,13 +5,14 @@ A module that explorers import says which of them there are, and under which nam
     environment("wordle")                        # the workflow wordle: verifiers.load_environment("wordle")
     environment("sums", "acme-sums", hard=True)  # the workflow sums: load_environment("acme-sums", hard=True)
 
-A task names a row of the environment's own data set (``data={"row": 7}``), of that for evaluation where the batch is one:
-what its rubric needs to know does not travel. The model is reached over the run's endpoint, so the tokens that are
+A task names a row of the environment's own data set (``data={"row": 7}``), of that for evaluation where the batch is
+one: what its rubric needs to know does not travel. The model is reached over the run's endpoint, so the tokens that are
 trained on are those that were drawn.
 
 Failures: an environment that cannot be loaded, or whose rollout has failed, is the failure of its run.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,10 @@ class _VerifiersWorkflow(AgentWorkflow):
 
     env_id: str
     options: Mapping[str, Any]
-    _env: Any = None
+
+    def __init__(self) -> None:
+        self._env: Any = None
+        self._loading = asyncio.Lock()
 
     async def act(self, task: Task, model: Endpoint) -> Outcome:
         """See ``AgentWorkflow.act``.
@@ -43,12 +47,11 @@ class _VerifiersWorkflow(AgentWorkflow):
             WorkflowError: The task names no row.
         """
         from openai import AsyncOpenAI
-        from verifiers import OpenAIChatCompletionsClient
+        from verifiers import OpenAIChatCompletionsClient, load_environment
 
-        if self._env is None:
-            from verifiers import load_environment
-
-            type(self)._env = await in_thread(load_environment, self.env_id, **self.options)
+        async with self._loading:
+            if self._env is None:
+                self._env = await in_thread(load_environment, self.env_id, **self.options)
         row = self._row(task)
         async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as api:
             said = await self._env.run_rollout(row, OpenAIChatCompletionsClient(api), "policy", {})

@@ -32,6 +32,7 @@ EXTRAS = {
     "tokenizers": _WHOLE_MESH,
     "torch": _WHOLE_MESH,
     "transformers": _WHOLE_MESH,
+    "verifiers": "verifiers",
     "vllm": "explorer-cpu",
 }
 """Packages that a base installation does not have, and the extras that bring what is needed with them."""

@@ -50,7 +50,7 @@ class $class_name(ToolWorkflow):
         """Return 1 for the right answer, and 0 otherwise."""
         return float(conversation.answer.strip() == task.answer)
 ''')
-_TEST: Final = Template('''"""What the workflow makes of answers. The engine says what it is told to: no model is needed."""
+_TEST: Final = Template('''"""What the workflow makes of answers. The engine says what it is told to."""
 
 import asyncio
 

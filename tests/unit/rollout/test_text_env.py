@@ -1,6 +1,5 @@
 """Environments with Gymnasium's interface: what the model sees, what its turns earn, and what becomes of bad ones."""
 
-import asyncio
 import threading
 from typing import Any, ClassVar
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 
 from schemas import Task
+from tests.support.mesh.waiting import until
 from trinity_bus.rollout.text_env import EnvironmentTimeoutError, TextEnv, TextEnvWorkflow
 from trinity_bus.rollout.threads import given_up
 from trinity_bus.testing import ScriptedEngine, run_workflow
@@ -86,5 +86,4 @@ async def test_one_that_hangs_fails_its_run_and_is_told_of_as_long_as_it_does() 
         await play(workflow, "hang")
     assert given_up() == 1
     workflow.hang.set()
-    while given_up():
-        await asyncio.sleep(0)
+    await until(lambda: given_up() == 0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schemas import Task
+from tests.support.mesh.waiting import until
 from trinity_bus.rollout import REGISTRY, Reusable, Rollout, RolloutContext, reused
 from trinity_bus.rollout.threads import BlockingContext, given_up
 from trinity_bus.testing import ScriptedEngine, run_workflow
@@ -72,5 +73,4 @@ async def test_what_a_run_waits_for_is_cancelled_with_it_and_it_is_answered_noth
         await running
     assert await asyncio.to_thread(ended.wait, 30)
     assert len(errors) == 2
-    while given_up():
-        await asyncio.sleep(0)
+    await until(lambda: given_up() == 0)

@@ -157,6 +157,15 @@ def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
     assert (kill.serial, kill.number) == (0, signal.SIGKILL)
 
 
+def test_a_runner_in_which_something_goes_on_that_nobody_waits_for_is_replaced_once() -> None:
+    pool, where = begun(1, runners=1)
+    (serial,) = where.values()
+    (fork,) = pool.worn(serial, 0.0)
+    assert isinstance(fork, do.StartRunner)
+    assert pool.worn(serial, 0.0) == []
+    assert do.CloseRunner(serial) in pool.ended(0, 0.0)
+
+
 def test_an_idle_runner_is_not_replaced_by_another_that_is_as_large() -> None:
     pool, _ = begun(max_rss_mib=100)
     assert all(isinstance(effect, do.PingRunner) for effect in pool.tick(0.0, {0: 150.0, 1: 150.0}))
