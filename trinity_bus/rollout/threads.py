@@ -41,6 +41,9 @@ async def in_thread[**P, R](function: Callable[P, R], *args: P.args, **kwargs: P
 
 
 def _settle[R](future: concurrent.futures.Future[R], work: Callable[[], R]) -> None:
+    # From now on it cannot be cancelled: who waits for it no more finds nothing to tell.
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(work())
     # Whatever it raises is the caller's.

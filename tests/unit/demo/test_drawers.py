@@ -32,7 +32,7 @@ async def run(tokenizer: Any, *answers: str) -> Any:
     ("answers", "reward"),
     [
         ([f"{OPEN} 3 1 4 {CLOSE}", TOLD], 1.0),
-        ([f"{OPEN} 3 1 4 {CLOSE}", "x y"], 1 / 2 + 1 / 6),
+        ([f"{OPEN} 3 1 4 {CLOSE}", f"{TOLD} {TOLD}"], 1 / 2 + 2 / 10),
         ([f"{OPEN} 3 1 5 {CLOSE}", contents("3 1 5")], 5 / 12 + 1 / 2),
         ([f"{OPEN} 3 1 {CLOSE}", TOLD], 3 / 12),
         ([f"{OPEN} 3 1 4", TOLD], 4 / 12),

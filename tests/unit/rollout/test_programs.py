@@ -57,7 +57,7 @@ async def test_a_program_is_told_where_the_model_is_and_judged_by_what_it_prints
 
 
 async def test_one_that_fails_is_its_runs_failure_with_what_it_said() -> None:
-    with pytest.raises(ProgramError, match=r"ended with status 1: .*ZeroDivisionError"):
+    with pytest.raises(ProgramError, match=r"(?s)ended with status 1: .*ZeroDivisionError"):
         await run(Program("1 / 0"))
 
 
