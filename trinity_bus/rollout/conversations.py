@@ -48,6 +48,8 @@ class Conversation:
     """Whether the model was cut at a limit, or would have gone on."""
     rewards: list[float] = field(default_factory=list)
     """What the other side has given, where it gives some."""
+    ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
+    """Of the run: what a reward asks other pools with."""
 
     @property
     def answer(self) -> str:
@@ -99,7 +101,7 @@ class ConversationWorkflow(SingleRunWorkflow):
             WorkflowError: The task has no prompt and no messages, or they cannot be written as tokens.
             Exception: The other side's, or the reward's.
         """
-        talk = Conversation(self.opening(task), run_id)
+        talk = Conversation(self.opening(task), run_id, ctx=ctx)
         session = Session(renderer_for(ctx.tokenizer))
         values: list[list[float]] = []
         async with self.other_side(task, ctx, talk) as answer:

@@ -98,15 +98,15 @@ class _Traced:
         self._engine = engine
         self.tokenizer = engine.tokenizer
 
-    async def generate(self, prompt: Sequence[int], sampling: Any, n: int, traceparent: str | None) -> Any:
+    async def generate(self, prompt_token_ids: Sequence[int], sampling: Any, n: int, traceparent: str | None) -> Any:
         """See ``Engine.generate``."""
         from opentelemetry import trace
 
         from trinity_bus.telemetry.conventions import GEN_AI_USAGE_INPUT_TOKENS, GEN_AI_USAGE_OUTPUT_TOKENS
 
         with trace.get_tracer("workers.cli").start_as_current_span("generate") as span:
-            drawn = await self._engine.generate(prompt, sampling, n, traceparent)
-            span.set_attribute(GEN_AI_USAGE_INPUT_TOKENS, len(prompt))
+            drawn = await self._engine.generate(prompt_token_ids, sampling, n, traceparent)
+            span.set_attribute(GEN_AI_USAGE_INPUT_TOKENS, len(prompt_token_ids))
             span.set_attribute(GEN_AI_USAGE_OUTPUT_TOKENS, sum(len(one.token_ids) for one in drawn))
             return drawn
 
