@@ -11,7 +11,7 @@ from tests.support.mesh.waiting import wait_until
 from tests.support.recipes import RECIPES, ROOT, stand_in
 from trinity_bus.config import KafkaSettings
 from trinity_bus.training.checkpoint import steps
-from workers.demo.model import DIGITS, make_model
+from workers.demo.model import MAX_LENGTH, make_model
 from workers.demo.settings import command
 from workers.demo.supervisor import ServiceSpec, Supervisor
 
@@ -23,7 +23,7 @@ TEMPLATE = (
 )
 SMALL = {
     "mesh.dtype": "float32",
-    "mesh.max_model_len": DIGITS.max_length,
+    "mesh.max_model_len": MAX_LENGTH,
     "mesh.max_tokens": 4,
     "coordinator.batch_size": 2,
     "coordinator.group_size": 2,

@@ -11,11 +11,10 @@ from schemas.errors import printable
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console
-from workers.demo.courses import COPY, COURSES
 from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
-from workers.demo.settings import LEARNED, LIMIT_S, DemoOptions
+from workers.demo.settings import LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
 from workers.runs import RUNS, SUMMARY, program
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
@@ -27,12 +26,9 @@ _GRACE_S = 40.0
 
 @app.command()
 def demo(
-    name: Annotated[str, typer.Argument(help=f"What is taught: {', '.join(COURSES)}.")] = COPY.name,
     *,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights, the order of tasks, and the draws.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Most steps of training. Unset: in which it usually learns.")
-    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Most steps of training.")] = MAX_STEPS,
     explorers: Annotated[int, typer.Option("--explorers", min=1, max=16, help="Processes that generate.")] = 2,
     max_staleness: Annotated[
         int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
@@ -45,21 +41,16 @@ def demo(
     ] = True,
     limit_s: Annotated[float, typer.Option("--limit", min=1, help="Give up after this many seconds.")] = LIMIT_S,
 ) -> None:
-    """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model something.
+    """Start a broker, a coordinator, explorers and a trainer, and teach a tiny model to copy what it is told.
 
-    ``copy``: to copy what it is told. ``tools``: to call a tool, and to say what the tool has said. The model starts
-    from random weights, and everything goes through the topics. Ctrl-C stops all of it.
+    The model starts from random weights, and everything goes through the topics. Ctrl-C stops all of it.
 
     Exit code 1 where a service ended, time was up, or the model has not learned in all the steps that it usually takes.
     """
-    if name not in COURSES:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(COURSES)}")
-    course = COURSES[name]
     options = DemoOptions(
-        run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-{name}-seed{seed}")),
-        course=course,
+        run_dir=_fresh(run_dir or RUNS / time.strftime(f"%Y%m%d-%H%M%S-seed{seed}")),
         seed=seed,
-        steps=steps or course.max_steps,
+        steps=steps,
         explorers=explorers,
         max_staleness=max_staleness,
         early_stop=early_stop,
@@ -68,7 +59,7 @@ def demo(
     logs = options.run_dir / "logs"
     logs.mkdir(parents=True)
     logging.basicConfig(filename=logs / "demo.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    display = make_display(out, options.steps)
+    display = make_display(out, steps)
     done: list[Summary] = []
 
     async def main() -> None:
@@ -84,7 +75,7 @@ def demo(
         raise typer.Exit(1) from error
     if done:
         _report(done[0], options)
-        if options.steps >= course.max_steps and done[0].exact_after < LEARNED:
+        if options.steps >= MAX_STEPS and done[0].exact_after < LEARNED:
             out.print(
                 f"The model has not learned: {done[0].exact_after:.1%} of the held-out prompts are answered exactly, "
                 f"where {LEARNED:.0%} are usual. Try another --seed, and please report this one.",
@@ -103,7 +94,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
         ("Summary", folder / SUMMARY),
         ("Settings", options.mesh_file),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
-        ("Ask it", options.course.try_it.format(program=program(), model=summary.model)),
+        ("Ask it", f'{program()} ask "copy 3 1 4 =" --model {summary.model}'),
         ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
     ):
         out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)

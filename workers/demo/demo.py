@@ -1,4 +1,4 @@
-"""A demo, from random weights to a model that does as it is told.
+"""The demo, from random weights to a model that does as it is told.
 
 ::
 
@@ -34,7 +34,7 @@ from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id,
 from workers.demo.display import Display
 from workers.demo.model import make_model
 from workers.demo.report import PLOT, Summary, plot, step_summaries
-from workers.demo.settings import DemoOptions, hint, write_mesh_file
+from workers.demo.settings import BATCH_SIZE, DemoOptions, hint, write_mesh_file
 from workers.demo.stopping import StopRule
 from workers.runs import MODEL, SUMMARY
 
@@ -135,7 +135,7 @@ async def _run_beside(
 ) -> Summary:
     """Run the demo, while vLLM is being imported for its explorers."""
     with clock.stage("make the model"):
-        make_model(options.model_dir, options.seed, options.course.language)
+        make_model(options.model_dir, options.seed)
     began = clock.begin("start Kafka")
     async with mesh.broker(settings, options.run_dir, display.note) as broker:
         kafka = broker.kafka
@@ -175,7 +175,7 @@ class _Lesson:
         self._checks = checks
         self._producer = producer
         self._follower = follower
-        self._held_out = load_tasks(options.course, "held_out")
+        self._held_out = load_tasks("held_out")
         self._first_task: str | None = None
 
     async def run(self) -> Summary:
@@ -192,7 +192,6 @@ class _Lesson:
             self._keep_model(newest)
             summary = Summary(
                 run_id=self._options.run_dir.name,
-                course=self._options.course.name,
                 seed=self._options.seed,
                 explorers=self._options.explorers,
                 max_staleness=self._options.max_staleness,
@@ -229,13 +228,13 @@ class _Lesson:
 
     async def _check(self, steps: int) -> float:
         """Ask prompts that the model is trained on; held-out ones stay unseen until the end."""
-        _, exact = await self._ask(check_tasks(self._options.course), f"step-{steps}", CHECK)
+        _, exact = await self._ask(check_tasks(), f"step-{steps}", CHECK)
         self._display.note(f"after step {steps}: {exact:.1%} of prompts trained on without a fault")
         return exact
 
     async def _train(self) -> StepView:
         """Produce batches until the model has learned or the steps are used up; then see all of them trained."""
-        stream = train_stream(load_tasks(self._options.course, "train"), self._options.seed)
+        stream = train_stream(load_tasks("train"), self._options.seed)
         produced, learned, rule = 0, False, StopRule()
         while True:
             rewards = self._rewards()
@@ -255,7 +254,7 @@ class _Lesson:
         return newest
 
     async def _send_batch(self, stream: Iterator[Task]) -> None:
-        tasks = list(islice(stream, self._options.course.batch_size))
+        tasks = list(islice(stream, BATCH_SIZE))
         self._first_task = self._first_task or tasks[0].task_id
         await self._send(tasks)
 

@@ -1,4 +1,4 @@
-"""What a run of a demo leaves behind: ``summary.json``, ``reward.png`` and a table."""
+"""What a run of the demo leaves behind: ``summary.json``, ``reward.png`` and a table."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -35,14 +35,13 @@ class Summary:
     """A whole run. Times in seconds."""
 
     run_id: str
-    course: str
     seed: int
     explorers: int
     max_staleness: int
     model_version: int
     """Of the weights that the second evaluation was taken with."""
     reward_before: float
-    """Mean over held-out tasks."""
+    """Mean over held-out tasks: share of words in their place."""
     reward_after: float
     exact_before: float
     """Share of held-out tasks that were answered without a fault."""

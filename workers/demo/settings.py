@@ -1,4 +1,4 @@
-"""What a demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
+"""What the demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
 
 The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
 other settings but secrets, which stay in the environment, and explorers their names and cores.
@@ -28,9 +28,15 @@ from trinity_bus.config import CONFIG_VARIABLE, KafkaSettings, Origins, Settings
 from trinity_bus.config.names import FILE_SUFFIX
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import rendered
-from workers.demo.courses import COPY, Course
+from workers.demo.curriculum import MAX_TOKENS
+from workers.demo.model import MAX_LENGTH
 from workers.runs import program
 
+BATCH_SIZE: Final = 64
+"""Tasks a step."""
+GROUP_SIZE: Final = 16
+"""Samples a task."""
+MAX_STEPS: Final = 60
 LEARNED: Final = 0.99
 """Share of held-out prompts that a trained model answers exactly, at least."""
 LIMIT_S: Final = 300.0
@@ -44,9 +50,8 @@ class DemoOptions:
     """What a user may choose."""
 
     run_dir: Path
-    course: Course = COPY
     seed: int = 0
-    steps: int = COPY.max_steps
+    steps: int = MAX_STEPS
     """Most steps of training."""
     explorers: int = 2
     max_staleness: int = 0
@@ -80,36 +85,34 @@ class DemoOptions:
 def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, object]:
     """Return what the demo decides for all services, by the places of the settings."""
     # Their share and no more: on-policy, whoever has the new weights first would else take the whole batch.
-    course = options.course
-    slots = math.ceil(course.batch_size / options.explorers)
+    slots = math.ceil(BATCH_SIZE / options.explorers)
     return {
         "mesh.namespace": kafka.namespace,
         "mesh.model_path": options.model_dir.resolve(),
         "mesh.dtype": "float32",
-        "mesh.max_model_len": course.language.max_length,
-        "mesh.max_tokens": course.max_tokens,
+        "mesh.max_model_len": MAX_LENGTH,
+        "mesh.max_tokens": MAX_TOKENS,
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
-        "coordinator.batch_size": course.batch_size,
-        "coordinator.group_size": course.group_size,
+        "coordinator.batch_size": BATCH_SIZE,
+        "coordinator.group_size": GROUP_SIZE,
         "coordinator.max_staleness": options.max_staleness,
         # The same for all of them: what a task draws does not hang on who runs it.
         "explorer.seed": options.seed,
         "explorer.slots": slots,
-        "explorer.max_num_seqs": slots * course.group_size,
+        "explorer.max_num_seqs": slots * GROUP_SIZE,
         "explorer.cpu_kvcache_gib": 0.5,
         "trainer.checkpoint_dir": options.checkpoint_dir.resolve(),
         "trainer.total_steps": options.steps,
         "trainer.learning_rate": LEARNING_RATE,
         "trainer.entropy_coef": ENTROPY_COEF,
         "trainer.warmup_steps": 3,
-        "trainer.decay_steps": max(course.max_steps, options.steps),
+        "trainer.decay_steps": max(MAX_STEPS, options.steps),
         "trainer.mini_batches": 8,
         "trainer.adam_beta2": 0.99,
         "trainer.seed": options.seed,
         "trainer.threads": 1,
         "trainer.bucket_mib": 8,
         "telemetry.run_dir": options.run_dir.resolve(),
-        **course.settings,
     }
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from workers.demo.courses import TOOLS
 from workers.demo.model import make_model
 
 PROGRAM = [sys.executable, "-m", "workers.cli.app", "workflow"]
@@ -66,10 +65,10 @@ def test_a_task_is_answered_by_whoever_types(made: Path) -> None:
 
 
 def test_a_task_is_answered_by_a_model(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model", 0, TOOLS.language)
-    task = '{"prompt": "open 3 1 4", "sampling": {"max_tokens": 6, "seed": 1}}'
-    command = [*PROGRAM, "run", "workers.demo.drawers", "--task", task, "--engine", str(model), "--runs", "2"]
+    model = make_model(tmp_path / "model", 0)
+    task = '{"prompt": "copy 3 1 4 =", "answer": "3 1 4", "sampling": {"max_tokens": 4, "seed": 1}}'
+    command = [*PROGRAM, "run", "sequence", "--task", task, "--engine", str(model), "--runs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "prompt   <bos> <user> open 3 1 4 <assistant>" in done.stdout
+    assert "prompt   <bos> copy 3 1 4 =" in done.stdout
     assert "run 1    reward 0" in done.stdout
