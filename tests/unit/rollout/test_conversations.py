@@ -40,7 +40,7 @@ def fail() -> None:
 
 
 class Sums(ToolWorkflow):
-    """Rewards an answer that is the task's."""
+    """Rewards an answer that is the task's, where each turn was written as one of a model's is."""
 
     name = "sums"
     tools: ClassVar = (add, look, hang, fail)
@@ -48,6 +48,7 @@ class Sums(ToolWorkflow):
     tool_timeout_s: ClassVar = 0.05
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
+        assert all(text and "\0" not in text for text in conversation.texts)
         return float(conversation.answer.strip() == task.answer)
 
 
