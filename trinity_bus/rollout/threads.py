@@ -105,7 +105,14 @@ class BlockingContext:
         self.tokenizer = ctx.tokenizer
         self.sampling = ctx.sampling
         self.batch_type = ctx.batch_type
-        self.set_state = ctx.set_state
+
+    def set_state(self, **values: Any) -> None:
+        """See ``RolloutContext.set_state``."""
+
+        async def say() -> None:
+            self._ctx.set_state(**values)
+
+        self._wait(say())
 
     def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling | None = None, n: int = 1

@@ -124,9 +124,13 @@ async def execute(
         timed_out = True
     finally:
         code = await _ended(process, stop)
-        # Its processes are dead, and so its pipes are at their ends.
-        _, more_output, more_errors = await talk
         running.discard(process)
+        try:
+            # Its processes are dead, and so its pipes are at their ends; unless one has got away.
+            async with asyncio.timeout(_STOP_S):
+                _, more_output, more_errors = await talk
+        except TimeoutError:
+            more_output = more_errors = True
     return Executed(
         -1 if timed_out else code if code >= 0 else 128 - code,
         output.decode(errors="replace"),

@@ -11,7 +11,7 @@ from trinity_bus.sandbox import ContainerSandbox, SandboxError, SandboxLimits
 
 FAKE = """#!/bin/sh
 # A FAKE docker: `run` does in the sandbox's folder what would be done in a container, `kill` what kills one.
-if [ "$1" = kill ]; then kill -KILL -- -"$(cat {pid})"; exit; fi
+if [ "$1" = kill ]; then kill -9 -"$(cat {pid})"; exit; fi
 for part; do
   case "$part" in
     --cidfile=*) echo made >"${{part#*=}}" ;;
