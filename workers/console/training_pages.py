@@ -69,12 +69,15 @@ class TrainingPages:
         number = whole(request.match_info["step"], "step")
 
         async def values(frame: Frame) -> Mapping[str, Any]:
-            step = await self._ask(lambda index: index.step(number, until=frame.until))
+            step, following = await self._ask(
+                lambda index: (index.step(number, until=frame.until), index.step(number + 1, until=frame.until))
+            )
             if step is None:
                 raise NotThereError(f"step {number} is not on the log{_then(frame)}")
             teach = True if frame.query.get("teach") == "nothing" else None
             wanted = SampleFilter(step=number, teaches_nothing=teach)
-            return {"step": step, **await self._groups(frame, wanted, {"step": number})}
+            told = {"step": step, "has_next": following is not None}
+            return {**told, **await self._groups(frame, wanted, {"step": number})}
 
         return await self._desk.show(request, "step.html", values)
 

@@ -1,5 +1,6 @@
 """Who comes in: real HTTP, no broker. Every page says that the broker is away, and is there all the same."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
+from tests.support.mesh.waiting import until
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from workers.console.service import Console
 from workers.preconditions import problems
@@ -212,6 +214,21 @@ async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monk
         assert first.headers["Content-Type"] == "text/event-stream"
         async with client.get("/live") as second:
             assert second.status == 503
+
+
+async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> None:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here")
+    there = Console(Settings(kafka=kafka, console=ConsoleSettings(folder=tmp_path, port=0)))
+    following = asyncio.create_task(there.feed.run())
+    try:
+        async with TestClient(TestServer(there.app())) as client:
+            await until(lambda: "The broker is away" in there.feed.trouble or following.done(), 60)
+            for path in ("/", "/steps", "/samples"):
+                async with client.get(path) as answer:
+                    assert "The broker is away" in await answer.text(), path
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "mesh.example.test"])  # noqa: S104

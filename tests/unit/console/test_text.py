@@ -62,17 +62,17 @@ def test_marks_piled_upon_a_letter_do_not_grow_without_end() -> None:
 
 
 def test_a_line_of_a_mebibyte_is_cut_and_says_by_how_much() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     shown = str(hostile("<" * (1 << 20), most=1000))
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert shown.count("&lt;") == 1000
     assert "1,047,576 more characters" in shown
 
 
 def test_a_mebibyte_of_what_is_not_printable_takes_no_time_either() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(hostile("\u202e" * (1 << 20))) < 3_000_000
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_one_line_stays_one() -> None:

@@ -34,7 +34,7 @@ def hostile(text: str, most: int = SHOWN_CHARS) -> Markup:
         most: Characters that are shown.
     """
     shown, left = text[:most], len(text) - most
-    parts: list[Markup] = []
+    parts: list[str] = []
     begin = combining = 0
     last = -1
     for found in _SUSPECT.finditer(shown):
@@ -47,10 +47,8 @@ def hostile(text: str, most: int = SHOWN_CHARS) -> Markup:
             begin = place + 1
     parts.append(escape(shown[begin:]))
     if left > 0:
-        parts.append(
-            Markup('<span class="mark" title="not shown here">[{} more characters]</span>').format(f"{left:,}")
-        )
-    return Markup("").join(parts)
+        parts.append(f'<span class="mark" title="not shown here">[{left:,} more characters]</span>')
+    return Markup("".join(parts))  # noqa: S704 - all that came from outside is escaped above
 
 
 def line(text: str, most: int = _LINE_CHARS) -> Markup:
@@ -58,12 +56,11 @@ def line(text: str, most: int = _LINE_CHARS) -> Markup:
     return hostile(text.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", " "), most)
 
 
-def _mark(character: str, combining: int) -> Markup | None:
-    """Return what stands for a character; None where it may stand for itself."""
+def _mark(character: str, combining: int) -> str | None:
+    """Return the markup that stands for a character; None where it may stand for itself."""
     if (character.isprintable() and combining <= _MAX_COMBINING) or character == "\u3000":
         return None
     code = ord(character)
-    name = unicodedata.name(character, "")
-    title = f"U+{code:04X} {name}".strip()
+    title = f"U+{code:04X} {unicodedata.name(character, '')}".strip()
     label = chr(_CONTROL_PICTURES + code) if code < 0x20 else f"[U+{code:04X}]"
-    return Markup('<span class="mark" title="{}">{}</span>').format(title, label)
+    return f'<span class="mark" title="{title}">{label}</span>'
