@@ -117,6 +117,12 @@ def test_logprobs_are_those_of_the_distribution_that_drew_the_token(rig: Rig) ->
         # Each other temperature is clearly another distribution.
         assert rig.mismatch(0, completions[0], temperature=temperature * 1.5).max() > 100 * TOLERANCE
         assert [completion.versions for completion in completions] == [[(0, rig.version)]] * 2
+        # A teacher says so of tokens that another model drew, whatever they were drawn at.
+        said = completions[0].token_ids
+        completions[0].logprobs[:] = rig.run(rig.engine.score([*PROMPT, *said], len(PROMPT)))
+        rig.assert_draws_from(0, completions[:1])
+    with pytest.raises(RequestRefusedError, match="nothing to score from 5 on"):
+        rig.run(rig.engine.score(PROMPT, len(PROMPT)))
 
 
 def test_a_cut_distribution_is_renormalized(rig: Rig) -> None:
