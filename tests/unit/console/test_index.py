@@ -27,9 +27,9 @@ from schemas.topics import DEAD_LETTERS, EXPERIENCES
 from tests.support.fakes.log_records import LogRecords, group
 from trinity_bus.bus import Undecodable
 from trinity_bus.console.index import (
-    Ask,
     DeadLetterFilter,
     Index,
+    PageAsk,
     QuestionError,
     SampleFilter,
     SamplePlace,
@@ -243,7 +243,7 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
         for wanted in (SampleFilter(), SampleFilter(reward_min=0.9), SampleFilter(version_max=145)):
             rows, after = [], None
             while True:
-                page = index.samples(wanted, Ask(limit=7, after=after))
+                page = index.samples(wanted, PageAsk(limit=7, after=after))
                 rows += page.rows
                 after = page.after
                 if after is None:
@@ -252,7 +252,7 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
             assert len({row.place for row in rows}) == len(rows) == expected[wanted]
             assert [row.at for row in rows] == sorted((row.at for row in rows), reverse=True)
         assert all(row.response is None for row in rows)
-        assert index.groups(SampleFilter(), Ask(limit=3)).rows[0].task_id == "t-0-149"
+        assert index.groups(SampleFilter(), PageAsk(limit=3)).rows[0].task_id == "t-0-149"
 
 
 def test_a_search_whose_time_is_up_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,18 +264,18 @@ def test_a_search_whose_time_is_up_says_where_to_go_on(tmp_path: Path, monkeypat
         store.take(*log.take())
         pages = [index.samples(SampleFilter(version_max=0))]
         while pages[-1].after is not None:
-            pages.append(index.samples(SampleFilter(version_max=0), Ask(after=pages[-1].after)))
+            pages.append(index.samples(SampleFilter(version_max=0), PageAsk(after=pages[-1].after)))
     assert [[row.task_id for row in page.rows] for page in pages] == [[], [], [], ["t-0"]]
     assert [page.searched_back_to for page in pages] == [124, 114, 104, None]
 
 
 @pytest.mark.parametrize(
-    "ask", [Ask(limit=0), Ask(limit=501), Ask(after="-1"), Ask(after="1; drop"), Ask(after="9" * 30)]
+    "asked", [{"limit": 0}, {"limit": 501}, {"after": "-1"}, {"after": "1; drop"}, {"after": "9" * 30}]
 )
-def test_no_page_is_too_large_and_none_is_made_up(index: Index, ask: Ask) -> None:
+def test_no_page_is_too_large_and_none_is_made_up(index: Index, asked: dict[str, Any]) -> None:
     for question in (index.samples, index.groups):
         with pytest.raises(QuestionError):
-            question(SampleFilter(), ask)
+            question(SampleFilter(), PageAsk(**asked))
 
 
 def test_what_cannot_be_read_is_counted_and_passed_over(store: Store, index: Index) -> None:

@@ -10,8 +10,9 @@
 """
 
 from trinity_bus.console.index.answers import (
-    Batch,
+    BatchDetail,
     BatchRow,
+    BatchTransition,
     Bin,
     DeadLetterRow,
     ExplorerRow,
@@ -19,38 +20,37 @@ from trinity_bus.console.index.answers import (
     Fate,
     GroupRow,
     Histogram,
+    IndexStanding,
     LeftOutRow,
-    Page,
     Place,
     Point,
-    Sample,
+    PublishedRow,
+    RowPage,
+    SampleDetail,
     SamplePlace,
     SampleRow,
     Series,
-    Standing,
-    Step,
+    StepDetail,
     StepRow,
     SyncRow,
     TaskEvent,
     TaskTimeline,
-    Transition,
-    Version,
-    VersionRow,
+    VersionDetail,
 )
 from trinity_bus.console.index.errors import QuestionError, StoreBusyError, StoreError, UnreadableError
 from trinity_bus.console.index.files import store_folder
 from trinity_bus.console.index.follower import IndexFollower
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.past_records import PastRecords
-from trinity_bus.console.index.questions import Ask, Axis, DeadLetterFilter, SampleFilter
+from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
 from trinity_bus.console.index.store import Store
 from trinity_bus.console.index.tokens import load_texts
 
 __all__ = [
-    "Ask",
     "Axis",
-    "Batch",
+    "BatchDetail",
     "BatchRow",
+    "BatchTransition",
     "Bin",
     "DeadLetterFilter",
     "DeadLetterRow",
@@ -61,19 +61,21 @@ __all__ = [
     "Histogram",
     "Index",
     "IndexFollower",
+    "IndexStanding",
     "LeftOutRow",
-    "Page",
+    "PageAsk",
     "PastRecords",
     "Place",
     "Point",
+    "PublishedRow",
     "QuestionError",
-    "Sample",
+    "RowPage",
+    "SampleDetail",
     "SampleFilter",
     "SamplePlace",
     "SampleRow",
     "Series",
-    "Standing",
-    "Step",
+    "StepDetail",
     "StepRow",
     "Store",
     "StoreBusyError",
@@ -81,10 +83,8 @@ __all__ = [
     "SyncRow",
     "TaskEvent",
     "TaskTimeline",
-    "Transition",
     "UnreadableError",
-    "Version",
-    "VersionRow",
+    "VersionDetail",
     "load_texts",
     "store_folder",
 ]

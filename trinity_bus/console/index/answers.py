@@ -14,7 +14,7 @@ from schemas.record import BatchType, Metrics
 HEAD_CHARS: Final = 200
 """Characters of a text that the index keeps."""
 
-type StandingState = Literal["connecting", "reading", "following", "waiting", "stopped"]
+type IndexState = Literal["connecting", "reading", "following", "waiting", "stopped"]
 type EventKind = Literal["sent", "dispatched", "cancelled", "finished", "experience", "begun", "result", "dead_letter"]
 
 
@@ -52,7 +52,7 @@ class SamplePlace(Struct, frozen=True, order=True):
         return cls(*map(int, parts))
 
 
-class Page[R](Struct, frozen=True):
+class RowPage[R](Struct, frozen=True):
     """Some rows of a list."""
 
     rows: list[R]
@@ -62,10 +62,10 @@ class Page[R](Struct, frozen=True):
     """Where a search took too long to fill the page: it got back to this time. ``after`` goes on from there."""
 
 
-class Standing(Struct, frozen=True):
+class IndexStanding(Struct, frozen=True):
     """How far the index has come, and what it waits for."""
 
-    state: StandingState
+    state: IndexState
     line: str
     """One line for people."""
     behind: int = 0
@@ -114,18 +114,18 @@ class BatchRow(Struct, frozen=True):
     """The step that was begun with it."""
 
 
-class Transition(Struct, frozen=True):
+class BatchTransition(Struct, frozen=True):
     """A batch has come into a state."""
 
     state: str
     at: float
 
 
-class Batch(Struct, frozen=True):
+class BatchDetail(Struct, frozen=True):
     """All of one batch but its groups."""
 
     row: BatchRow
-    transitions: list[Transition]
+    transitions: list[BatchTransition]
     """As far as the log had kept them when they were read."""
     metrics: Metrics
 
@@ -169,7 +169,7 @@ class LeftOutRow(Struct, frozen=True):
     detail: str
 
 
-class Step(Struct, frozen=True):
+class StepDetail(Struct, frozen=True):
     """All of one step but its groups."""
 
     row: StepRow
@@ -254,7 +254,7 @@ class Fate(Struct, frozen=True):
     detail: str
 
 
-class Sample(Struct, frozen=True):
+class SampleDetail(Struct, frozen=True):
     """One sample, its group and what became of it. Its tokens are on the log: see ``PastRecords``."""
 
     row: SampleRow
@@ -345,7 +345,7 @@ class SyncRow(Struct, frozen=True):
     pause_s: float
 
 
-class VersionRow(Struct, frozen=True):
+class PublishedRow(Struct, frozen=True):
     """A version of the model that was published."""
 
     model: str
@@ -368,10 +368,10 @@ class VersionRow(Struct, frozen=True):
     """Explorers that took it."""
 
 
-class Version(Struct, frozen=True):
+class VersionDetail(Struct, frozen=True):
     """All of one version: with its step, its batch and the groups of that, the way from checkpoint to tasks."""
 
-    row: VersionRow
+    row: PublishedRow
     metrics: Metrics
     syncs: list[SyncRow]
     skipped: list[str]

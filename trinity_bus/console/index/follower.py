@@ -37,7 +37,7 @@ from schemas.topics import (
 )
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.offsets import readable
-from trinity_bus.console.index.answers import Standing, StandingState
+from trinity_bus.console.index.answers import IndexStanding, IndexState
 from trinity_bus.console.index.errors import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
@@ -77,7 +77,7 @@ class IndexFollower:
         self._bus = bus
         self._store = store
         self._bytes_s = read_mib_s << 20
-        self._state: StandingState = "connecting"
+        self._state: IndexState = "connecting"
         self._line = "connecting to the log"
         self._behind = 0
         self._task: asyncio.Task[None] | None = None
@@ -96,10 +96,10 @@ class IndexFollower:
             await asyncio.wait([task])
         self._tell("stopped", "stopped")
 
-    def standing(self) -> Standing:
+    def standing(self) -> IndexStanding:
         """Return how far the index has come. Asks the store, for a moment."""
         unreadable, lost = self._store.passed_over
-        return Standing(
+        return IndexStanding(
             state=self._state,
             line=self._line,
             behind=self._behind,
@@ -153,7 +153,7 @@ class IndexFollower:
                     if at_end:
                         self._tell("following", "up to date")
                     elif records:
-                        state: StandingState = "reading" if self._state != "following" else "following"
+                        state: IndexState = "reading" if self._state != "following" else "following"
                         self._tell(state, f"{self._behind:,} records behind" if self._behind else "up to date")
                     await self._pace(records, began)
 
@@ -184,7 +184,7 @@ class IndexFollower:
         size = sum(len(record.raw) for record in records)
         await asyncio.sleep(max(0.0, size / self._bytes_s - (time.monotonic() - began)))
 
-    def _tell(self, state: StandingState, line: str) -> None:
+    def _tell(self, state: IndexState, line: str) -> None:
         self._state, self._line = state, line
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -1,9 +1,9 @@
 """The index, to be asked: every page of the console, live and past, is made of these answers.
 
 ``until`` is a moment of the log in seconds since the Unix epoch, at which the answer is as it would have been; None is
-now. Lists are asked page by page (:class:`~.questions.Ask`): each says what to ask for the next, and none costs more
-the further back it lies. Every answer is bounded, and so is its time. Questions block for milliseconds: from a loop,
-ask them in a thread (``asyncio.to_thread``); any number of threads may ask at once.
+now. Lists are asked page by page (:class:`~.questions.PageAsk`): each says what to ask for the next, and none costs
+more the further back it lies. Every answer is bounded, and so is its time. Questions block for milliseconds: from a
+loop, ask them in a thread (``asyncio.to_thread``); any number of threads may ask at once.
 
 Raises, of every question:
 
@@ -20,31 +20,31 @@ from typing import Final, Self
 
 from schemas.record import BatchType
 from trinity_bus.console.index.answers import (
-    Batch,
+    BatchDetail,
     BatchRow,
     DeadLetterRow,
     ExplorerRow,
     Extent,
     GroupRow,
     Histogram,
-    Page,
-    Sample,
+    PublishedRow,
+    RowPage,
+    SampleDetail,
     SamplePlace,
     SampleRow,
     Series,
-    Step,
+    StepDetail,
     StepRow,
     TaskTimeline,
-    Version,
-    VersionRow,
+    VersionDetail,
 )
 from trinity_bus.console.index.files import explained, reading
 from trinity_bus.console.index.queries import groups, mesh, samples, training
-from trinity_bus.console.index.questions import Ask, Axis, DeadLetterFilter, SampleFilter
+from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
 
 _CONNECTIONS: Final = 4
 """More questions at once than these wait for each other."""
-FIRST_PAGE: Final = Ask()
+FIRST_PAGE: Final = PageAsk()
 ALL_SAMPLES: Final = SampleFilter()
 ALL_DEAD_LETTERS: Final = DeadLetterFilter()
 SEARCH_S: Final = 0.5
@@ -89,30 +89,30 @@ class Index:
 
     def batches(
         self,
-        ask: Ask = FIRST_PAGE,
+        ask: PageAsk = FIRST_PAGE,
         *,
         batch_type: BatchType | None = None,
         state: str | None = None,
         until: float | None = None,
-    ) -> Page[BatchRow]:
+    ) -> RowPage[BatchRow]:
         """Return batches, those that changed last first."""
         return self._ask(lambda db: training.batches(db, ask, batch_type, state, until))
 
-    def batch(self, batch_id: str, *, until: float | None = None) -> Batch | None:
+    def batch(self, batch_id: str, *, until: float | None = None) -> BatchDetail | None:
         """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
         return self._ask(lambda db: training.batch(db, batch_id, until))
 
-    def steps(self, ask: Ask = FIRST_PAGE, *, until: float | None = None) -> Page[StepRow]:
+    def steps(self, ask: PageAsk = FIRST_PAGE, *, until: float | None = None) -> RowPage[StepRow]:
         """Return steps of training, the newest first; of one that was begun again, the last time."""
         return self._ask(lambda db: training.steps(db, ask, until))
 
-    def step(self, number: int, *, until: float | None = None) -> Step | None:
+    def step(self, number: int, *, until: float | None = None) -> StepDetail | None:
         """Return one step; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
         return self._ask(lambda db: training.step(db, number, until))
 
     def groups(
-        self, wanted: SampleFilter = ALL_SAMPLES, ask: Ask = FIRST_PAGE, *, until: float | None = None
-    ) -> Page[GroupRow]:
+        self, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
+    ) -> RowPage[GroupRow]:
         """Return groups, the newest first.
 
         What the filter says of single samples (rewards, versions) need hold of some of them; texts and finish reasons
@@ -121,12 +121,12 @@ class Index:
         return self._ask(lambda db: groups.groups(db, wanted, ask, until))
 
     def samples(
-        self, wanted: SampleFilter = ALL_SAMPLES, ask: Ask = FIRST_PAGE, *, until: float | None = None
-    ) -> Page[SampleRow]:
+        self, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
+    ) -> RowPage[SampleRow]:
         """Return samples: the newest group first, each group's in their order."""
         return self._ask(lambda db: samples.samples(db, wanted, ask, until, self._search_s))
 
-    def sample(self, place: SamplePlace, *, until: float | None = None) -> Sample | None:
+    def sample(self, place: SamplePlace, *, until: float | None = None) -> SampleDetail | None:
         """Return one sample; None: there is none. Its tokens are on the log: see ``PastRecords``."""
         return self._ask(lambda db: groups.sample(db, place, until))
 
@@ -157,12 +157,12 @@ class Index:
         return self._ask(lambda db: mesh.metrics(db, list(names), by=by, points=points, model=model, until=until))
 
     def versions(
-        self, ask: Ask = FIRST_PAGE, *, model: str | None = None, until: float | None = None
-    ) -> Page[VersionRow]:
+        self, ask: PageAsk = FIRST_PAGE, *, model: str | None = None, until: float | None = None
+    ) -> RowPage[PublishedRow]:
         """Return the versions that were published, the newest first."""
         return self._ask(lambda db: training.versions(db, ask, model, until))
 
-    def version(self, number: int, *, model: str | None = None, until: float | None = None) -> Version | None:
+    def version(self, number: int, *, model: str | None = None, until: float | None = None) -> VersionDetail | None:
         """Return one version; None: it was not published. Its batch and step lead on to its tasks."""
         return self._ask(lambda db: training.version(db, number, model, until))
 
@@ -171,8 +171,8 @@ class Index:
         return self._ask(lambda db: mesh.fleet(db, until))
 
     def dead_letters(
-        self, wanted: DeadLetterFilter = ALL_DEAD_LETTERS, ask: Ask = FIRST_PAGE, *, until: float | None = None
-    ) -> Page[DeadLetterRow]:
+        self, wanted: DeadLetterFilter = ALL_DEAD_LETTERS, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
+    ) -> RowPage[DeadLetterRow]:
         """Return records that could not be taken, the newest first."""
         return self._ask(lambda db: mesh.dead_letters(db, wanted, ask, until))
 

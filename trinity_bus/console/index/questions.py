@@ -21,7 +21,7 @@ MAX_HISTOGRAM_SAMPLES: Final = 200_000
 type Axis = Literal["step", "version", "time"]
 
 
-class Ask(Struct, frozen=True):
+class PageAsk(Struct, frozen=True):
     """Which page of a list: the newest rows first."""
 
     limit: int = 50

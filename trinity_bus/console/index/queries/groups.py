@@ -4,9 +4,9 @@ import json
 import sqlite3
 from typing import Any, Final
 
-from trinity_bus.console.index.answers import Fate, GroupRow, Page, Sample, SamplePlace, SampleRow
+from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow
 from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
-from trinity_bus.console.index.questions import Ask, SampleFilter
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,
     SAMPLE_BITS,
@@ -37,7 +37,7 @@ SAMPLE: Final = (
 """What a ``SampleRow`` is made of."""
 
 
-def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: Ask, until: float | None) -> Page[GroupRow]:
+def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None) -> RowPage[GroupRow]:
     """Return groups, the newest first.
 
     Args:
@@ -54,15 +54,15 @@ def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: Ask, until: float 
     )
     found = db.execute(query, values).fetchall()
     rows = found[: ask.rows]
-    return Page([_group_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return RowPage([_group_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
 
 
 def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[GroupRow]:
     """Return the groups of all attempts at a task, the oldest first."""
-    return groups(db, SampleFilter(task_id=task_id), Ask(limit=MAX_GROUPS), until).rows[::-1]
+    return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until).rows[::-1]
 
 
-def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> Sample | None:
+def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> SampleDetail | None:
     """Return one sample; None: there is none, or it came later."""
     values = {"partition": place.partition, "offset": place.offset, "until": last_number(until)}
     query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset'
@@ -71,7 +71,7 @@ def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> S
         return None
     number = sample_number(found[0], place.number)
     query = f"SELECT {SAMPLE} FROM samples s JOIN groups g ON g.id = s.id >> {SAMPLE_BITS} WHERE s.id = ?"
-    return Sample(
+    return SampleDetail(
         row=sample_of(db.execute(query, (number,)).fetchone()),
         group=_group_of(found),
         fates=_fates(db, place, found[4], values),

@@ -8,16 +8,16 @@ from trinity_bus.console.index.answers import (
     ExplorerRow,
     Extent,
     GroupRow,
-    Page,
     Place,
     Point,
+    RowPage,
     Series,
     TaskEvent,
     TaskTimeline,
 )
 from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.groups import groups_of_task
-from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Ask, Axis, DeadLetterFilter
+from trinity_bus.console.index.questions import MAX_LIMIT, MAX_NAMES, MAX_POINTS, Axis, DeadLetterFilter, PageAsk
 from trinity_bus.console.index.schema import MAX_AT, last_number, time_of
 
 PACE: Final = {
@@ -148,8 +148,8 @@ def fleet(db: sqlite3.Connection, until: float | None) -> list[ExplorerRow]:
 
 
 def dead_letters(
-    db: sqlite3.Connection, wanted: DeadLetterFilter, ask: Ask, until: float | None
-) -> Page[DeadLetterRow]:
+    db: sqlite3.Connection, wanted: DeadLetterFilter, ask: PageAsk, until: float | None
+) -> RowPage[DeadLetterRow]:
     """Return dead letters, the newest first."""
     values = {
         "until": last_number(until),
@@ -169,7 +169,7 @@ def dead_letters(
         values,
     ).fetchall()
     rows = found[: ask.rows]
-    return Page(
+    return RowPage(
         [DeadLetterRow(Place(*row[1:4]), time_of(row[0]), *row[4:]) for row in rows],
         str(rows[-1][0]) if len(found) > ask.rows else None,
     )

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec import Struct
 
-from trinity_bus.console.index.answers import Bin, Histogram, Page, SampleRow
+from trinity_bus.console.index.answers import Bin, Histogram, RowPage, SampleRow
 from trinity_bus.console.index.errors import QuestionError
 from trinity_bus.console.index.queries.conditions import (
     GROUPS_OF_STEP,
@@ -25,7 +25,7 @@ from trinity_bus.console.index.queries.conditions import (
     values_of,
 )
 from trinity_bus.console.index.queries.groups import SAMPLE, sample_of
-from trinity_bus.console.index.questions import MAX_BINS, MAX_HISTOGRAM_SAMPLES, Ask, SampleFilter
+from trinity_bus.console.index.questions import MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
 
 _WINDOW: Final = 20_000
@@ -56,8 +56,8 @@ class _Plan(Struct, frozen=True):
 
 
 def samples(
-    db: sqlite3.Connection, wanted: SampleFilter, ask: Ask, until: float | None, limit_s: float
-) -> Page[SampleRow]:
+    db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None, limit_s: float
+) -> RowPage[SampleRow]:
     """Return samples that match: the newest group first, each group's in their order.
 
     Args:
@@ -77,12 +77,12 @@ def samples(
     for low, matching in _search(db, SAMPLE, wanted, values, ask.before):
         for row in matching:
             if len(found) == ask.rows:
-                return Page([sample_of(each) for each in found], str(found[-1][0]))
+                return RowPage([sample_of(each) for each in found], str(found[-1][0]))
             found.append(row)
         if low > 0 and time.monotonic() > stop_at:
             after = str(low + 1 << SAMPLE_BITS)
-            return Page([sample_of(each) for each in found], after, searched_back_to=time_of(low))
-    return Page([sample_of(row) for row in found])
+            return RowPage([sample_of(each) for each in found], after, searched_back_to=time_of(low))
+    return RowPage([sample_of(row) for row in found])
 
 
 def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: float | None) -> Histogram:

@@ -5,18 +5,18 @@ import sqlite3
 from typing import Any, Final
 
 from trinity_bus.console.index.answers import (
-    Batch,
+    BatchDetail,
     BatchRow,
+    BatchTransition,
     LeftOutRow,
-    Page,
-    Step,
+    PublishedRow,
+    RowPage,
+    StepDetail,
     StepRow,
     SyncRow,
-    Transition,
-    Version,
-    VersionRow,
+    VersionDetail,
 )
-from trinity_bus.console.index.questions import MAX_LIMIT, Ask
+from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 
 _ANY: Final = 1 << 62
@@ -50,7 +50,7 @@ _VERSION: Final = (
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
     "AND s.id <= :until), v.metrics, v.skipped"
 )
-"""A number, what a ``VersionRow`` is made of, metrics and skipped batches."""
+"""A number, what a ``PublishedRow`` is made of, metrics and skipped batches."""
 _ANNOUNCED: Final = (
     "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
     "ORDER BY id DESC LIMIT 1)"
@@ -58,8 +58,8 @@ _ANNOUNCED: Final = (
 
 
 def batches(
-    db: sqlite3.Connection, ask: Ask, batch_type: str | None, state: str | None, until: float | None
-) -> Page[BatchRow]:
+    db: sqlite3.Connection, ask: PageAsk, batch_type: str | None, state: str | None, until: float | None
+) -> RowPage[BatchRow]:
     """Return batches, those that changed last first."""
     values = {
         "until": last_number(until),
@@ -74,10 +74,10 @@ def batches(
     )
     found = db.execute(query, values).fetchall()
     rows = found[: ask.rows]
-    return Page([BatchRow(*row[1:]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return RowPage([BatchRow(*row[1:]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
 
 
-def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> Batch | None:
+def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDetail | None:
     """Return one batch; None: there is none."""
     values = {"until": last_number(until), "batch_id": batch_id, "rows": MAX_LIMIT}
     found = db.execute(
@@ -88,11 +88,11 @@ def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> Batch |
     if not found:
         return None
     *newest, metrics = found[0]
-    transitions = [Transition(row[3], time_of(row[0])) for row in reversed(found)]
-    return Batch(BatchRow(*newest[1:]), transitions, json.loads(metrics))
+    transitions = [BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
+    return BatchDetail(BatchRow(*newest[1:]), transitions, json.loads(metrics))
 
 
-def steps(db: sqlite3.Connection, ask: Ask, until: float | None) -> Page[StepRow]:
+def steps(db: sqlite3.Connection, ask: PageAsk, until: float | None) -> RowPage[StepRow]:
     """Return steps, the newest first."""
     values = {"until": last_number(until), "before": _ANY if ask.before is None else ask.before, "rows": ask.rows + 1}
     known = " UNION ".join(
@@ -102,10 +102,10 @@ def steps(db: sqlite3.Connection, ask: Ask, until: float | None) -> Page[StepRow
     query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
     found = db.execute(query, values).fetchall()
     rows = found[: ask.rows]
-    return Page([StepRow(*row[:_STEP_FIELDS]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return RowPage([StepRow(*row[:_STEP_FIELDS]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
 
 
-def step(db: sqlite3.Connection, number: int, until: float | None) -> Step | None:
+def step(db: sqlite3.Connection, number: int, until: float | None) -> StepDetail | None:
     """Return one step; None: there is none."""
     values = {"until": last_number(until), "step": number}
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
@@ -115,7 +115,7 @@ def step(db: sqlite3.Connection, number: int, until: float | None) -> Step | Non
     left_out = db.execute(
         "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? ORDER BY rowid LIMIT ?", (key, MAX_LIMIT)
     )
-    return Step(
+    return StepDetail(
         row=StepRow(*row[:_STEP_FIELDS]),
         metrics=json.loads(metrics or "{}"),
         left_out=[LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
@@ -125,7 +125,7 @@ def step(db: sqlite3.Connection, number: int, until: float | None) -> Step | Non
     )
 
 
-def versions(db: sqlite3.Connection, ask: Ask, model: str | None, until: float | None) -> Page[VersionRow]:
+def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: float | None) -> RowPage[PublishedRow]:
     """Return published versions, the newest first."""
     values = {
         "until": last_number(until),
@@ -139,10 +139,10 @@ def versions(db: sqlite3.Connection, ask: Ask, model: str | None, until: float |
     )
     found = db.execute(query, values).fetchall()
     rows = found[: ask.rows]
-    return Page([_version_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+    return RowPage([_version_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
 
 
-def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> Version | None:
+def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:
     """Return one version, as it was published last; None: it was not."""
     values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
     row = db.execute(
@@ -158,7 +158,7 @@ def version(db: sqlite3.Connection, number: int, model: str | None, until: float
         values | {"model": row[1]},
     )
     *_, metrics, skipped = row
-    return Version(
+    return VersionDetail(
         row=_version_of(row),
         metrics=json.loads(metrics),
         syncs=[SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
@@ -166,6 +166,6 @@ def version(db: sqlite3.Connection, number: int, model: str | None, until: float
     )
 
 
-def _version_of(row: tuple[Any, ...]) -> VersionRow:
+def _version_of(row: tuple[Any, ...]) -> PublishedRow:
     _, *values, announced, pinned, synced, _, _ = row
-    return VersionRow(*(*values, bool(announced), bool(pinned), synced))
+    return PublishedRow(*(*values, bool(announced), bool(pinned), synced))
