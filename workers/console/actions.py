@@ -12,7 +12,7 @@ from aiohttp import web
 
 from trinity_bus.client import Synchronizer
 from trinity_bus.errors import RefusedError
-from workers.console.desk import BadLinkError, Desk
+from workers.console.desk import BadLinkError, PageDesk
 from workers.console.door import operator
 
 log = logging.getLogger("workers.console")
@@ -27,7 +27,7 @@ class Actions:
         desk: Makes pages.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     def install(self, app: web.Application) -> None:

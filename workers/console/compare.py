@@ -16,7 +16,7 @@ from trinity_bus.console.index.files import database
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.overview import REWARD
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import BadLinkError, Desk
+from workers.console.desk import BadLinkError, PageDesk
 
 MAX_RUNS: Final = 4
 _LISTED: Final = 200
@@ -31,7 +31,7 @@ class Compare:
         desk: Makes pages.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
         self._folder = desk.feed.index.folder.parent
 
@@ -77,12 +77,12 @@ def _charts(
     folder: Path, runs: Sequence[str], metrics: Sequence[str], until: float | None
 ) -> tuple[list[tuple[str, Any]], list[str]]:
     """Return a chart for each metric that some run has, and the names of all metrics."""
-    lines: dict[str, list[charts.Series]] = {name: [] for name in metrics}
+    lines: dict[str, list[charts.Line]] = {name: [] for name in metrics}
     known: set[str] = set()
     for run in runs:
         with Index(folder / run) as index:
             known.update(index.metric_names())
             for one in index.metrics(metrics, by="step", points=charts.MAX_POINTS, until=until):
-                lines[one.name].append(charts.Series(run, [(point.x, point.value) for point in one.points]))
+                lines[one.name].append(charts.Line(run, [(point.x, point.value) for point in one.points]))
     drawn = [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]
     return drawn, sorted(known)

@@ -22,7 +22,7 @@ class BadLinkError(TrinityError, ValueError):
     """A link says what no page can show."""
 
 
-class Desk:
+class PageDesk:
     """Makes pages.
 
     Args:

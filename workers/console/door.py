@@ -28,7 +28,7 @@ from aiohttp import web
 
 from trinity_bus.config import ConsoleSettings
 from trinity_bus.console.web.render import Frame, Pages
-from trinity_bus.console.web.who import SESSION_S, Role, Sessions, Visitor, host_is_ours, is_name, same
+from trinity_bus.console.web.who import SESSION_S, Logins, Role, Visitor, host_is_ours, is_name, same
 from trinity_bus.errors import BusError, NoCoordinatorError, TimedOutError, TrinityError
 from trinity_bus.runtime.http import shows_key
 
@@ -55,7 +55,7 @@ class NotThereError(TrinityError, LookupError):
     """What a link names is not on the log, or not any more."""
 
 
-class Door:
+class FrontDoor:
     """Lets visitors in.
 
     Args:
@@ -72,7 +72,7 @@ class Door:
         self._namespace = namespace
         self._pages = pages
         self._clock = clock
-        self._sessions = Sessions()
+        self._sessions = Logins()
         self._tokens: list[tuple[str, Role]] = []
         if settings.token is not None:
             self._tokens.append((settings.token.get_secret_value(), "operator"))

@@ -19,9 +19,9 @@ from schemas.errors import DecodeError
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
-from trinity_bus.console.index import Ask, DeadLetterFilter, Place
+from trinity_bus.console.index import DeadLetterFilter, PageAsk, Place
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import Desk, whole
+from workers.console.desk import PageDesk, whole
 from workers.console.door import operator
 
 log = logging.getLogger("workers.console")
@@ -37,7 +37,7 @@ class Letters:
         desk: Makes pages.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     def install(self, app: web.Application) -> None:
@@ -52,7 +52,7 @@ class Letters:
             wanted = DeadLetterFilter(
                 reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
             )
-            ask = Ask(_ROWS, frame.query.get("after"))
+            ask = PageAsk(_ROWS, frame.query.get("after"))
             page = await self._desk.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
             return {"page": page, "asked": {**asked, "any": any(asked.values())}}
 

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.index import Ask, Index
+from trinity_bus.console.index import Index, PageAsk
 from trinity_bus.console.web import overview as first_page
 from trinity_bus.console.web.charts import MAX_POINTS
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import Desk
+from workers.console.desk import PageDesk
 from workers.console.index_side import NoIndexError
 
 _ROWS: Final = 100
@@ -25,7 +25,7 @@ class MeshPages:
         desk: Makes pages.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
         self._feed = desk.feed
 
@@ -50,7 +50,7 @@ class MeshPages:
         return await self._desk.show(request, "versions.html", self._versions_values)
 
     async def _versions_values(self, frame: Frame) -> Mapping[str, Any]:
-        ask = Ask(_ROWS, frame.query.get("after"))
+        ask = PageAsk(_ROWS, frame.query.get("after"))
         model = self._desk.settings.mesh.model
         state = self._feed.state if frame.until is None else None
 
@@ -70,12 +70,12 @@ def _past(index: Index, until: float | None) -> first_page.Past:
     names = [*first_page.BY_STEP, *tests[: first_page.MAX_TESTS]]
     by_step = index.metrics(names, by="step", points=MAX_POINTS, until=until)
     by_time = index.metrics(first_page.BY_TIME, by="time", points=MAX_POINTS, until=until)
-    versions = [index.version(row.version, until=until) for row in index.versions(Ask(_VERSIONS), until=until).rows]
+    versions = [index.version(row.version, until=until) for row in index.versions(PageAsk(_VERSIONS), until=until).rows]
     return first_page.Past(
         extent=index.extent(until=until),
         by_step={one.name: one.points for one in by_step},
         by_time={one.name: one.points for one in by_time},
-        steps=index.steps(Ask(_STEPS), until=until).rows,
+        steps=index.steps(PageAsk(_STEPS), until=until).rows,
         versions=[one for one in reversed(versions) if one is not None],
         fleet=index.fleet(until=until),
     )

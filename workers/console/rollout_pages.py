@@ -9,14 +9,14 @@ import msgspec
 from aiohttp import web
 
 from schemas import ExperienceGroup
-from trinity_bus.console.index import Ask, GroupRow, Index, Sample, SampleFilter, SamplePlace, TaskTimeline
+from trinity_bus.console.index import GroupRow, Index, PageAsk, SampleDetail, SampleFilter, SamplePlace, TaskTimeline
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.rollouts import RunView, group_runs, sample_json, task_spans, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
-from workers.console.desk import BadLinkError, Desk, count, number, whole
+from workers.console.desk import BadLinkError, PageDesk, count, number, whole
 from workers.console.door import NotThereError
 from workers.console.training_pages import BINS, histogram_part
 
@@ -57,7 +57,7 @@ class RolloutPages:
         desk: Makes pages.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
         self._index = desk.feed.index
 
@@ -84,7 +84,7 @@ class RolloutPages:
                 version_min=count(frame, "version_low"),
                 version_max=count(frame, "version_high"),
             )
-            ask = Ask(_ROWS, frame.query.get("after"))
+            ask = PageAsk(_ROWS, frame.query.get("after"))
 
             def answers(index: Index) -> Mapping[str, Any]:
                 page = index.samples(wanted, ask, until=frame.until)
@@ -221,7 +221,7 @@ def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:
     return SamplePlace(place.partition, place.offset, at) if 0 <= at < samples else None
 
 
-def _sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[Sample, TaskTimeline | None]:
+def _sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[SampleDetail, TaskTimeline | None]:
     found = index.sample(place, until=until)
     if found is None:
         raise NotThereError(f"sample {place} is not on the log" + ("" if until is None else " at this moment"))

@@ -34,8 +34,8 @@ from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.actions import Actions
 from workers.console.compare import Compare
-from workers.console.desk import Desk
-from workers.console.door import Door
+from workers.console.desk import PageDesk
+from workers.console.door import FrontDoor
 from workers.console.feed import Feed
 from workers.console.letters import Letters
 from workers.console.live import Live
@@ -108,9 +108,9 @@ class Console:
         """Return what answers."""
         app = web.Application(client_max_size=_MAX_FORM_BYTES)
         pages = Pages()
-        door = Door(self._settings.console, self._settings.kafka.namespace, pages)
+        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages)
         door.install(app)
-        desk = Desk(self._settings, self.feed, pages)
+        desk = PageDesk(self._settings, self.feed, pages)
         for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions):
             part(desk).install(app)
         app.router.add_get("/live", Live(self.feed).stream)

@@ -7,10 +7,10 @@ from typing import Any, Final
 from aiohttp import web
 from markupsafe import Markup
 
-from trinity_bus.console.index import Ask, Histogram, Index, SampleFilter
+from trinity_bus.console.index import Histogram, Index, PageAsk, SampleFilter
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.render import Frame
-from workers.console.desk import BadLinkError, Desk, whole
+from workers.console.desk import BadLinkError, PageDesk, whole
 from workers.console.door import NotThereError
 
 _ROWS: Final = 100
@@ -24,7 +24,7 @@ class TrainingPages:
         desk: Makes pages.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
         self._ask = desk.feed.index.ask
 
@@ -40,7 +40,7 @@ class TrainingPages:
             kind = frame.query.get("type") or None
             if kind not in {None, "train", "eval"}:
                 raise BadLinkError(f"type = {kind!r}: there are train and eval")
-            ask = Ask(_ROWS, frame.query.get("after"))
+            ask = PageAsk(_ROWS, frame.query.get("after"))
             page = await self._ask(lambda index: index.batches(ask, batch_type=kind, until=frame.until))  # type: ignore[arg-type]
             return {"page": page, "kind": kind}
 
@@ -60,7 +60,7 @@ class TrainingPages:
 
     async def _steps(self, request: web.Request) -> web.Response:
         async def values(frame: Frame) -> Mapping[str, Any]:
-            ask = Ask(_ROWS, frame.query.get("after"))
+            ask = PageAsk(_ROWS, frame.query.get("after"))
             return {"page": await self._ask(lambda index: index.steps(ask, until=frame.until))}
 
         return await self._desk.show(request, "steps.html", values)
@@ -82,7 +82,7 @@ class TrainingPages:
         return await self._desk.show(request, "step.html", values)
 
     async def _groups(self, frame: Frame, wanted: SampleFilter, query: Mapping[str, object]) -> Mapping[str, Any]:
-        ask = Ask(_ROWS, frame.query.get("after"))
+        ask = PageAsk(_ROWS, frame.query.get("after"))
 
         def answers(index: Index) -> Mapping[str, Any]:
             return {
@@ -95,7 +95,7 @@ class TrainingPages:
         return await self._ask(answers)
 
 
-def histogram_part(desk: Desk, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
+def histogram_part(desk: PageDesk, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
     """Return rewards as bars that lead to their samples."""
     bars = []
     for number, one in enumerate(found.bins):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 from trinity_bus.console.web.charts import (
     MAX_POINTS,
     Bar,
-    Series,
+    Line,
     Span,
     histogram,
     lines,
@@ -26,21 +26,21 @@ def parsed(svg: object) -> ET.Element:
 
 
 def test_a_long_run_has_no_more_points_than_are_seen() -> None:
-    svg = lines("reward", [Series("train", [(float(step), math.sin(step)) for step in range(100_000)])])
+    svg = lines("reward", [Line("train", [(float(step), math.sin(step)) for step in range(100_000)])])
     assert len(list(parsed(svg).iter("circle"))) == MAX_POINTS
     assert len(svg) < 60_000
 
 
 def test_what_is_no_number_is_passed_over() -> None:
-    svg = lines("loss", [Series("loss", [(1, math.nan), (2, math.inf), (3, 1.0), (4, -math.inf)])])
+    svg = lines("loss", [Line("loss", [(1, math.nan), (2, math.inf), (3, 1.0), (4, -math.inf)])])
     assert len(list(parsed(svg).iter("circle"))) == 1
-    assert "nothing yet" in lines("loss", [Series("loss", [(1, math.nan)])])
+    assert "nothing yet" in lines("loss", [Line("loss", [(1, math.nan)])])
     assert "nothing yet" in lines("loss", [])
 
 
 def test_names_are_text() -> None:
     for svg in (
-        lines(ATTACK, [Series(ATTACK, [(1, 1), (2, 2)]), Series("b", [(1, 2)])]),
+        lines(ATTACK, [Line(ATTACK, [(1, 1), (2, 2)]), Line("b", [(1, 2)])]),
         histogram(ATTACK, [Bar(0, 1, 3, "/samples?a=1&b=2"), Bar(1, 2, 0, "/")]),
         timeline(ATTACK, [Span(ATTACK, 0, 1, ATTACK)]),
         marks(ATTACK, [(ATTACK, [(1, ATTACK)])]),
@@ -58,7 +58,7 @@ def test_one_value_and_huge_values_have_axes() -> None:
     assert ticks(3, 3) == [3]
     assert ticks(-1e300, 1e300)
     for value in (0.0, 1e-300, -5.0, 1e300):
-        parsed(lines("x", [Series("x", [(1, value)])]))
+        parsed(lines("x", [Line("x", [(1, value)])]))
 
 
 def test_thinning_keeps_the_mean() -> None:

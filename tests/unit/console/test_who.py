@@ -2,11 +2,11 @@
 
 import pytest
 
-from trinity_bus.console.web.who import SESSION_S, Sessions, host_is_ours, is_loopback
+from trinity_bus.console.web.who import SESSION_S, Logins, host_is_ours, is_loopback
 
 
 def test_a_cookie_says_who_logged_in_until_it_ends() -> None:
-    sessions = Sessions()
+    sessions = Logins()
     cookie = sessions.cookie("operator", "operator", 1000.0)
     visitor = sessions.visitor(cookie, 1000.0 + SESSION_S - 1)
     assert visitor is not None
@@ -15,9 +15,9 @@ def test_a_cookie_says_who_logged_in_until_it_ends() -> None:
 
 
 def test_a_cookie_of_another_process_or_one_that_was_changed_is_nobodys() -> None:
-    sessions = Sessions()
+    sessions = Logins()
     cookie = sessions.cookie("viewer", "viewer", 0.0)
-    assert Sessions().visitor(cookie, 1.0) is None
+    assert Logins().visitor(cookie, 1.0) is None
     said, _, signature = cookie.partition(".")
     forged = bytes.fromhex(said).replace(b"viewer|viewer", b"operator|viewer").hex()
     for wrong in (f"{forged}.{signature}", said, f"{said}.", "", ".", "zz.zz", f"{said}.{'0' * 64}", "\udcff.\udcff"):
@@ -25,7 +25,7 @@ def test_a_cookie_of_another_process_or_one_that_was_changed_is_nobodys() -> Non
 
 
 def test_the_proof_of_a_form_is_of_one_login() -> None:
-    sessions = Sessions()
+    sessions = Logins()
     proofs = set()
     for _ in range(2):
         visitor = sessions.visitor(sessions.cookie("operator", "operator", 0.0), 1.0)

@@ -23,7 +23,7 @@ type Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Line:
     """One line."""
 
     name: str
@@ -100,7 +100,7 @@ def figure(value: float | None, digits: int = 3) -> str:
     return f"{int(value)}" if value == int(value) else f"{value:.{digits}g}"
 
 
-def lines(title: str, series: Sequence[Series], x_name: str = "step") -> Markup:
+def lines(title: str, series: Sequence[Line], x_name: str = "step") -> Markup:
     """Return a chart of lines on one axis; an empty frame says that there is nothing yet.
 
     Args:
@@ -108,7 +108,7 @@ def lines(title: str, series: Sequence[Series], x_name: str = "step") -> Markup:
         series: The lines.
         x_name: What stands on the horizontal axis.
     """
-    drawn = [Series(one.name, thinned(one.points)) for one in series]
+    drawn = [Line(one.name, thinned(one.points)) for one in series]
     points = [point for one in drawn for point in one.points]
     if not points:
         return _frame(title, Markup('<text class="none" x="{}" y="{}">nothing yet</text>').format(_WIDTH // 2, 85))

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from markupsafe import Markup
 
 from schemas.errors import one_line
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, Version
+from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, VersionDetail
 from trinity_bus.console.web import charts
 from trinity_bus.view import MeshState, StepView
 
@@ -48,7 +48,7 @@ class Past:
     by_time: Mapping[str, Sequence[Point]]
     steps: Sequence[StepRow]
     """The newest ones, the newest first."""
-    versions: Sequence[Version]
+    versions: Sequence[VersionDetail]
     """The newest ones, the oldest first."""
     fleet: Sequence[ExplorerRow]
 
@@ -243,25 +243,25 @@ def _charts(past: Past) -> list[Chart]:
         lines = [_series(label, past.by_step[name]) for name, label in wanted if past.by_step.get(name)]
         found.append(_chart(title, lines))
     seconds = past.by_time.get(SECONDS, ())
-    times = [charts.Series("a step", _since(seconds, [point.value for point in seconds]))]
-    times.append(charts.Series("from one to the next", _since(seconds[1:], _between(seconds), seconds)))
+    times = [charts.Line("a step", _since(seconds, [point.value for point in seconds]))]
+    times.append(charts.Line("from one to the next", _since(seconds[1:], _between(seconds), seconds)))
     found.append(_chart("seconds, by minute of the run", times, "minute"))
     tokens = past.by_time.get(TOKENS, ())
     rates = [
         point.value * point.count / (point.x - before.x) if point.x > before.x else 0.0
         for before, point in pairwise(tokens)
     ]
-    speed = charts.Series("tokens/s", _since(tokens[1:], rates, tokens))
+    speed = charts.Line("tokens/s", _since(tokens[1:], rates, tokens))
     found.append(_chart("tokens/s that were trained on, by minute of the run", [speed], "minute"))
     return found
 
 
-def _chart(title: str, lines: Sequence[charts.Series], x_name: str = "step") -> Chart:
+def _chart(title: str, lines: Sequence[charts.Line], x_name: str = "step") -> Chart:
     return Chart(title, charts.lines(title, lines, x_name), [one.name for one in lines] if len(lines) > 1 else [])
 
 
-def _series(name: str, points: Sequence[Point]) -> charts.Series:
-    return charts.Series(name, [(point.x, point.value) for point in points])
+def _series(name: str, points: Sequence[Point]) -> charts.Line:
+    return charts.Line(name, [(point.x, point.value) for point in points])
 
 
 def _between(points: Sequence[Point]) -> list[float]:
@@ -275,7 +275,7 @@ def _since(points: Sequence[Point], values: Sequence[float], whole: Sequence[Poi
     return [((point.x - first) / 60, value) for point, value in zip(points, values, strict=True)]
 
 
-def _syncs(versions: Sequence[Version]) -> Markup:
+def _syncs(versions: Sequence[VersionDetail]) -> Markup:
     published = [
         (one.row.published_at, f"version {one.row.version} was published, step {one.row.step}") for one in versions
     ]

@@ -44,7 +44,7 @@ class Visitor:
         return self.role == "operator"
 
 
-class Sessions:
+class Logins:
     """Cookies and proofs of one process.
 
     Args:
