@@ -13,7 +13,7 @@ from trinity_bus.console.index import GroupRow, Index, PageAsk, SampleDetail, Sa
 from trinity_bus.console.web import charts
 from trinity_bus.console.web.advantage import group_advantages
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.rollouts import RunView, group_runs, sample_json, task_spans, way_of_drawing
+from trinity_bus.console.web.rollouts import RunView, group_runs, sample_json, task_spans, turns_of, way_of_drawing
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.errors import TrinityError
 from workers.console.desk import BadLinkError, PageDesk, count, number, whole
@@ -67,7 +67,7 @@ class RolloutPages:
         app.router.add_get(r"/samples/{place:[0-9-]+}.json", self._json)
         app.router.add_get(r"/samples/{place:[0-9-]+}", self._sample)
         app.router.add_get(r"/groups/{partition:\d+}-{offset:\d+}", self._group)
-        app.router.add_get("/tasks/{task_id}", self._task)
+        app.router.add_get("/tasks/{task_id:.+}", self._task)
 
     # ------------------------------------------------------------------------------------------------------- lists
 
@@ -111,9 +111,14 @@ class RolloutPages:
             if by not in {name for name, _ in _SHADES}:
                 raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
             first = count(frame, "first") or 0
-            shown: Mapping[str, Any] = {
-                "trouble": "", "tokens": [], "metrics": [], "sampled_with": "", "advantage": None, "more": False,
-            }  # fmt: skip
+            nothing: Mapping[str, Any] = {
+                "tokens": [],
+                "metrics": [],
+                "turns": [],
+                "sampled_with": "",
+                "advantage": None,
+            }
+            shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False, "has_teacher": False}
             try:
                 record = await self._record(found.group)
                 shown = await asyncio.to_thread(self._tokens, record, place.number, first)
@@ -156,6 +161,8 @@ class RolloutPages:
                 first=first,
             ),
             "metrics": sorted(metrics.items())[:50],
+            "turns": turns_of(sample, texts) if texts is not None else [],
+            "has_teacher": sample.teacher_logprobs is not None,
             "sampled_with": way_of_drawing(sample.sampling),
             "advantage": group_advantages(record.rewards.tolist())[at],
             "more": first + PAGE_TOKENS < len(sample.tokens),

@@ -31,7 +31,7 @@ class TrainingPages:
     def install(self, app: web.Application) -> None:
         """Answer in an application."""
         app.router.add_get("/batches", self._batches)
-        app.router.add_get("/batches/{batch_id}", self._batch)
+        app.router.add_get("/batches/{batch_id:.+}", self._batch)
         app.router.add_get("/steps", self._steps)
         app.router.add_get("/steps/{step}", self._step)
 

@@ -91,7 +91,7 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
         if settings.kafka.bootstrap_servers is None:
             own = settings.broker.model_copy(update={"port": 0, "data_dir": run_dir / "broker"})
             embedded = await stack.enter_async_context(EmbeddedBroker(own))
-            kafka = embedded.kafka_settings(settings.kafka)
+            kafka = embedded.kafka_settings(kafka)
         found = Broker(kafka, embedded, note)
         stack.push_async_callback(found.close)
         try:

@@ -45,7 +45,7 @@ from trinity_bus.bus import Bus, Producer
 HOSTILE: Final = "<script>alert(1)</script>"
 REWARDS: Final = (0.67, 0.0, 1.0, 0.33)
 SAMPLES: Final = 2 * 2 * len(REWARDS)
-FIRST_TASK: Final = "task-1-0"
+FIRST_TASK: Final = "task/1/0"
 WHO: Final = {"explorer": "explorer-0", "incarnation": "a"}
 TRAINER: Final = {"trainer": "trainer-0", "incarnation": "t", "model": "policy"}
 
@@ -78,7 +78,7 @@ class _Writer:
 
 async def _step(log: _Writer, step: int) -> dict[str, Position]:
     batch_id = f"train-{step}"
-    tasks = [f"task-{step}-{number}" for number in range(2)]
+    tasks = [f"task/{step}/{number}" for number in range(2)]
     places: dict[str, Position] = {}
     for task_id in tasks:
         places[task_id] = await _task(log, task_id, batch_id, step)

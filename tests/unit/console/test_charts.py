@@ -61,6 +61,10 @@ def test_one_value_and_huge_values_have_axes() -> None:
         parsed(lines("x", [Line("x", [(1, value)])]))
 
 
+def test_an_axis_of_tiny_values_has_ticks_of_its_own() -> None:
+    assert len(set(ticks(0.0, 3e-15))) > 2
+
+
 def test_thinning_keeps_the_mean() -> None:
     points = [(float(i), float(i % 2)) for i in range(10_000)]
     few = thinned(points, most=100)

@@ -81,7 +81,7 @@ def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= raw)
     first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def figure(value: float | None, digits: int = 3) -> str:

@@ -63,7 +63,7 @@ def group_runs(group: ExperienceGroup, first: SamplePlace, texts: Texts | None, 
                 logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
                 finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
                 metrics=[(name, value) for name, value in sorted(metrics.items()) if name != "reward"][:_METRICS],
-                turns=_turns(sample, texts),
+                turns=turns_of(sample, texts),
             )
         )
     return told, runs
@@ -117,7 +117,7 @@ def task_spans(task: TaskTimeline) -> list[Span]:
     return list(_spans(task.events[:MAX_SPANS]))
 
 
-def _spans(events: list[TaskEvent]) -> Iterator[Span]:
+def _spans(events: list[TaskEvent]) -> Iterator[Span]:  # noqa: C901 - a case for each kind of event
     begun: dict[int, TaskEvent] = {}
     waits: TaskEvent | None = None
     for event in events:
@@ -135,7 +135,9 @@ def _spans(events: list[TaskEvent]) -> Iterator[Span]:
                 yield Span(f"attempt {event.attempt}", start.at, event.at, "bad" if failed else "good")
             case "begun":
                 yield Span(f"trained in {event.text}"[:24], event.at, event.at, "train")
-            case "result" | "dead_letter" | "cancelled":
+            case "cancelled" if event.attempt in begun:
+                yield Span(f"attempt {event.attempt}, cancelled", begun.pop(event.attempt).at, event.at, "bad")
+            case "result" | "dead_letter":
                 label = event.kind.replace("_", " ")
                 yield Span(label, event.at, event.at, "" if event.kind == "result" else "bad")
             case _:
@@ -147,7 +149,8 @@ def _spans(events: list[TaskEvent]) -> Iterator[Span]:
         yield Span(f"attempt {attempt}, no end", start.at, last, "wait")
 
 
-def _turns(sample: Sample, texts: Texts | None) -> list[TurnView]:
+def turns_of(sample: Sample, texts: Texts | None) -> list[TurnView]:
+    """Return what a sample's response says, turn by turn."""
     rewards = [] if sample.turn_rewards is None else sample.turn_rewards.tolist()
     return turns(
         sample.tokens[sample.prompt_length :].tolist(),
