@@ -154,8 +154,8 @@ def specs(options: DemoOptions, environment: Mapping[str, str], preload: Preload
     cores = available_cores()
     # Whoever looks on waits for the mesh, and not the other way round.
     port = f"console.port={options.console_port}"
-    looks_on = replace(spec("console", "console", stage=1, own=["--set", port]), restarts=3)
-    looks_on = replace(looks_on, command=["nice", "-n", "15", *looks_on.command])
+    looks_on = spec("console", "console", stage=1, own=["--set", port])
+    looks_on = replace(looks_on, command=["nice", "-n", "15", *looks_on.command], is_needed=False)
     explorers = [
         spec(name, "explorer", stage=1, own=explorer_options(options, index, cores))
         for index, name in enumerate(options.explorer_names)
