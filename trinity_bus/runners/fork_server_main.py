@@ -33,6 +33,7 @@ from typing import NoReturn
 import numpy as np
 
 from trinity_bus.rollout import REGISTRY, Tokenizer
+from trinity_bus.rollout.find import load_installed
 from trinity_bus.rollout.tokenizer import without_torch
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.control import (
@@ -65,6 +66,7 @@ def load(order: LoadWorkflows) -> Tokenizer:
         Exception: Whatever a module raises while it is imported.
     """
     with importing():
+        load_installed()
         for module in order.modules:
             importlib.import_module(module)
         module, _, function = order.tokenizer.partition(":")

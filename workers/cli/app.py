@@ -25,6 +25,8 @@ CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
 """Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
 _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
 EXTRAS = {
+    "aiohttp": "console",
+    "jinja2": "console",
     "matplotlib": _WHOLE_MESH,
     "megatron": "trainer-cpu",
     "prometheus_client": "gateway",
@@ -34,6 +36,7 @@ EXTRAS = {
     "tokenizers": _WHOLE_MESH,
     "torch": _WHOLE_MESH,
     "transformers": _WHOLE_MESH,
+    "verifiers": "verifiers",
     "vllm": "explorer-cpu",
 }
 """Packages that a base installation does not have, and the extras that bring what is needed with them."""
@@ -63,10 +66,12 @@ COMMANDS: dict[str, Lazy] = {
     "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
+    "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
     "config": Lazy("workers.cli.config", "Write, show and check a file of settings.", _MESH),
     "broker": Lazy("workers.cli.broker", "Start, stop and look at the embedded Kafka broker.", _MESH),
+    "workflow": Lazy("workers.cli.workflow", "Begin a workflow of your own; run a task of one.", _MESH),
     "tasks": Lazy("workers.cli.tasks", "Check task sets, count them, and show their first tasks.", _LOG),
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),

@@ -12,7 +12,7 @@ from trinity_bus.health.process import serving
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
-from trinity_bus.telemetry.logs import console
+from trinity_bus.telemetry.logs import console as log_to_terminal
 from workers.cli.connection import connected_settings
 from workers.cli.set_option import set_option
 
@@ -34,7 +34,7 @@ def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None
     """
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
-    console(log_level.upper())
+    log_to_terminal(log_level.upper())
     keep_secrets()
     with importing():
         service: Callable[..., Coroutine[Any, Any, None]]
@@ -83,3 +83,9 @@ def taskset(log_level: LogLevel = "info") -> None:
 def gateway(log_level: LogLevel = "info") -> None:
     """Answer agents over HTTP, with what explorers draw."""
     _serve("gateway", connected_settings(), log_level)
+
+
+@app.command()
+def console(log_level: LogLevel = "info") -> None:
+    """Show every rollout in a browser."""
+    _serve("console", connected_settings(), log_level)

@@ -19,6 +19,7 @@ from trinity_bus.runtime.preload import Preload
 from workers.demo.settings import (
     DemoOptions,
     available_cores,
+    command,
     demo_namespace,
     explorer_options,
     service_environment,
@@ -93,7 +94,7 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
         if settings.kafka.bootstrap_servers is None:
             own = settings.broker.model_copy(update={"port": 0, "data_dir": run_dir / "broker"})
             embedded = await stack.enter_async_context(EmbeddedBroker(own))
-            kafka = embedded.kafka_settings(settings.kafka)
+            kafka = embedded.kafka_settings(kafka)
         found = Broker(kafka, embedded, note)
         stack.push_async_callback(found.close)
         try:
@@ -227,7 +228,21 @@ def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> l
         spec("coordinator", preloads.all, "run", "coordinator", stage=0),
         spec("trainer", preloads.trainer, "run", "trainer", stage=1),
         *(explorer(index, name) for index, name in enumerate(options.explorer_names)),
+        _console(options, env),
     ]
+
+
+def _console(options: DemoOptions, env: Mapping[str, str]) -> ServiceSpec:
+    """Return what whoever looks on is shown by: it waits for the mesh, and not the other way round."""
+    own = ["--config", str(options.mesh_file), "--set", f"console.port={options.console_port}", "run", "console"]
+    return ServiceSpec(
+        name="console",
+        command=["nice", "-n", "15", *command(*own)],
+        env=env,
+        grace_s=_GRACE_S,
+        stage=1,
+        is_needed=False,
+    )
 
 
 def _fork_server(runners: Preload, env: Mapping[str, str], name: str, log: Path) -> socket.socket:
