@@ -71,6 +71,7 @@ COMMANDS: dict[str, Lazy] = {
     "upgrade": Lazy("workers.cli.upgrade", "End an upgrade: write what only the new version reads.", _MESH),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
+    "export": Lazy("workers.cli.export", "Write what the log tells of samples and all else as Parquet files.", _LOG),
     "access": Lazy("workers.cli.access", "Users of the mesh on a cluster that checks rights.", _LOG),
     "positions": Lazy("workers.cli.positions", "How far the inputs are read, and where reading goes on.", _LOG),
     "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),
