@@ -32,7 +32,17 @@ _PLAIN: Final = (
     "fleet",
     "dead_letters",
 )
-_OF_GROUP: Final = ("partition", "offset", "task_id", "attempt", "batch_id", "batch_type", "workflow", "model", "explorer")
+_OF_GROUP: Final = (
+    "partition",
+    "offset",
+    "task_id",
+    "attempt",
+    "batch_id",
+    "batch_type",
+    "workflow",
+    "model",
+    "explorer",
+)
 
 type _Column = tuple[str, str, str]
 """Name, type in SQLite or ``TIME``, and expression."""
@@ -93,7 +103,9 @@ def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Colum
     count = 0
     with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
         for chunk in _chunks(rows):
-            arrays = [pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), schema, strict=True)]
+            arrays = [
+                pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), schema, strict=True)
+            ]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
             count += len(chunk)
     part.replace(path)

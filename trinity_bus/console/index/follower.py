@@ -63,6 +63,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
+LOOK_S: Final = 10.0
+"""How often it looks whether it is still the same log."""
 _AGAIN_S: Final = 1.0
 
 
@@ -144,8 +146,14 @@ class IndexFollower:
             async with self._bus.reader(
                 *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES
             ) as reader:
+                looked_at = time.monotonic()
                 while True:
                     began = time.monotonic()
+                    if began - looked_at > LOOK_S:
+                        # A reader does not tell that its topic was deleted, or made anew under it.
+                        looked_at = began
+                        if not self._store.is_of(await self._ids()):
+                            raise StoreError("the log was made anew, and so is the index")
                     records = await reader.batch(0 if self._state == "reading" else _WAIT_S)
                     if records:
                         await asyncio.to_thread(self._store.take, records, reader.positions)
@@ -159,10 +167,7 @@ class IndexFollower:
     async def _start(self) -> dict[tuple[str, int], int]:
         """Return where to go on in this log."""
         self._tell("connecting", "connecting to the log")
-        ids = {}
-        for topic in TOPICS:
-            identity = await self._bus.identity(topic)
-            ids[topic.name] = f"{identity.cluster}/{identity.topic}"
+        ids = await self._ids()
         store = self._store
         if not store.is_of(ids):
             log.warning("the log is another than the console's index was made of: it is made anew")
@@ -178,6 +183,14 @@ class IndexFollower:
         store.belong_to(ids)
         self._tell("reading", "reading the log")
         return found.positions
+
+    async def _ids(self) -> dict[str, str]:
+        """Return which log it is: of each topic the cluster, and the id that it was made with."""
+        ids = {}
+        for topic in TOPICS:
+            identity = await self._bus.identity(topic)
+            ids[topic.name] = f"{identity.cluster}/{identity.topic}"
+        return ids
 
     async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
         size = sum(len(record.raw) for record in records)
