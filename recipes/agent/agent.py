@@ -10,6 +10,7 @@ then; a commit that is refused is told, and the agent goes on with the next ques
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sys
@@ -62,13 +63,14 @@ async def question(http: aiohttp.ClientSession, gateway: str, key: str, task: Ta
         sys.stdout.write(f"{task.task_id}: {response.status} {await response.text()}\n")
 
 
-async def ready(http: aiohttp.ClientSession, gateway: str) -> bool:
-    """Return whether the gateway has an explorer to ask."""
-    try:
-        async with http.get(f"{gateway}/health") as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
+async def ready(http: aiohttp.ClientSession, gateway: str) -> None:
+    """Return when the gateway has an explorer to ask."""
+    while True:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with http.get(f"{gateway}/health") as response:
+                if response.status == 200:
+                    return
+        await asyncio.sleep(1)
 
 
 async def main(tasks: Path, runs: int) -> None:
@@ -80,8 +82,7 @@ async def main(tasks: Path, runs: int) -> None:
     places = itertools.count()
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as http, asyncio.TaskGroup() as group:
-        while not await ready(http, gateway):
-            await asyncio.sleep(1)
+        await ready(http, gateway)
 
         async def work() -> None:
             for place in places:
