@@ -103,6 +103,8 @@ class Trainer:
         self._agenda = Agenda(Told())
         shape = read_shape(engine.source)
         run = checkpoint.run_name(directory)
+        reach = self._settings.replay_steps if self._settings.strategy == "priority" else 0
+        records = StepRecords(self._settings.name, run, engine.progress.step, reach=reach)
         self._inputs = StepInputs(
             self._settings,
             who,
@@ -110,9 +112,7 @@ class Trainer:
             bounds=Bounds(
                 shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
             ),
-            steps=StepLog(
-                self._settings.name, StepRecords(self._settings.name, run, engine.progress.step), bus, producer
-            ),
+            steps=StepLog(self._settings.name, records, bus, producer),
             examples=examples,
             bus=bus,
             producer=producer,
@@ -262,10 +262,12 @@ class Trainer:
                 groups = []
                 span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
-            begun, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
+            begun, trained, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
             now.move("training")
-            metrics = await self._update(choice.without(groups, begun.left_out), shown, begun.seed)
+            metrics = await self._update(trained, shown, begun.seed)
             metrics |= choice.counts(begun.left_out)
+            if begun.replayed:
+                metrics["groups_replayed"] = float(len(begun.replayed))
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
@@ -306,7 +308,9 @@ class Trainer:
 
     async def _needs_from(self) -> int:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
-        return 0 if self._passes_over else await asyncio.to_thread(oldest_need, self._directory)
+        if self._passes_over:
+            return 0
+        return self._inputs.needs_from(await asyncio.to_thread(oldest_need, self._directory))
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address

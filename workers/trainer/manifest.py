@@ -8,10 +8,13 @@ next belongs to another history than the checkpoint, and is an error.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart
+from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart, StepGroup
 from schemas.experience import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError, way_out
+
+type Entry = ManifestEntry | StepGroup
+"""What names the experiences of a task: a manifest, or the record of a step."""
 
 
 def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:
@@ -50,7 +53,7 @@ def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
     return [entry for entry in batch.manifest if entry.parts]
 
 
-def positions_of(batch: BatchRecord, entries: Sequence[ManifestEntry]) -> list[Position]:
+def positions_of(batch: BatchRecord, entries: Sequence[Entry]) -> list[Position]:
     """Where the experiences of the entries lie, part after part.
 
     Raises:
@@ -83,14 +86,12 @@ def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int
     return next(filter(is_kept, batches), None)
 
 
-def groups_of(
-    batch: BatchRecord, entries: Sequence[ManifestEntry], fetched: Sequence[Received[Any]]
-) -> list[ExperienceGroup]:
+def groups_of(batch: BatchRecord, entries: Sequence[Entry], fetched: Sequence[Received[Any]]) -> list[ExperienceGroup]:
     """Return the groups of the entries, each part checked against what names it.
 
     Args:
         batch: That is trained on.
-        entries: Of its manifest.
+        entries: Of its manifest, or of steps that it learns from once more.
         fetched: What lies at their ``positions_of``.
 
     Raises:
@@ -100,7 +101,7 @@ def groups_of(
     return [join_groups([_part_of(batch, entry, part, next(records)) for part in entry.parts]) for entry in entries]
 
 
-def _part_of(batch: BatchRecord, entry: ManifestEntry, part: ResultPart, received: Received[Any]) -> ExperienceGroup:
+def _part_of(batch: BatchRecord, entry: Entry, part: ResultPart, received: Received[Any]) -> ExperienceGroup:
     record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
     if isinstance(record, Undecodable):
         raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail}); {way_out(batch.batch_id)}")

@@ -41,6 +41,14 @@ class StepLog:
         """See :attr:`StepRecords.examples`."""
         return self._records.examples
 
+    def earlier(self) -> list[StepBegun]:
+        """See :meth:`StepRecords.earlier`."""
+        return self._records.earlier()
+
+    def needs_from(self, oldest: int) -> int:
+        """See :meth:`StepRecords.needs_from`."""
+        return self._records.needs_from(oldest)
+
     async def begin(self, chosen: StepBegun) -> StepBegun:
         """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
         step = chosen.step
@@ -56,6 +64,7 @@ class StepLog:
                 log.warning(
                     "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
                 )
+        self._records.note(begun)
         if begun.left_out:
             total = sum(len(one.samples) for one in begun.left_out)
             shown = "; ".join(
