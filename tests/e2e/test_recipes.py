@@ -90,12 +90,12 @@ def test_a_recipe_trains_for_two_steps(
         "RUNS": "2",
     }
 
-    def service(name: str) -> ServiceSpec:
-        options = [part for path, value in own.items() for part in ("--set", f"{path}={value}")]
+    def service(name: str, *, called: str = "", **more: object) -> ServiceSpec:
+        options = [part for path, value in (own | more).items() for part in ("--set", f"{path}={value}")]
         arguments = ["--config", str(recipe / "mesh.toml"), *options, "run", name]
         forked = None if name == "trainer" else preload
         return ServiceSpec(
-            name=name,
+            name=called or name,
             command=command(*arguments) if forked is None else arguments,
             forked_from=forked,
             env=env,
@@ -108,6 +108,9 @@ def test_a_recipe_trains_for_two_steps(
         services += [service("gateway"), ServiceSpec(name="agent", command=program, env=env, stage=2)]
     else:
         services.append(service("taskset"))
+    if recipe.name == "distillation":
+        teacher = {"explorer.name": "teacher-0", "explorer.pool": "teacher", "explorer.follows": "none"}
+        services.append(service("explorer", called="teacher", **teacher))
     with Supervisor(tmp_path) as supervisor:
         for spec in services:
             supervisor.launch(spec)
