@@ -23,6 +23,8 @@ CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
 """Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
 _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
 EXTRAS = {
+    "aiohttp": "console",
+    "jinja2": "console",
     "matplotlib": _WHOLE_MESH,
     "megatron": "trainer-cpu",
     "prometheus_client": "gateway",
@@ -60,6 +62,7 @@ COMMANDS: dict[str, Lazy] = {
     "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
+    "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
     "config": Lazy("workers.cli.config", "Write, show and check a file of settings.", _MESH),
