@@ -50,6 +50,7 @@ from schemas.skipped import MAX_REASON_CHARS
 KEPT_STEPS = 1000
 """Steps of each trainer whose records are kept."""
 MAX_WHY_CHARS = 500
+_MAX_DIGITS = 19
 
 
 class StepGroup(Item, frozen=True, kw_only=True):
@@ -110,3 +111,10 @@ class StepBegun(Record):
 def step_key(trainer: str, step: int) -> str:
     """Return the key of a step's record."""
     return f"{trainer}/{step}"
+
+
+def step_of_key(key: str | None, trainer: str) -> int | None:
+    """Return the step of a trainer that a key names; None where it names none."""
+    name, _, number = (key or "").rpartition("/")
+    known = name == trainer and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+    return int(number) if known else None

@@ -40,7 +40,6 @@ from workers.trainer.publishing import Publishing
 from workers.trainer.releases import Releases
 from workers.trainer.step_inputs import StepInputs
 from workers.trainer.step_log import StepLog
-from workers.trainer.step_records import StepRecords
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -61,6 +60,7 @@ class Trainer:
         thread: Of the engine.
         engine: As its newest checkpoint left it.
         publisher: Brings versions to explorers.
+        steps: The topic ``steps``.
         examples: What is mixed with the batches; None where nothing is.
     """
 
@@ -76,6 +76,7 @@ class Trainer:
         thread: EngineThread,
         engine: TrainingEngine,
         publisher: Publisher,
+        steps: StepLog,
         examples: ExampleLog | None,
     ) -> None:
         self._settings = settings.trainer
@@ -102,17 +103,13 @@ class Trainer:
         """The version that was asked for last."""
         self._agenda = Agenda(Told())
         shape = read_shape(engine.source)
-        run = checkpoint.run_name(directory)
         self._inputs = StepInputs(
             self._settings,
             who,
-            run=run,
             bounds=Bounds(
                 shape.vocabulary, shape.max_positions, experts=shape.experts if settings.trainer.router_replay else 0
             ),
-            steps=StepLog(
-                self._settings.name, StepRecords(self._settings.name, run, engine.progress.step), bus, producer
-            ),
+            steps=steps,
             examples=examples,
             bus=bus,
             producer=producer,
@@ -235,7 +232,7 @@ class Trainer:
             log.info("the trained model is in %s", target)
 
     def _finished(self) -> bool:
-        return self._settings.total_steps is not None and self._progress.step >= self._settings.total_steps
+        return self._settings.is_done(self._progress.step)
 
     async def _step(self, due: Due) -> None:
         """Fetch, train, checkpoint, publish; of a batch that is passed over, all but the first two."""

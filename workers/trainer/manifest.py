@@ -8,10 +8,22 @@ next belongs to another history than the checkpoint, and is an error.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from schemas import BatchLifecycleState, BatchRecord, ExperienceGroup, ManifestEntry, Position, ResultPart
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExperienceGroup,
+    ManifestEntry,
+    Position,
+    ResultPart,
+    StepBegun,
+    StepGroup,
+)
 from schemas.experience import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError, way_out
+
+type Named = ManifestEntry | StepGroup
+"""What names the experiences of a task: a manifest, or the record of a step."""
 
 
 def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:
@@ -50,7 +62,7 @@ def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
     return [entry for entry in batch.manifest if entry.parts]
 
 
-def positions_of(batch: BatchRecord, entries: Sequence[ManifestEntry]) -> list[Position]:
+def positions_of(batch: BatchRecord | StepBegun, entries: Sequence[Named]) -> list[Position]:
     """Where the experiences of the entries lie, part after part.
 
     Raises:
@@ -84,13 +96,13 @@ def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int
 
 
 def groups_of(
-    batch: BatchRecord, entries: Sequence[ManifestEntry], fetched: Sequence[Received[Any]]
+    batch: BatchRecord | StepBegun, entries: Sequence[Named], fetched: Sequence[Received[Any]]
 ) -> list[ExperienceGroup]:
     """Return the groups of the entries, each part checked against what names it.
 
     Args:
-        batch: That is trained on.
-        entries: Of its manifest.
+        batch: That is trained on, or its step.
+        entries: Of its manifest, or of that step.
         fetched: What lies at their ``positions_of``.
 
     Raises:
@@ -100,7 +112,9 @@ def groups_of(
     return [join_groups([_part_of(batch, entry, part, next(records)) for part in entry.parts]) for entry in entries]
 
 
-def _part_of(batch: BatchRecord, entry: ManifestEntry, part: ResultPart, received: Received[Any]) -> ExperienceGroup:
+def _part_of(
+    batch: BatchRecord | StepBegun, entry: Named, part: ResultPart, received: Received[Any]
+) -> ExperienceGroup:
     record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
     if isinstance(record, Undecodable):
         raise BatchError(f"{where} cannot be read ({record.reason}: {record.detail}); {way_out(batch.batch_id)}")

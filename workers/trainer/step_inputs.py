@@ -39,7 +39,6 @@ class StepInputs:
     Args:
         settings: The trainer's.
         who: This incarnation of it.
-        run: Its run.
         bounds: What the model can be trained on.
         steps: The topic ``steps``.
         examples: What is mixed with the batches; None where nothing is.
@@ -52,7 +51,6 @@ class StepInputs:
         settings: TrainerSettings,
         who: TrainerIdentity,
         *,
-        run: str,
         bounds: Bounds,
         steps: StepLog,
         examples: ExampleLog | None,
@@ -61,7 +59,6 @@ class StepInputs:
     ) -> None:
         self._settings = settings
         self._who = who
-        self._run = run
         self._bounds = bounds
         self._wants_greedy = registry.make("advantage", Advantage, settings).wants_greedy
         self._steps = steps
@@ -128,9 +125,9 @@ class StepInputs:
         limited = self._settings.limited_sampling == "train"
         left = choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._wants_greedy)
         chosen = StepBegun(
-            trainer=self._settings.name,
+            trainer=self._steps.trainer,
             incarnation=self._who.incarnation,
-            run=self._run,
+            run=self._steps.run,
             model=self._who.model,
             step=step,
             batch_id=batch.batch_id,
