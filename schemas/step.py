@@ -4,7 +4,8 @@ The record is durable before the first weight changes. A step that is taken agai
 and obeys it: what was left out stays left out, whatever the settings or the program say by then; so the choice is the
 same bit for bit. Tools read it to train on the log once more, and to tell what a step was made of.
 
-Keyed by trainer and step on a compacted topic, so the last record of a step is the one that counts. The last
+Keyed by trainer and step on a compacted topic, so the last record of a step is the one that counts; each stage of a
+trainer writes under a name of its own, which has the stage's behind a slash. The last
 ``KEPT_STEPS`` are kept; older ones get a tombstone as new ones are written.
 
 ================================  ====================================================================================

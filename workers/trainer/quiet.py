@@ -176,7 +176,8 @@ class QuietTrainer:
         metrics |= choice.counts(begun.left_out)
         self._engine.progress = counted(self._engine.progress, begun)
         with (self._directory / METRICS).open("a") as lines:
-            lines.write(json.dumps({"step": begun.step, "batch_id": begun.batch_id, **metrics}) + "\n")
+            what = {"step": begun.step, "batch_id": begun.batch_id, "time": time.time()}
+            lines.write(json.dumps({**what, **metrics}) + "\n")
         return metrics
 
     async def _save(self, *, last: bool) -> None:

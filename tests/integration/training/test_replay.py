@@ -45,6 +45,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPS_TRAINED = 5
 KEPT = 2
 GSPO = {"loss": "gspo"}
+SAID_OTHERWISE = {"step", "batch_id", "time", "seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def weights(directory: Path, step: int = STEPS_TRAINED) -> dict[str, bytes]:
 def figures(directory: Path) -> dict[int, dict[str, float]]:
     """Return what a trainer that publishes nothing says of its steps; the last line of each counts."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: {n: v for n, v in line.items() if n not in {"step", "batch_id", "seconds"}} for line in lines}
+    return {line["step"]: {n: v for n, v in line.items() if n not in SAID_OTHERWISE} for line in lines}
 
 
 def lived(run: Run) -> dict[int, dict[str, float]]:
