@@ -146,7 +146,7 @@ TURNS = Topic(
     "next attempt should this one be lost.",
     records=(Turn,),
     writers=("explorer", "gateway"),
-    readers=("explorer",),
+    readers=("explorer", "gateway"),
 )
 EXPLORER_EVENTS = Topic(
     name="explorer-events",
@@ -159,7 +159,7 @@ EXPLORER_EVENTS = Topic(
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
-    readers=("coordinator", "trainer", "gateway", "producer", "operator"),
+    readers=("coordinator", "explorer", "trainer", "gateway", "producer", "operator"),
 )
 TRAINER_EVENTS = Topic(
     name="trainer-events",

@@ -82,7 +82,7 @@ def _has_a_pool(settings: Settings) -> None:
 
 
 def _http_side(settings: Settings) -> None:
-    if settings.explorer.http_port is not None:
+    if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
         explorer_key(settings)
 
 

@@ -57,6 +57,10 @@ class ZeroCostEngine:
         self.model_version = announced.version
         return SyncOutcome(announced.checksum, 0.0, 0.0, 0.0)
 
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """Find all as likely."""
+        return [0.0] * (len(token_ids) - start)
+
     async def wait_dead(self) -> EngineDeadError:
         """Never."""
         return await asyncio.shield(self._death)

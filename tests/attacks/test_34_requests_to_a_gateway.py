@@ -110,7 +110,7 @@ async def answered_by(handler: Any) -> tuple[int, str]:
 
 def frame(**said: Any) -> bytes:
     drawn = {"index": 0, "token_ids": b"", "logprobs": b"", "version": 0, "finish_reason": "stop", **said}
-    return wire.encode_frame(wire.DrawnFrame(**drawn))
+    return wire.FRAMES.frame(wire.DrawnFrame(**drawn))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def frame(**said: Any) -> bytes:
         frame(finish_reason="x" * 65),
         frame(versions=[(-5, 1)]),
         frame(version=1 << 63),
-        b"\x05\x00\x00\x00" + b"\x91" * 5,
+        b"\x00\x00\x00\x05" + b"\x91" * 5,
     ],
     ids=["no-utf8", "more-than-asked", "no-token", "long-reason", "no-span", "no-version", "nested"],
 )

@@ -21,7 +21,9 @@ from trinity_bus.config import KafkaSettings
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+ELSEWHERE = {"demo"}
+"""A whole demo is run by ``test_demo_mesh``, which makes this benchmark of it."""
+BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
 OWN_BROKER = {"scheduling"}
 """Kills it."""
 

@@ -16,14 +16,15 @@ So each drawn token is in one sample, once, and before it stand exactly the toke
 that has begun as a branch, what was drawn before is part of the prompt: it is trained on where it was drawn.
 
 Which case it is is decided when the answer is there: two requests that continue the same turn at once are a
-continuation and a branch. A prompt that is never answered leaves nothing behind.
+continuation and a branch. A prompt that is never answered leaves nothing behind. Answers that somebody else gave are
+taken in where what was drawn is known (``recall``).
 
 Failures: messages that cannot be written are a ``ChatError``, and change nothing.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,6 +196,50 @@ class Session:
             raise ChatError("a conversation without a single token")
         return Prompt(token_ids, tools, known[-1], digests, after)
 
+    def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
+        """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten.
+
+        Raises:
+            ChatError: A message is none.
+        """
+        digests, missed = Digests(tools), False
+        for message in messages:
+            known = digests.add(message)
+            if message.get("role") == "assistant":
+                missed = known not in self._points
+        return missed
+
+    def recall(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        stop: Sequence[str],
+        drawn: Callable[[Sequence[int]], Sequence[Completion]],
+    ) -> None:
+        """Take the answers of a history that were given elsewhere, up to the first that is not what was drawn there.
+
+        Args:
+            messages: The history, and more.
+            tools: What the model may call.
+            stop: Texts that ended answers.
+            drawn: Returns what was drawn elsewhere after a prompt.
+
+        Raises:
+            ChatError: They cannot be written as tokens of this model.
+        """
+        digests = Digests(tools)
+        for count, message in enumerate(messages):
+            known = digests.add(message)
+            if message.get("role") != "assistant" or known in self._points:
+                continue
+            if not count:
+                return
+            prompt = self.prompt(messages[:count], tools)
+            same = next((one for one in drawn(prompt.token_ids) if self._would_be(prompt, one, stop) == known), None)
+            if same is None:
+                return
+            self.add(prompt, same, stop)
+
     def add(self, prompt: Prompt, completion: Completion, stop: Sequence[str] = ()) -> Said:
         """Take an answer to a prompt: once for each response that was asked for.
 
@@ -209,7 +254,7 @@ class Session:
         point = _Point(
             sample, len(sample.turn_starts), end - len(completion.token_ids), end, completion.finish_reason == "stop"
         )
-        said = self._said(prompt, completion, stop, point)
+        said = self._said(prompt, completion, stop, sample=sample.number, turn=point.turn - 1)
         self._asked.add(prompt.known)
         self._points[prompt.digests.with_one_more(said.message)] = point
         return said
@@ -219,6 +264,13 @@ class Session:
         self.samples.append(TokenSample(list(prompt), number=len(self.samples)))
         self.samples[-1]._add([], completion)  # noqa: SLF001 (its maker)
         return self.samples[-1]
+
+    def _would_be(self, prompt: Prompt, completion: Completion, stop: Sequence[str]) -> bytes:
+        """Return what a history would be known by after an answer."""
+        calls = self._calls
+        said = self._said(prompt, completion, stop, sample=0, turn=0)
+        self._calls = calls
+        return prompt.digests.with_one_more(said.message)
 
     def _continued(
         self, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
@@ -248,23 +300,23 @@ class Session:
         """Return what shows the answer to a prompt while it is drawn."""
         return self._renderer.speech(prompt.token_ids, stop)
 
-    def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str], point: _Point) -> Said:
+    def _said(self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int) -> Said:
         ended = completion.finish_reason == "stop"
-        turn = self._renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
-        content = turn.content
+        read = self._renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
+        content = read.content
         for text in stop:
             content = content.partition(text)[0]
-        first, self._calls = self._calls, self._calls + len(turn.calls)
+        first, self._calls = self._calls, self._calls + len(read.calls)
         calls = tuple(
-            dataclasses.replace(call, id=f"call{number:05d}") for number, call in enumerate(turn.calls, first)
+            dataclasses.replace(call, id=f"call{number:05d}") for number, call in enumerate(read.calls, first)
         )
         return Said(
             content=content,
-            reasoning=turn.reasoning,
+            reasoning=read.reasoning,
             tool_calls=calls,
-            flaws=tuple(turn.flaws),
+            flaws=tuple(read.flaws),
             finish_reason=completion.finish_reason,
             tokens=len(completion.token_ids),
-            sample=point.sample.number,
-            turn=point.turn - 1,
+            sample=sample,
+            turn=turn,
         )

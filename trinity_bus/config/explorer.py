@@ -1,7 +1,7 @@
 """The section ``explorer``: its name, its model, its engine and its runners."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,8 @@ from trinity_bus.config.mesh import Dtype, of_mesh
 from trinity_bus.config.names import ENV_PREFIX
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, HostName, InstanceName, Seconds
+
+_POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class ExplorerSettings(Section):
@@ -100,7 +102,15 @@ class ExplorerSettings(Section):
     http_host: HostName = "127.0.0.1"
     """Name or address under which gateways reach it, and at which it listens. ``{host}`` in it is the host's name."""
     http_key: SecretStr | None = None
-    """What gateways show to be answered; gateways have the same. Whoever has it can draw from the engine."""
+    """What gateways, and explorers that ask this one's pool, show to be answered: they have the same. Whoever has it
+    can draw from the engine."""
+    auxiliary_pools: Annotated[str, Field(pattern=rf"^{_POOL}(,{_POOL})*$")] | None = None
+    """Pools whose explorers workflows may ask beside their own, separated by commas, such as ``judge,teacher``. Those
+    have ``http_port``, and all have the same ``http_key``. Unset: none."""
+    auxiliary_wait_s: Seconds = 60.0
+    """How long such a request waits for an explorer of the pool when there is none."""
+    auxiliary_timeout_s: Seconds = 300.0
+    """How long an answer to it may take, waiting included."""
 
     @property
     def is_in_own_pool(self) -> bool:

@@ -39,6 +39,8 @@ class GatewaySettings(Section):
     """Requests of one client at once; one more is refused, with ``Retry-After``."""
     max_body_mib: Count = 16
     """Largest request."""
+    body_timeout_s: Seconds = 60.0
+    """How long a request may take to come whole, before it is refused."""
     max_sessions: Count = 10_000
     """Conversations that are remembered for feedback; beyond, who has most forgets the one that was idle longest."""
     session_s: Seconds = 3600.0

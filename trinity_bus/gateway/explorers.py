@@ -12,15 +12,18 @@ kept: the next explorer is asked with prompt and tokens, for the rest. That is o
 what is drawn depends on the response as a whole (several responses, stop texts, penalties, a seed): then it fails.
 Tokens of an explorer that was cut off are of the version that it said it served when it sent them.
 
-Failures: ``NoEngineError`` 503, ``EngineSlowError`` 504, ``EngineRefusedError`` 400, ``EngineFailedError`` 502.
+What answers a conversation, or says how likely tokens are, comes in one piece, and is asked of another where one fails.
+
+Failures: ``NoEngineError``, ``EngineSlowError``, ``RequestRefusedError``, ``GenerationError``, of
+``trinity_bus.inference.errors``; a gateway tells them as 503, 504, 400 and 502.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -28,10 +31,11 @@ from typing import Final, Self
 import aiohttp
 
 from schemas.sampling import Sampling
-from trinity_bus.errors import TrinityError
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
+from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
+from trinity_bus.runtime.frames import Dialect, ProtocolError
 
 _log = logging.getLogger(__name__)
 
@@ -40,22 +44,6 @@ _MOST_TRIES: Final = 4
 _LOOK_S: Final = 0.1
 """How often it is looked for an explorer while there is none."""
 _CONNECT_S: Final = 5.0
-
-
-class EngineFailedError(TrinityError):
-    """Explorers have begun an answer, and none has finished it."""
-
-
-class NoEngineError(TrinityError):
-    """There is no explorer to ask."""
-
-
-class EngineSlowError(TrinityError, TimeoutError):
-    """No answer came within the limit."""
-
-
-class EngineRefusedError(TrinityError, ValueError):
-    """The engine cannot serve this request: the prompt is too long, or a parameter out of range."""
 
 
 class _CutOffError(Exception):
@@ -160,51 +148,105 @@ class Explorers:
         Raises:
             NoEngineError: There is no explorer.
             EngineSlowError: The time is up.
-            EngineRefusedError: The engine does not take it.
-            EngineFailedError: The engine failed on it.
+            RequestRefusedError: The engine does not take it.
+            GenerationError: The engine failed on it.
         """
         drawings = [Drawing() for _ in range(n)]
+        async with self._in_time():
+            await self._draw(prompt, sampling, drawings, on_drawn)
+        return drawings
+
+    async def chat(self, messages: bytes, sampling: Sampling) -> str:
+        """Return the answer to a conversation; raises as ``draw`` does.
+
+        Args:
+            messages: OpenAI's shape, as JSON; the explorer's own tokenizer writes them.
+            sampling: How.
+        """
+        ask = wire.ChatAsk(messages=messages, sampling=sampling.model_dump(exclude_none=True))
+        frame = await self._one(wire.CHAT_PATH, _written(wire.CHATS, ask), [])
+        if not isinstance(frame, wire.SaidFrame):
+            raise GenerationError("an explorer answered a conversation with something else")
+        return frame.text
+
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """Return how likely each token of a sequence is, from ``start`` on; raises as ``draw`` does.
+
+        Args:
+            token_ids: The whole sequence.
+            start: At least 1.
+        """
+        ask = wire.ScoreAsk(tokens=wire.token_bytes(token_ids), start=start)
+        frame = await self._one(wire.SCORE_PATH, _written(wire.SCORES, ask), token_ids)
+        logprobs = wire.logprobs_of(frame.logprobs) if isinstance(frame, wire.ScoredFrame) else []
+        if len(logprobs) != len(token_ids) - start:
+            raise GenerationError(f"{len(logprobs)} log-probabilities for {len(token_ids) - start} tokens")
+        return logprobs
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                await self._draw(prompt, sampling, drawings, on_drawn)
+                yield
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise EngineSlowError(f"no answer within {self._timeout_s:g} s") from error
-        return drawings
+
+    @asynccontextmanager
+    async def _asking(self, prompt: Sequence[int], failed: set[str]) -> AsyncIterator[ServingExplorer]:
+        """Provide whom to ask, and count it; one that is lost within is noted in ``failed``."""
+        explorer = await self._choose(prompt, failed)
+        self.moved += bool(failed)
+        self._requests[explorer.name] += 1
+        try:
+            yield explorer
+        except _CutOffError as error:
+            _log.warning("explorer %s was lost to a request: %s", explorer.name, error)
+            failed.add(explorer.name)
+            self._fleet.doubt(explorer.name)
+            raise
+        finally:
+            self._requests[explorer.name] -= 1
+
+    async def _one(self, path: str, body: bytes, prompt: Sequence[int]) -> wire.Frame:
+        """Return an answer of one frame."""
+        failed: set[str] = set()
+        async with self._in_time():
+            for _ in range(_MOST_TRIES):
+                with suppress(_CutOffError):
+                    async with (
+                        self._asking(prompt, failed) as explorer,
+                        aclosing(self._frames(explorer, path, body)) as frames,
+                    ):
+                        async for frame in frames:
+                            return frame
+                        raise _CutOffError("it ended without an answer")
+        raise _all_failed()
 
     async def _draw(
         self, prompt: Sequence[int], sampling: Sampling, drawings: list[Drawing], on_drawn: OnDrawn | None
     ) -> None:
         failed: set[str] = set()
-        for attempt in range(_MOST_TRIES):
+        for _ in range(_MOST_TRIES):
             so_far = drawings[0].token_ids
             rest = sampling
             if so_far:
                 if not _can_go_on(sampling, len(drawings)):
-                    raise EngineFailedError("the explorer was lost amid the answer, which cannot be gone on with")
+                    raise GenerationError("the explorer was lost amid the answer, which cannot be gone on with")
                 rest = sampling.model_copy(update={"max_tokens": (sampling.max_tokens or 1) - len(so_far)})
                 drawings[0].settled = len(so_far)
-            explorer = await self._choose([*prompt, *so_far], failed)
-            self.moved += attempt > 0
-            self._requests[explorer.name] += 1
-            try:
-                await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn)
-            except _CutOffError as error:
-                _log.warning("explorer %s was lost to a request: %s", explorer.name, error)
-                failed.add(explorer.name)
-                self._fleet.doubt(explorer.name)
-                if on_drawn is None:
-                    drawings[:] = [Drawing() for _ in drawings]
-            else:
-                return
-            finally:
-                self._requests[explorer.name] -= 1
+            with suppress(_CutOffError):
+                async with self._asking([*prompt, *so_far], failed) as explorer:
+                    await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn)
+                    return
+            if on_drawn is None:
+                drawings[:] = [Drawing() for _ in drawings]
             if drawings[0].token_ids and len(drawings[0].token_ids) == sampling.max_tokens:
                 # Cut off between the last token and the word that it was the last.
                 drawings[0].finish_reason = "length"
                 return
-        raise EngineFailedError(f"{_MOST_TRIES} explorers have failed on it, one after the other")
+        raise _all_failed()
 
     async def _choose(self, prompt: Sequence[int], failed: set[str]) -> ServingExplorer:
         """Wait until there is somebody to ask; first those that have not failed on this request."""
@@ -233,53 +275,71 @@ class Explorers:
             n=len(drawings),
             stream=on_drawn is not None,
         )
-        async with aclosing(self._frames(explorer, ask)) as frames:
+        async with aclosing(self._frames(explorer, wire.PATH, _written(wire.ASKS, ask))) as frames:
             async for frame in frames:
                 if isinstance(frame, wire.FailedFrame):
-                    raise EngineFailedError(frame.reason)
+                    raise GenerationError(frame.reason)
+                if not isinstance(frame, wire.DrawnFrame):
+                    raise GenerationError("an explorer answered a prompt with something else")
                 if frame.index >= len(drawings):
-                    raise EngineFailedError(f"a token of response {frame.index} of {len(drawings)}")
+                    raise GenerationError(f"a token of response {frame.index} of {len(drawings)}")
                 drawing = drawings[frame.index]
                 new = drawing.add(frame)
                 if len(drawing.token_ids) - drawing.settled > (sampling.max_tokens or 1):
-                    raise EngineFailedError(f"more than the {sampling.max_tokens} tokens that were asked for")
+                    raise GenerationError(f"more than the {sampling.max_tokens} tokens that were asked for")
                 if on_drawn is not None and new:
                     await on_drawn(frame.index, new)
         if not all(one.finish_reason for one in drawings):
             raise _CutOffError("it ended amid the answer")
 
-    async def _frames(self, explorer: ServingExplorer, ask: wire.Ask) -> AsyncGenerator[wire.Frame]:
+    async def _frames(self, explorer: ServingExplorer, path: str, body: bytes) -> AsyncGenerator[wire.Frame]:
         """Yield what an explorer answers.
 
         Raises:
-            EngineRefusedError, EngineFailedError: As ``draw``.
+            RequestRefusedError, GenerationError: As ``draw``.
             _CutOffError: It does not answer.
         """
         if self._client is None:
-            raise NoEngineError("the gateway is shutting down")
-        frames = wire.FrameFeed()
+            raise NoEngineError("this process is shutting down")
+        frames = wire.frame_reader()
         try:
             async with self._client.post(
-                f"http://{explorer.address}{wire.PATH}", data=wire.encode_ask(ask), allow_redirects=False
+                f"http://{explorer.address}{path}", data=body, allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    await self._refused(response)
+                    await self._refused(explorer, response)
                 async for chunk in response.content.iter_any():
-                    for frame in frames.feed(chunk):
-                        yield frame
-        except (aiohttp.ClientError, OSError, wire.AskError) as error:
+                    for whole in frames.feed(chunk):
+                        yield wire.decode_frame(whole)
+        except (aiohttp.ClientError, OSError, ProtocolError) as error:
             raise _CutOffError(str(error) or type(error).__name__) from error
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> None:
+    async def _refused(self, explorer: ServingExplorer, response: aiohttp.ClientResponse) -> None:
         why = (await response.content.read(1000)).decode(errors="replace")
         match response.status:
             case 400 | 413:
-                raise EngineRefusedError(why)
+                raise RequestRefusedError(why)
             case 500:
-                raise EngineFailedError(why)
+                raise GenerationError(why)
             case 401:
-                _log.error("an explorer does not know this gateway's key: explorer.http_key differs")
+                _log.error("explorer %s does not know this key: explorer.http_key differs", explorer.name)
         raise _CutOffError(f"it answered {response.status}: {why}")
+
+
+def _written[M](dialect: Dialect[M], ask: M) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        RequestRefusedError: It is larger than any may be.
+    """
+    try:
+        return dialect.encode(ask)
+    except ProtocolError as error:
+        raise RequestRefusedError(str(error)) from error
+
+
+def _all_failed() -> GenerationError:
+    return GenerationError(f"{_MOST_TRIES} explorers have failed on it, one after the other")
 
 
 def _can_go_on(sampling: Sampling, n: int) -> bool:

@@ -69,6 +69,8 @@ class Dialogue:
     """Whether it is one request by itself."""
     tokens: int = 0
     """Of all its samples."""
+    fruitless: int = 0
+    """How often answers of others were looked for in vain."""
     part: int = 1
     """Grows when it is gone on with after it was contributed."""
     answers: list[str] = field(default_factory=list)

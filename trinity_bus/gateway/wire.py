@@ -1,17 +1,17 @@
-"""What a gateway asks an explorer over HTTP, and what it is answered, as bytes. Pure.
+"""What is asked of an explorer over HTTP, by gateways and by explorers of other pools, and the answers, as bytes. Pure.
 
 ::
 
-    gateway --POST /generate: Ask--------------------------------> explorer
-            <--200, frames: DrawnFrame, DrawnFrame, ... , the last of each response with its finish reason
-            <--200, ... FailedFrame: the engine failed amid it
-            <--401 wrong key; 400 refused; 413 too large; 503 going down, or its engine is gone; 500 failed: text
+    who asks --POST /generate: Ask-----> explorer --> 200, frames: DrawnFrame, DrawnFrame, ... , the last of each
+                                                      response with its finish reason; FailedFrame: it failed amid it
+             --POST /chat: ChatAsk-----> explorer --> 200, a SaidFrame
+             --POST /score: ScoreAsk---> explorer --> 200, a ScoredFrame
+    all of them: 401 wrong key; 400 refused; 413 too large; 503 going down, or its engine is gone; 500 failed: text
 
-A frame is its length, four bytes, little-endian, and msgpack. Where the answer is not streamed there is one frame for
-each response. What is longer than its limit, or is no frame, is a ``AskError``.
+Frames are those of ``trinity_bus.runtime.frames``. Where an answer is not streamed there is one for each response. What
+is longer than its limit, or cannot be read, is a ``ProtocolError``. Both sides are of one version of this project.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -19,22 +19,18 @@ import numpy as np
 
 from schemas.numbers import MAX_VERSION
 from schemas.vectors import FLOAT32, INT32
-from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 
 PATH: Final = "/generate"
+CHAT_PATH: Final = "/chat"
+SCORE_PATH: Final = "/score"
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_RESPONSES: Final = 1024
 """Of one request."""
-_LENGTH_BYTES: Final = 4
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 type _Count = Annotated[int, msgspec.Meta(ge=0)]
 type _Version = Annotated[int, msgspec.Meta(ge=-1, le=MAX_VERSION)]
-
-
-class AskError(TrinityError, ValueError):
-    """Bytes that are no frame, or are too many."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +40,26 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """int32, little-endian."""
     sampling: dict[str, Any]
     """A ``Sampling``."""
-    n: int = 1
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_RESPONSES)] = 1
     stream: bool = False
+
+
+class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: answer a conversation, written by the explorer's own tokenizer."""
+
+    messages: bytes
+    """OpenAI's shape, as JSON."""
+    sampling: dict[str, Any]
+    """A ``Sampling``."""
+
+
+class ScoreAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: say how likely the tokens of a sequence are, each after those before it, at temperature 1."""
+
+    tokens: bytes
+    """int32, little-endian."""
+    start: Annotated[int, msgspec.Meta(ge=1)]
+    """The first whose probability is wanted."""
 
 
 class DrawnFrame(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
@@ -70,74 +84,59 @@ class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
-type Frame = DrawnFrame | FailedFrame
+class SaidFrame(msgspec.Struct, frozen=True, kw_only=True, tag="said"):
+    """The answer to a conversation."""
 
-_ENCODER = msgspec.msgpack.Encoder()
-_FRAMES: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(DrawnFrame | FailedFrame)
-_ASKS = msgspec.msgpack.Decoder(Ask)
-
-
-def encode_ask(ask: Ask) -> bytes:
-    """Return a request's body."""
-    return _ENCODER.encode(ask)
+    text: str
+    """Without reasoning and special tokens."""
 
 
-def decode_ask(body: bytes) -> Ask:
-    """Read a request's body.
+class ScoredFrame(msgspec.Struct, frozen=True, kw_only=True, tag="scored"):
+    """How likely tokens are."""
+
+    logprobs: bytes
+    """float32, little-endian."""
+
+
+type Frame = DrawnFrame | FailedFrame | SaidFrame | ScoredFrame
+
+ASKS: Dialect[Ask] = Dialect(Ask, limit=MAX_ASK_BYTES)
+CHATS: Dialect[ChatAsk] = Dialect(ChatAsk, limit=MAX_ASK_BYTES)
+SCORES: Dialect[ScoreAsk] = Dialect(ScoreAsk, limit=MAX_ASK_BYTES)
+FRAMES: Dialect[Frame] = Dialect(DrawnFrame | FailedFrame | SaidFrame | ScoredFrame, limit=MAX_FRAME_BYTES)
+
+
+def decode_frame(body: bytes) -> Frame:
+    """Read the body of a frame.
 
     Raises:
-        AskError: It is none.
+        ProtocolError: It is none.
     """
-    try:
-        ask = _ASKS.decode(body)
-    except _UNREADABLE as error:
-        raise AskError(f"no request: {error}") from error
-    if not 1 <= ask.n <= MAX_RESPONSES:
-        raise AskError(f"n is {ask.n}; from 1 to {MAX_RESPONSES}")
-    if len(ask.prompt) % INT32.itemsize:
-        raise AskError(f"a prompt of {len(ask.prompt)} bytes is no vector of int32")
-    return ask
+    frame = FRAMES.decode(body)
+    if isinstance(frame, DrawnFrame):
+        if len(frame.token_ids) != len(frame.logprobs):
+            raise ProtocolError("a frame with other tokens than log-probabilities")
+        if np.frombuffer(vector(frame.token_ids), INT32).min(initial=0) < 0:
+            raise ProtocolError("a frame with what is no token")
+    elif isinstance(frame, ScoredFrame):
+        vector(frame.logprobs)
+    return frame
 
 
-def encode_frame(frame: Frame) -> bytes:
-    """Return a frame."""
-    body = _ENCODER.encode(frame)
-    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+def frame_reader() -> FrameReader:
+    """Return what puts frames together as they arrive."""
+    return FrameReader(MAX_FRAME_BYTES)
 
 
-class FrameFeed:
-    """Reads frames out of bytes as they arrive."""
+def vector(data: bytes) -> bytes:
+    """Return the bytes of a vector as they are.
 
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Return the frames that are whole now.
-
-        Raises:
-            AskError: It is none, or too large.
-        """
-        self._held += data
-        while len(self._held) >= _LENGTH_BYTES:
-            length = int.from_bytes(self._held[:_LENGTH_BYTES], "little")
-            if length > MAX_FRAME_BYTES:
-                raise AskError(f"a frame of {length} bytes, {MAX_FRAME_BYTES} are the most")
-            end = _LENGTH_BYTES + length
-            if len(self._held) < end:
-                return
-            body = bytes(self._held[_LENGTH_BYTES:end])
-            del self._held[:end]
-            try:
-                frame = _FRAMES.decode(body)
-            except _UNREADABLE as error:
-                raise AskError(f"no frame: {error}") from error
-            if isinstance(frame, DrawnFrame) and (
-                len(frame.token_ids) != len(frame.logprobs) or len(frame.token_ids) % 4
-            ):
-                raise AskError("a frame with other tokens than log-probabilities")
-            if isinstance(frame, DrawnFrame) and np.frombuffer(frame.token_ids, INT32).min(initial=0) < 0:
-                raise AskError("a frame with what is no token")
-            yield frame
+    Raises:
+        ProtocolError: They are no whole number of elements.
+    """
+    if len(data) % INT32.itemsize:
+        raise ProtocolError(f"{len(data)} bytes are no vector of elements of {INT32.itemsize}")
+    return data
 
 
 def token_bytes(token_ids: Any) -> bytes:
@@ -151,8 +150,12 @@ def logprob_bytes(logprobs: Any) -> bytes:
 
 
 def tokens_of(data: bytes) -> list[int]:
-    """Return the token ids in bytes."""
-    token_ids: list[int] = np.frombuffer(data, INT32).tolist()
+    """Return the token ids in bytes.
+
+    Raises:
+        ProtocolError: They are no vector.
+    """
+    token_ids: list[int] = np.frombuffer(vector(data), INT32).tolist()
     return token_ids
 
 

@@ -73,6 +73,22 @@ def completion_of(output: Any, first_version: int = UNKNOWN_VERSION) -> EngineCo
     return EngineCompletion(token_ids, logprobs, output.finish_reason, versions)
 
 
+def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probability of each token of a prompt but the first, from a ``vllm.outputs.RequestOutput``.
+
+    Args:
+        output: Asked for with ``prompt_logprobs=0``; None where nothing came.
+        token_ids: The prompt.
+
+    Raises:
+        GenerationError: There are none, or of other tokens.
+    """
+    found = None if output is None else output.prompt_logprobs
+    if found is None or list(found.token_ids) != list(token_ids[1:]):
+        raise GenerationError("the engine gave no log-probabilities of the tokens of a prompt, or of others")
+    return list(found.logprobs)
+
+
 def _drawn(output: Any) -> tuple[list[int], list[float]]:
     """Return the tokens of an output, and the logprob of each."""
     token_ids = list(output.token_ids)

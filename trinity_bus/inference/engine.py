@@ -26,7 +26,14 @@ from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from schemas.trainable import Bounds
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineCompletion, EngineDelta, completion_of, delta_of
+from trinity_bus.inference.completion import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    EngineDelta,
+    completion_of,
+    delta_of,
+    scores_of,
+)
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -36,7 +43,7 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.launch import launch
-from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
+from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.background import in_daemon_thread
@@ -238,6 +245,26 @@ class InferenceEngine:
                         yield delta
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
+
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """Return how likely each token of a sequence is after those before it, from ``start`` on, at temperature 1.
+
+        Args:
+            token_ids: The whole sequence: one token shorter than ``explorer.max_model_len``, or more.
+            start: At least 1.
+
+        Raises:
+            RequestRefusedError: It is too long, or there is nothing from ``start`` on.
+            GenerationError, EngineDeadError: As ``generate``.
+        """
+        if not 1 <= start < len(token_ids):
+            raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
+        with request_span(self.model_name, len(token_ids), SCORING, None):
+            final = None
+            async with aclosing(self._outputs(token_ids, SCORING)) as outputs:
+                async for output in outputs:
+                    final = output
+            return scores_of(final, token_ids)[start - 1 :]
 
     async def _outputs(
         self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False

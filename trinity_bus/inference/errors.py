@@ -1,4 +1,4 @@
-"""Errors of the inference engine."""
+"""Errors of inference engines: of one's own, and of those that are asked over HTTP."""
 
 from trinity_bus.errors import TrinityError
 
@@ -21,3 +21,15 @@ class RequestRefusedError(EngineError, ValueError):
 
 class GenerationError(EngineError):
     """The engine took a request and did not finish it."""
+
+
+class NoEngineError(EngineError):
+    """There is no explorer that could be asked."""
+
+
+class EngineSlowError(EngineError, TimeoutError):
+    """An explorer that was asked gave no answer within the limit."""
+
+
+class UnknownPoolError(EngineError, LookupError):
+    """A workflow asks for a pool that its explorer does not ask: ``explorer.auxiliary_pools`` names those."""

@@ -28,6 +28,17 @@ _AS_THEY_ARE = (
 """Options that vLLM calls by the same names."""
 
 
+SCORING: Mapping[str, Any] = {
+    "n": 1,
+    "temperature": 0.0,
+    "max_tokens": 1,
+    "prompt_logprobs": 0,
+    "flat_logprobs": True,
+    "detokenize": False,
+}
+"""What asks for the log-probability of each token of a prompt: the one that is drawn besides is thrown away."""
+
+
 def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_tokens: int) -> dict[str, Any]:
     """Keyword arguments of ``vllm.SamplingParams``, but for its output kind.
 

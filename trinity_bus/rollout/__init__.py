@@ -16,6 +16,7 @@ from trinity_bus.rollout.tools import ToolError, ToolTimeoutError
 from trinity_bus.rollout.workflow import (
     Engine,
     PartialRunsError,
+    Pools,
     RolloutContext,
     Workflow,
     WorkflowError,
@@ -29,6 +30,7 @@ __all__ = [
     "Conversation",
     "Engine",
     "PartialRunsError",
+    "Pools",
     "Reusable",
     "Rollout",
     "RolloutContext",

@@ -43,6 +43,8 @@ class Conversation:
     """Calls that could not be read or made, or whose tool said that it could not."""
     truncated: bool = False
     """Whether the model was cut at a limit, or would have gone on."""
+    ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
+    """Of the run: what a reward asks other pools with."""
 
     @property
     def answer(self) -> str:
@@ -79,7 +81,7 @@ class ToolWorkflow(SingleRunWorkflow):
             WorkflowError: The task has no prompt and no messages, or they cannot be written as tokens.
             Exception: A tool's, or the reward's.
         """
-        talk = Conversation(_opening(task), run_id)
+        talk = Conversation(_opening(task), run_id, ctx=ctx)
         session = Session(renderer_for(ctx.tokenizer))
         values: list[list[float]] = []
         while True:

@@ -6,6 +6,10 @@
           ^                                                  |
           '---- text, tool calls; in one piece or streamed --'--> Session --> the run's samples
 
+A turn is the model's answer and what the agent does until it asks again: then it is durable (``ctx.end_turn``). Where
+the explorer dies, the agent is begun anew elsewhere, and is told the answers of its completed turns as long as it asks
+the same; of its own tools those are not called again that go through ``Endpoint.once``.
+
 It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
 is sent when the answer is whole: what is streamed has been drawn.
 
@@ -14,12 +18,16 @@ Failures: a wrong key is 401; a request that cannot be taken, or that the engine
 that goes away takes its request along.
 """
 
+import asyncio
+import functools
+import inspect
 import itertools
 import json
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, cast
 
 from aiohttp import web
 
@@ -51,6 +59,7 @@ class Endpoint:
         self._session = session
         self._sampling = sampling
         self._numbers = itertools.count()
+        self._loop = asyncio.get_running_loop()
         self._url: str | None = None
         self.api_key = secrets.token_urlsafe(24)
         """What the client sends as its key."""
@@ -87,11 +96,35 @@ class Endpoint:
         self._url = None
         await self._runner.cleanup()
 
+    def once[**P, R](self, tool: Callable[P, R]) -> Callable[P, R]:
+        """Return a tool of the agent's that is called once: what it returned is durable, and is told to later attempts.
+
+        Args:
+            tool: Known by its name; takes and returns what JSON can hold. One that is not ``async`` is for agents that
+                are not either: it is called in a thread.
+        """
+        if inspect.iscoroutinefunction(tool):
+            call: Callable[P, Awaitable[Any]] = tool
+        else:
+            call = functools.partial(asyncio.to_thread, tool)
+
+        async def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+            value = await self._ctx.call(tool.__name__, call, *args, **kwargs)
+            await self._ctx.end_turn()
+            return value
+
+        def called_from_thread(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return asyncio.run_coroutine_threadsafe(called(*args, **kwargs), self._loop).result()
+
+        made = called if inspect.iscoroutinefunction(tool) else called_from_thread
+        return functools.update_wrapper(cast("Callable[P, R]", made), tool)
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if not self._knows(request):
             return _error(401, "this is not the key of this run", "authentication_error")
         try:
             asked = read_request(await request.read(), self._sampling)
+            await self._ctx.end_turn()
             prompt = self._session.prompt(asked.messages, asked.tools)
             completions = await self._ctx.generate(prompt.token_ids, asked.sampling, asked.n)
         except web.HTTPRequestEntityTooLarge:

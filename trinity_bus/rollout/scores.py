@@ -11,11 +11,13 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from fractions import Fraction
 from string import Template
 from typing import Any, Final
 
+from schemas.sampling import Sampling
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.rewards import extract_answer, parse_number, reference
 from trinity_bus.rollout.workflows.single_turn import Answered, Reward
@@ -133,20 +135,24 @@ def passes_tests(python: str = "python3", *, limits: SandboxLimits | None = None
 def judged(
     instructions: str,
     *,
-    model: str,
+    pool: str | None = None,
+    model: str = "",
+    sampling: Sampling | None = None,
     worst: float = 0.0,
     best: float = 10.0,
     url: str = "JUDGE_URL",
     key: str = "JUDGE_KEY",
     timeout_s: float = 120.0,
 ) -> Reward:
-    """Have another model judge: that of a pool behind a gateway, or any with OpenAI's API.
+    """Have another model judge: that of a pool of this mesh, or any with OpenAI's API.
 
     What it says last after ``Score:`` is the score; ``worst`` gives 0 and ``best`` gives 1.
 
     Args:
         instructions: What it is told, with ``${question}``, ``${response}`` and ``${answer}``.
+        pool: One of ``explorer.auxiliary_pools``: its explorers are asked. None: a server, at ``url``.
         model: As the server calls it.
+        sampling: How a pool's model draws; an absent field takes the default of its explorers.
         worst: The lowest score.
         best: The highest.
         url: The variable of the environment with the server's address, up to ``/v1``.
@@ -155,15 +161,25 @@ def judged(
 
     Raises:
         RewardError: When nobody can be asked, does not answer in time, or answers without such a score.
-        ValueError: At once, when the instructions have a ``$`` that stands for nothing.
+        TrinityError: When nobody of the pool can be asked, or answers.
+        ValueError: At once, when the instructions have a ``$`` that stands for nothing, or both or neither of pool and
+            model are named.
     """
     template = Template(instructions)
     if not template.is_valid() or not {*template.get_identifiers()} <= {"question", "response", "answer"}:
         raise ValueError("instructions may have ${question}, ${response} and ${answer}; a dollar sign is $$")
+    if (pool is None) == (not model):
+        raise ValueError("a judge is a pool of this mesh, or a model of a server: one of the two")
 
     async def judge(said: Answered) -> float:
         asked = template.substitute(question=said.question, response=said.text, answer=said.answer)
-        text = await _asked(asked, model, url, key, timeout_s)
+        if pool is None:
+            text = await _asked(asked, model, url, key, timeout_s)
+        elif said.ctx is None:
+            raise RewardError(f"pool {pool!r} cannot be asked: Answered.ctx is not set")
+        else:
+            async with _within(timeout_s):
+                text = await said.ctx.chat([{"role": "user", "content": asked}], pool=pool, sampling=sampling)
         scores = _SCORE.findall(text)
         value = float(scores[-1]) if scores else None
         if value is None or not worst <= value <= best:
@@ -171,6 +187,15 @@ def judged(
         return (value - worst) / (best - worst)
 
     return judge
+
+
+@asynccontextmanager
+async def _within(limit_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
 
 
 async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) -> str:

@@ -64,17 +64,21 @@ class RunTurns:
         self.resumed = len(done)
         """How many turns were completed before."""
 
-    def drawn(self, prompt: Sequence[int], sampling: Sampling, n: int) -> Sequence[Completion] | None:
-        """Return what the engine has drawn before; None where it is to be asked."""
-        answer = self._take(question_of_prompt(prompt, sampling, n)) if self._known else None
-        return None if answer is None else [_completion(one) for one in answer.responses or ()]
+    def drawn(self, prompt: Sequence[int], sampling: Sampling, n: int, pool: str = "") -> Sequence[Completion] | None:
+        """Return what an engine has drawn before; None where it is to be asked."""
+        answer = self._take(question_of_prompt(prompt, sampling, n, pool)) if self._known else None
+        return None if answer is None else [kept_completion(one) for one in answer.responses or ()]
 
-    def note_drawn(self, prompt: Sequence[int], sampling: Sampling, n: int, given: Sequence[Completion]) -> None:
-        """Note what the engine has drawn. Nothing is made of it before the turn is over: most runs have none."""
+    def note_drawn(
+        self, prompt: Sequence[int], sampling: Sampling, n: int, given: Sequence[Completion], pool: str = ""
+    ) -> None:
+        """Note what an engine has drawn. Nothing is made of it before the turn is over: most runs have none."""
         # The prompt may be a list that goes on growing.
         asked = list(prompt)
         self._noted.append(
-            lambda: Answer(question=question_of_prompt(asked, sampling, n), responses=[_response(one) for one in given])
+            lambda: Answer(
+                question=question_of_prompt(asked, sampling, n, pool), responses=[_response(one) for one in given]
+            )
         )
 
     def result(self, name: str, arguments: Any) -> tuple[Any] | None:
@@ -103,18 +107,19 @@ class RunTurns:
             return
         noted, self._noted = self._noted, []
         turn = self._begin(self._next, self._after, [make() for make in noted])
-        await self._write(turn)
+        # At once: several turns of a run may be over at the same time.
         self._next, self._after = turn.number + 1, turn.attempt
+        await self._write(turn)
 
     def _take(self, question: str) -> Answer | None:
         known = self._known.get(question)
         return known.popleft() if known else None
 
 
-def question_of_prompt(prompt: Sequence[int], sampling: Sampling, n: int) -> str:
-    """Return the digest of what an engine is asked."""
+def question_of_prompt(prompt: Sequence[int], sampling: Sampling, n: int, pool: str = "") -> str:
+    """Return the digest of what an engine is asked; of one of another pool, where one is named."""
     asked = hashlib.blake2b(np.asarray(prompt, INT32).tobytes(), digest_size=16)
-    asked.update(f"/{n}/{sampling.model_dump_json(exclude_none=True)}".encode())
+    asked.update(f"{pool}/{n}/{sampling.model_dump_json(exclude_none=True)}".encode())
     return asked.hexdigest()
 
 
@@ -136,7 +141,8 @@ def _response(given: Completion) -> DrawnResponse:
     )
 
 
-def _completion(kept: DrawnResponse) -> KeptCompletion:
+def kept_completion(kept: DrawnResponse) -> KeptCompletion:
+    """Return a response that was kept, as it was drawn."""
     return KeptCompletion(
         np.frombuffer(kept.token_ids, INT32).tolist(),
         np.frombuffer(kept.logprobs, FLOAT32).tolist(),

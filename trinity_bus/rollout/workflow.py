@@ -15,8 +15,9 @@ Cancellation: ``run`` is cancelled when its time is up or when the attempt no lo
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 from schemas.experience import Rollout
@@ -57,12 +58,32 @@ class Engine(Protocol):
         ...
 
 
+class Pools(Protocol):
+    """Models of other pools: judges, teachers. What cannot be had is raised, with its reason."""
+
+    async def generate_in(
+        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    ) -> Sequence[Completion]:
+        """Draw ``n`` responses to one prompt."""
+        ...
+
+    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
+        """Return what the model says to a conversation."""
+        ...
+
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """Return the log-probability of each token from ``start`` on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutContext:
     """What a workflow may use while it runs one task."""
 
     engine: Engine
     tokenizer: Tokenizer
+    pools: Pools | None = None
+    """Other models. None: there are none."""
     task_id: str = ""
     """Whose rollout this is."""
     repeat_times: int
@@ -133,8 +154,61 @@ class RolloutContext:
         """
         self.state.set(values)
 
+    async def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:
+        """Have the model of another pool answer a conversation, such as a judge; its own tokenizer writes it.
+
+        Args:
+            messages: OpenAI's shape.
+            pool: One of ``explorer.auxiliary_pools``.
+            sampling: How; an absent field takes the default of that pool's explorers.
+
+        Returns:
+            What it says, without its reasoning.
+
+        Raises:
+            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        """
+        asked = sampling or Sampling()
+
+        async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
+            return await self._pools.chat(pool, messages, asked)
+
+        return await self.call("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
+
+    async def score(
+        self, prompt_token_ids: Sequence[int], response_token_ids: Sequence[int], *, pool: str
+    ) -> list[float]:
+        """Have the model of another pool say how likely each token of a response is, such as a teacher.
+
+        The two models have the same tokens. What it says is for ``Rollout.teacher_logprobs``, and is asked again when a
+        run is gone on with.
+
+        Args:
+            prompt_token_ids: [prompt] at least one.
+            response_token_ids: [tokens] at least one, of tools too.
+            pool: One of ``explorer.auxiliary_pools``.
+
+        Returns:
+            [tokens] log-probabilities at temperature 1.
+
+        Raises:
+            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
+        """
+        return await self._pools.score(pool, [*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
+
+    @property
+    def _pools(self) -> Pools:
+        if self.pools is None:
+            raise WorkflowError("there are no other pools to ask here")
+        return self.pools
+
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling | None = None, n: int = 1
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling | None = None,
+        n: int = 1,
+        *,
+        pool: str | None = None,
     ) -> Sequence[Completion]:
         """Draw ``n`` responses to one prompt.
 
@@ -145,10 +219,16 @@ class RolloutContext:
             prompt_token_ids: [tokens] the prompt.
             sampling: The task's wishes; an absent field takes the explorer's default.
             n: How many responses; of as many runs, from ``run_id_base`` on.
+            pool: Whose model draws them, one of ``explorer.auxiliary_pools``: what it draws is not the policy's, and
+                the defaults are those of that pool's explorers. None: the model whose task this is.
 
         Raises:
             WorkflowError: The engine gave another number of responses.
+            TrinityError: Nobody of the pool can be asked, or answers in time, or it refuses.
         """
+        if pool is not None:
+            draw = partial(self._pools.generate_in, pool)
+            return await self._draw(draw, prompt_token_ids, sampling or Sampling(), n, pool)
         merged = merge_sampling(self.sampling, sampling)
         note_sampling(self.asked, merged)
         if merged.seed is not None:
@@ -156,14 +236,28 @@ class RolloutContext:
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
             # The engine adds its place to the seed of each of the n.
             merged = merged.model_copy(update={"seed": first + self.run_id_base})
-        known = None if self.turns is None else self.turns.drawn(prompt_token_ids, merged, n)
+        return await self._draw(self._draw_here, prompt_token_ids, merged, n, "")
+
+    async def _draw_here(self, prompt: Sequence[int], sampling: Sampling, n: int) -> Sequence[Completion]:
+        return await self.engine.generate(prompt, sampling, n, self.traceparent)
+
+    async def _draw(
+        self,
+        draw: Callable[[Sequence[int], Sampling, int], Awaitable[Sequence[Completion]]],
+        prompt: Sequence[int],
+        sampling: Sampling,
+        n: int,
+        pool: str,
+    ) -> Sequence[Completion]:
+        """Return what was drawn in an earlier attempt; where nothing was, draw, and note it."""
+        known = None if self.turns is None else self.turns.drawn(prompt, sampling, n, pool)
         if known is not None:
             return known
-        completions = await self.engine.generate(prompt_token_ids, merged, n, self.traceparent)
+        completions = await draw(prompt, sampling, n)
         if len(completions) != n:
             raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
         if self.turns is not None:
-            self.turns.note_drawn(prompt_token_ids, merged, n, completions)
+            self.turns.note_drawn(prompt, sampling, n, completions, pool)
         return completions
 
 

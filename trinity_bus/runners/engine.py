@@ -40,10 +40,32 @@ class ExplorerEngine(Protocol):
         """Draw ``n`` responses, token by token."""
         ...
 
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
+        ...
+
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version; raises ``WeightTransferError`` and serves what it served before."""
         ...
 
     async def wait_dead(self) -> EngineDeadError:
         """Return when it is dead."""
+        ...
+
+
+class PoolEngines(Protocol):
+    """What serves what workflows ask of other pools; each raises an ``EngineError``."""
+
+    async def generate(
+        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    ) -> Sequence[EngineCompletion]:
+        """Draw ``n`` responses to a prompt."""
+        ...
+
+    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+        """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
+        ...
+
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
         ...

@@ -6,6 +6,8 @@
        │ Run(job) ───────────────────────────────────> │  the workflow starts
        │ <──────────────────────── Generate(job, request)  any number, several at once
        │ Completions(job, request) or EngineFailed ──> │
+       │ <─────────────── Chat or Score(job, request)  of explorers of another pool, as Generate may be
+       │ Chatted, Scored(job, request), EngineFailed > │
        │ <──────────────────────── KeepTurn(job, request)  a turn of a run is over
        │ TurnKept(job, request) or EngineFailed ─────> │  it is durable
        │ <───────────────────────── Abandon(job, request)  nobody waits for it any more: the engine drops it
@@ -111,6 +113,8 @@ class Generate(Struct, tag=6, array_like=True, gc=False, frozen=True):
     """As JSON."""
     n: int
     traceparent: str | None
+    pool: str | None = None
+    """Whose explorers draw them. None: this one."""
 
 
 class AbandonRequest(Struct, tag=7, array_like=True, gc=False, frozen=True):
@@ -167,17 +171,59 @@ class TurnKept(Struct, tag=13, array_like=True, gc=False, frozen=True):
     request: int
 
 
+class Chat(Struct, tag=14, array_like=True, gc=False, frozen=True):
+    """Have the model of a pool answer a conversation."""
+
+    job: int
+    request: int
+    pool: str
+    messages: bytes
+    """OpenAI's shape, as JSON."""
+    sampling: bytes
+    """As JSON."""
+
+
+class Score(Struct, tag=15, array_like=True, gc=False, frozen=True):
+    """Have the model of a pool say how likely the tokens of a sequence are."""
+
+    job: int
+    request: int
+    pool: str
+    tokens: memoryview
+    start: int
+    """The first whose log-probability is wanted."""
+
+
+class Chatted(Struct, tag=16, array_like=True, gc=False, frozen=True):
+    """What the model of a pool said."""
+
+    job: int
+    request: int
+    text: str
+
+
+class Scored(Struct, tag=17, array_like=True, gc=False, frozen=True):
+    """How likely it finds the tokens."""
+
+    job: int
+    request: int
+    logprobs: memoryview
+
+
 _PONG = b"\x0b"
 """Its tag, as it is on the wire."""
 
-type ToRunner = Run | CancelRun | Completions | EngineFailed | Ping | TurnKept
-type ToExplorer = Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong | KeepTurn
+type Asked = Generate | Chat | Score | KeepTurn
+type Answered = Completions | Chatted | Scored | TurnKept | EngineFailed
+type ToRunner = Run | CancelRun | Ping | Answered
+type ToExplorer = Asked | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
 
 TO_RUNNER: Dialect[ToRunner] = Dialect(
-    Run | CancelRun | Completions | EngineFailed | Ping | TurnKept, limit=MAX_FRAME_BYTES
+    Run | CancelRun | Ping | Completions | Chatted | Scored | TurnKept | EngineFailed, limit=MAX_FRAME_BYTES
 )
 TO_EXPLORER: Dialect[ToExplorer] = Dialect(
-    Generate | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong | KeepTurn, limit=MAX_FRAME_BYTES
+    Generate | Chat | Score | KeepTurn | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong,
+    limit=MAX_FRAME_BYTES,
 )
 
 

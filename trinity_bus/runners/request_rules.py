@@ -5,16 +5,16 @@ Of each job that the runner was given::
     OPEN --RunDone, RunFailed, RunCancelled--> (forgotten)
       '--CancelRun--> CANCELLED --RunDone, RunFailed, RunCancelled--> (forgotten)
 
-and of each request of an OPEN job, to the engine or to keep a turn::
+and of each request of an OPEN job, to an engine or to keep a turn::
 
-    (unheard of) --Generate, KeepTurn--> SERVED --answered--> (forgotten)
+    (unheard of) --Generate, Chat, Score, KeepTurn--> SERVED --answered--> (forgotten)
                                            |--AbandonRequest--> (forgotten; the engine drops it)
                                            '--its job ends or is cancelled--> (forgotten; the engine drops it)
 
 ============================================  ======================================================================
 what the runner says                          what happens
 ============================================  ======================================================================
-``Generate``, ``KeepTurn`` of an OPEN job     it is served; refused where the job has ``MAX_REQUESTS`` of them
+what it asks for, of an OPEN job              it is served; refused where the job has ``MAX_REQUESTS`` of them
 the same of a CANCELLED job                   nothing: it crossed the cancellation
 ``AbandonRequest`` of what is not served      nothing: it crossed the answer
 an end of a job that it was not given         ``ProtocolError``
@@ -28,12 +28,15 @@ from dataclasses import dataclass, field
 
 from trinity_bus.runners.messages import (
     AbandonRequest,
+    Asked,
+    Chat,
     Generate,
     KeepTurn,
     Pong,
     RunCancelled,
     RunDone,
     RunFailed,
+    Score,
     ToExplorer,
 )
 from trinity_bus.runtime.frames import ProtocolError
@@ -49,14 +52,14 @@ type RequestKey = tuple[int, int]
 class ServeRequest:
     """Have the engine serve a request."""
 
-    asked: Generate | KeepTurn
+    asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
     """Answer that a request is not served."""
 
-    asked: Generate | KeepTurn
+    asked: Asked
     why: str
 
 
@@ -149,7 +152,7 @@ class RequestRules:
             ProtocolError: The runner must not say this.
         """
         match message:
-            case Generate() | KeepTurn():
+            case Generate() | Chat() | Score() | KeepTurn():
                 return self._asked(message)
             case AbandonRequest(job, number):
                 return DropRequest((job, number)) if self.answer((job, number)) else None
@@ -162,7 +165,7 @@ class RequestRules:
             case Pong():
                 return RunnerAnswered(message)
 
-    def _asked(self, asked: Generate | KeepTurn) -> Reaction | None:
+    def _asked(self, asked: Asked) -> Reaction | None:
         known = self._known(asked.job)
         if known.cancelled:
             return None

@@ -19,16 +19,17 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
 from schemas.turn import Answer, Turn
-from schemas.vectors import INT32
+from schemas.vectors import FLOAT32, INT32
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference import errors as engine_errors
@@ -42,7 +43,11 @@ from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.frame_writer import FrameWriter
 from trinity_bus.runners.messages import (
     AbandonRequest,
+    Answered,
+    Asked,
     CancelRun,
+    Chat,
+    Chatted,
     Completions,
     EngineFailed,
     Generate,
@@ -53,6 +58,8 @@ from trinity_bus.runners.messages import (
     RunCancelled,
     RunDone,
     RunFailed,
+    Score,
+    Scored,
     ToExplorer,
     TurnKept,
 )
@@ -101,7 +108,7 @@ async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflow
 
 
 class RemoteEngine:
-    """The engine, for one job: every request goes to the explorer.
+    """The engine, and those of other pools, for one job: every request goes to the explorer.
 
     Args:
         job: Whose it is.
@@ -112,7 +119,7 @@ class RemoteEngine:
         self._job = job
         self._send = send
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[list[EngineCompletion]]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
@@ -121,10 +128,34 @@ class RemoteEngine:
 
         The engine's span is a child of the current one, where a workflow has started one.
         """
-        prompt = messages.pack_vector(prompt_token_ids, INT32)
-        how = sampling.model_dump_json(exclude_none=True).encode()
-        parent = current_traceparent() or traceparent
-        return await self._ask(lambda number: Generate(self._job, number, prompt, how, n, parent))
+        return await self._draw(prompt_token_ids, sampling, n, current_traceparent() or traceparent, None)
+
+    async def generate_in(
+        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    ) -> list[EngineCompletion]:
+        """See ``Pools.generate_in``."""
+        return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
+
+    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
+        """See ``Pools.chat``."""
+        written, how = msgspec.json.encode(conversation), _how(sampling)
+        text: str = await self._ask(lambda number: Chat(self._job, number, pool, written, how))
+        return text
+
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """See ``Pools.score``."""
+        tokens = messages.pack_vector(token_ids, INT32)
+        logprobs: list[float] = await self._ask(lambda number: Score(self._job, number, pool, tokens, start))
+        return logprobs
+
+    async def _draw(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, parent: str | None, pool: str | None
+    ) -> list[EngineCompletion]:
+        prompt, how = messages.pack_vector(prompt_token_ids, INT32), _how(sampling)
+        drawn: list[EngineCompletion] = await self._ask(
+            lambda number: Generate(self._job, number, prompt, how, n, parent, pool)
+        )
+        return drawn
 
     async def keep(self, turn: Turn) -> None:
         """Return when a turn is durable.
@@ -136,9 +167,9 @@ class RemoteEngine:
         packed = encode(turn)
         await self._ask(lambda number: KeepTurn(self._job, number, packed))
 
-    async def _ask(self, request: Callable[[int], Generate | KeepTurn]) -> list[EngineCompletion]:
+    async def _ask(self, request: Callable[[int], Asked]) -> Any:
         number = next(self._numbers)
-        answer: asyncio.Future[list[EngineCompletion]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
             self._send(request(number))
@@ -149,17 +180,22 @@ class RemoteEngine:
         finally:
             del self._waiting[number]
 
-    def answered(self, message: Completions | EngineFailed | TurnKept) -> None:
+    def answered(self, message: Answered) -> None:
         """Note that the explorer has answered a request."""
         answer = self._waiting.get(message.request)
         if answer is None or answer.done():
             return
-        if isinstance(message, Completions):
-            answer.set_result(messages.unpack_completions(message))
-        elif isinstance(message, TurnKept):
-            answer.set_result([])
-        else:
-            answer.set_exception(_engine_error(message))
+        match message:
+            case Completions():
+                answer.set_result(messages.unpack_completions(message))
+            case Chatted():
+                answer.set_result(message.text)
+            case Scored():
+                answer.set_result(messages.unpack_vector(message.logprobs, FLOAT32).tolist())
+            case TurnKept():
+                answer.set_result(None)
+            case EngineFailed():
+                answer.set_exception(_engine_error(message))
 
 
 @dataclass(slots=True)
@@ -237,7 +273,7 @@ class Runner(asyncio.Protocol):
                 if (running := self._jobs.get(job)) is not None and running.task is not None:
                     running.cancelled = True
                     running.task.cancel()
-            case Completions(job) | EngineFailed(job) | TurnKept(job):
+            case Completions(job) | Chatted(job) | Scored(job) | TurnKept(job) | EngineFailed(job):
                 if (asking := self._jobs.get(job)) is not None:
                     asking.engine.answered(message)
             case Ping():
@@ -283,6 +319,7 @@ class Runner(asyncio.Protocol):
             batch_type=order.batch_type,
             traceparent=job.traceparent,
             state=known.state,
+            pools=known.engine,
             turns_of=_TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep),
         )
         try:
@@ -326,6 +363,10 @@ class _TurnsOf:
         return RunTurns([turn for turn in self._done if turn.run_id == run_id], begin, self._write)
 
 
+def _how(sampling: Sampling) -> bytes:
+    return sampling.model_dump_json(exclude_none=True).encode()
+
+
 def _sendable(text: str) -> str:
     """Return a text in which what is only half a character, and cannot be sent, is escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -340,7 +381,14 @@ def _message(error: BaseException) -> str:
 
 _ENGINE_ERRORS: dict[str, type[EngineError]] = {
     kind.__name__: kind
-    for kind in (engine_errors.RequestRefusedError, engine_errors.GenerationError, engine_errors.EngineError)
+    for kind in (
+        engine_errors.RequestRefusedError,
+        engine_errors.GenerationError,
+        engine_errors.NoEngineError,
+        engine_errors.EngineSlowError,
+        engine_errors.UnknownPoolError,
+        engine_errors.EngineError,
+    )
 }
 
 

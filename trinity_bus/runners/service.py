@@ -11,7 +11,7 @@ what fails                    what happens
 a workflow                    ``WorkflowRaisedError``, with the type and message of what it raised
 a runner                      see :mod:`trinity_bus.runners.pool`; at worst ``RunnerDiedError``
 what a runner says            it is killed, and its attempts are treated as if it had died
-an engine request             the workflow gets the engine's error, and may catch it
+a request to an engine        the workflow gets the engine's error, and may catch it
 the engine                    ``fatal``: the explorer ends
 fork server, or every start   ``fatal``: the explorer ends
 the caller is cancelled       it is told so at once; the workflow has ``cancel_grace_s`` to let go of its runner
@@ -28,23 +28,22 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from schemas import Dispatch, Sampling
+from schemas import Dispatch
 from schemas.event import RunnerState
-from schemas.vectors import INT32
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners.attempt_key import AttemptKey, key_of
 from trinity_bus.runners.control import RunnerExited, RunnerForked
-from trinity_bus.runners.engine import ExplorerEngine
+from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
 from trinity_bus.runners.errors import RunnerDiedError, RunnersError, WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.link import RunnerLink, rss_mib
 from trinity_bus.runners.messages import (
+    Answered,
+    Asked,
     CancelRun,
-    Completions,
     EngineFailed,
-    Generate,
     KeepTurn,
     Ping,
     Run,
@@ -72,6 +71,7 @@ from trinity_bus.runners.request_rules import (
     RunnerAnswered,
     ServeRequest,
 )
+from trinity_bus.runners.serving import serve
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
@@ -115,11 +115,15 @@ class Runners:
         fork_server: Ready; nobody else listens to it.
         engine: Serves what workflows ask for.
         settings: The explorer's.
+        pools: Serve what workflows ask of other pools.
     """
 
-    def __init__(self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings) -> None:
+    def __init__(
+        self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: PoolEngines
+    ) -> None:
         self._fork_server = fork_server
         self._engine = engine
+        self._pools = pools
         self._name = settings.name
         limits, self._tick_s = limits_of(settings)
         self._pool = Pool(limits)
@@ -348,11 +352,13 @@ class Runners:
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, time.monotonic()))
 
-    async def _serve(self, link: RunnerLink, asked: Generate | KeepTurn) -> None:
+    async def _serve(self, link: RunnerLink, asked: Asked) -> None:
         request = (asked.job, asked.request)
-        answer: Completions | EngineFailed | TurnKept
+        answer: Answered
         try:
-            answer = await (self._keep(asked) if isinstance(asked, KeepTurn) else self._draw(asked))
+            answer = await (
+                self._keep(asked) if isinstance(asked, KeepTurn) else serve(asked, self._engine, self._pools)
+            )
         except EngineDeadError as error:
             self._die(error)
             return
@@ -368,15 +374,6 @@ class Runners:
             link.send(answer)
         except ProtocolError as error:
             link.send(EngineFailed(*request, "GenerationError", str(error)))
-
-    async def _draw(self, asked: Generate) -> Completions:
-        completions = await self._engine.generate(
-            messages.unpack_vector(asked.prompt, INT32).tolist(),
-            Sampling.model_validate_json(asked.sampling),
-            asked.n,
-            asked.traceparent,
-        )
-        return messages.pack_completions(asked.job, asked.request, completions)
 
     async def _keep(self, asked: KeepTurn) -> TurnKept:
         # Nobody waits for an attempt that was answered: what it still completes is for nobody.

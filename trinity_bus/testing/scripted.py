@@ -18,6 +18,7 @@ from schemas import Dispatch, Sampling, Task
 from schemas.errors import shown
 from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
+from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.rollout import Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 
@@ -128,6 +129,42 @@ class ScriptedEngine:
         return _Answer(tokens, [LOGPROB] * len(tokens), reason, [(0, self.version)])
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptedPools:
+    """Models of other pools, each a FAKE engine.
+
+    Args:
+        engines: By the names of their pools. They say of every token that its log-probability is :data:`LOGPROB`.
+    """
+
+    engines: Mapping[str, ScriptedEngine]
+
+    async def generate_in(
+        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    ) -> Sequence[_Answer]:
+        """See ``Pools.generate_in``."""
+        return await self._of(pool).generate(prompt_token_ids, sampling, n, None)
+
+    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
+        """See ``Pools.chat``."""
+        engine = self._of(pool)
+        prompt = engine.tokenizer.apply_chat_template(
+            [dict(one) for one in conversation], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        (said,) = await engine.generate(prompt, sampling, 1, None)
+        return engine.tokenizer.decode(said.token_ids, skip_special_tokens=True)
+
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """See ``Pools.score``."""
+        self._of(pool)
+        return [LOGPROB] * (len(token_ids) - start)
+
+    def _of(self, pool: str) -> ScriptedEngine:
+        if pool not in self.engines:
+            raise UnknownPoolError(f"pool {pool!r} is not asked here; there are {', '.join(self.engines) or 'none'}")
+        return self.engines[pool]
+
+
 def _in_order(answers: Iterable[str]) -> Callable[[str], str]:
     rest = iter(answers)
 
@@ -139,13 +176,16 @@ def _in_order(answers: Iterable[str]) -> Callable[[str], str]:
     return following
 
 
-async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -> list[Rollout]:
+async def run_workflow(
+    workflow: Workflow, task: Task, engine: ScriptedEngine, pools: Mapping[str, ScriptedEngine] | None = None
+) -> list[Rollout]:
     """Run a task as an explorer would.
 
     Args:
         workflow: Need not be registered.
         task: With ``repeat_times`` runs; one, where it names no number.
         engine: Answers the workflow.
+        pools: Answer what it asks of other pools, by their names.
 
     Raises:
         WorkflowError: The workflow cannot run the task, gave another number of runs or too many metrics, or a sample
@@ -155,7 +195,13 @@ async def run_workflow(workflow: Workflow, task: Task, engine: ScriptedEngine) -
         Exception: Whatever the workflow raises.
     """
     runs = task.repeat_times or 1
-    context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=runs, batch_type=task.batch_type)
+    context = RolloutContext(
+        engine=engine,
+        tokenizer=engine.tokenizer,
+        pools=ScriptedPools(pools or {}),
+        repeat_times=runs,
+        batch_type=task.batch_type,
+    )
     rollouts = await workflow.run(task, context)
     order = Dispatch(
         task=task,

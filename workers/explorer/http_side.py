@@ -1,43 +1,54 @@
-"""The explorer's HTTP side: what gateways ask of its engine, by token ids, past the log.
+"""The explorer's HTTP side: what gateways, and explorers of other pools, ask of its engine, past the log.
 
 ::
 
-    gateway --POST /generate, key--> OPEN --> engine.generate or .stream --> frames (``trinity_bus.gateway.wire``)
-                                       '--drain()--> DRAINING: new requests are 503, those under way have their time
+    who asks --POST, key--> OPEN --/generate--> engine.generate or .stream --> frames (``trinity_bus.gateway.wire``)
+                              |  '-/chat------> written by this model's tokenizer --> engine.generate --> text
+                              |  '-/score-----> engine.score --> log-probabilities
+                              '--drain()--> DRAINING: new requests are 503, those under way have their time
 
 It answers while weights arrive: the engine goes on generating then. A client that goes away takes its request along:
 the engine stops drawing it.
 
 ============================  ==========================================================================================
-what fails                    what the gateway gets
+what fails                    what it gets that asks
 ============================  ==========================================================================================
 no key, or a wrong one        401
 no request, or one too long   400, 413
-what the engine refuses       400
+what the engine refuses, or   400
+no chat template writes
 a response is not finished    500; amid a stream, a last frame that says so
 the engine is dead            503; this process ends anyway
 ============================  ==========================================================================================
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
+import msgspec
 from aiohttp import web
 from pydantic import ValidationError
 
 from schemas.sampling import Sampling
+from trinity_bus.chat import ChatError, Renderer, Session, Tokenizer, renderer_for
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
 from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
+from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
 from trinity_bus.runtime.http import listening, shows_key
 from workers.explorer.served_version import ServedVersion
 
 _CLOSE_S: Final = 0.1
 """How long requests may still take when it is closed; 0 would be without end."""
+
+_MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
+
+type _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpSide:
@@ -47,17 +58,28 @@ class HttpSide:
         settings: Where it listens, and its key.
         engine: Started.
         served: Which version it serves.
+        tokenizer: Loads the model's, when the first conversation comes.
     """
 
-    def __init__(self, settings: ExplorerSettings, engine: ExplorerEngine, served: ServedVersion) -> None:
+    def __init__(
+        self,
+        settings: ExplorerSettings,
+        engine: ExplorerEngine,
+        served: ServedVersion,
+        tokenizer: Callable[[], Tokenizer],
+    ) -> None:
         key = required(settings.http_key, "explorer.http_key", "to know gateways by")
         self._key = key.get_secret_value()
         self._engine = engine
         self._served = served
+        self._load = tokenizer
+        self._renderer: Renderer | None = None
+        self._writing = asyncio.Lock()
         self._draining = False
         self._under_way: set[asyncio.Task[object]] = set()
         app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
-        app.router.add_post(wire.PATH, self._generate)
+        for path, answer in ((wire.PATH, self._generate), (wire.CHAT_PATH, self._chat), (wire.SCORE_PATH, self._score)):
+            app.router.add_post(path, self._guarded(answer))
         self._listening = listening(
             app,
             settings.http_host,
@@ -88,36 +110,66 @@ class HttpSide:
         if self._under_way and limit_s > 0:
             await asyncio.wait(self._under_way, timeout=limit_s)
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        if self._draining:
-            return web.Response(status=503, text="this explorer is shutting down")
-        if not shows_key(request, self._key):
-            return web.Response(status=401, text="this is not the key of this explorer")
-        task = asyncio.current_task()
-        if task is not None:
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-        try:
-            ask = wire.decode_ask(await request.read())
-            sampling = Sampling.model_validate(ask.sampling)
-            return await (self._streamed(request, ask, sampling) if ask.stream else self._whole(ask, sampling))
-        except web.HTTPRequestEntityTooLarge:
-            return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
-        except (wire.AskError, ValidationError, RequestRefusedError) as error:
-            return web.Response(status=400, text=str(error))
-        except (EngineDeadError, GenerationError) as error:
-            return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
-        finally:
+    def _guarded(self, answer: _Answer) -> _Answer:
+        """Return what answers a request of one kind, or says why not."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            if self._draining:
+                return web.Response(status=503, text="this explorer is shutting down")
+            if not shows_key(request, self._key):
+                return web.Response(status=401, text="this is not the key of this explorer")
+            task = asyncio.current_task()
             if task is not None:
-                self._under_way.discard(task)
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
+            try:
+                return await answer(request)
+            except web.HTTPRequestEntityTooLarge:
+                return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
+            except (ProtocolError, ChatError, ValidationError, RequestRefusedError) as error:
+                return web.Response(status=400, text=str(error))
+            except (EngineDeadError, GenerationError) as error:
+                return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
+            finally:
+                if task is not None:
+                    self._under_way.discard(task)
+
+        return guarded
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        ask = wire.ASKS.decode(await request.read())
+        sampling = Sampling.model_validate(ask.sampling)
+        return await (self._streamed(request, ask, sampling) if ask.stream else self._whole(ask, sampling))
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        ask = wire.CHATS.decode(await request.read())
+        sampling = Sampling.model_validate(ask.sampling)
+        try:
+            messages: list[dict[str, Any]] = _MESSAGES.decode(ask.messages)
+        except UNREADABLE as error:
+            raise ProtocolError(f"no conversation: {error}") from error
+        # A tokenizer is not to be used by several threads at once.
+        async with self._writing:
+            if self._renderer is None:
+                self._renderer = renderer_for(await asyncio.to_thread(self._load))
+            session = Session(self._renderer)
+            prompt = await asyncio.to_thread(session.prompt, messages)
+        (drawn,) = await self._engine.generate(prompt.token_ids, sampling)
+        async with self._writing:
+            said = await asyncio.to_thread(session.add, prompt, drawn, sampling.stop or ())
+        return _body(wire.SaidFrame(text=said.content))
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        ask = wire.SCORES.decode(await request.read())
+        logprobs = await self._engine.score(wire.tokens_of(ask.tokens), ask.start)
+        return _body(wire.ScoredFrame(logprobs=wire.logprob_bytes(logprobs)))
 
     async def _whole(self, ask: wire.Ask, sampling: Sampling) -> web.Response:
         drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n)
-        frames = (
+        return _body(*(
             self._frame(EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions))
             for i, one in enumerate(drawn)
-        )
-        return web.Response(body=b"".join(frames), content_type="application/octet-stream")
+        ))  # fmt: skip
 
     async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
         response: web.StreamResponse | None = None
@@ -128,23 +180,25 @@ class HttpSide:
                     if response is None:
                         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
                         await response.prepare(request)
-                    await response.write(self._frame(delta))
+                    await response.write(wire.FRAMES.frame(self._frame(delta)))
         except (EngineDeadError, GenerationError) as error:
             if response is None:
                 raise
-            await response.write(wire.encode_frame(wire.FailedFrame(reason=str(error))))
+            await response.write(wire.FRAMES.frame(wire.FailedFrame(reason=str(error))))
         if response is None:
             raise GenerationError("the engine drew nothing")
         return response
 
-    def _frame(self, delta: EngineDelta) -> bytes:
-        return wire.encode_frame(
-            wire.DrawnFrame(
-                index=delta.index,
-                token_ids=wire.token_bytes(delta.token_ids),
-                logprobs=wire.logprob_bytes(delta.logprobs),
-                version=self._served.version,
-                finish_reason=delta.finish_reason,
-                versions=delta.versions,
-            )
+    def _frame(self, delta: EngineDelta) -> wire.DrawnFrame:
+        return wire.DrawnFrame(
+            index=delta.index,
+            token_ids=wire.token_bytes(delta.token_ids),
+            logprobs=wire.logprob_bytes(delta.logprobs),
+            version=self._served.version,
+            finish_reason=delta.finish_reason,
+            versions=delta.versions,
         )
+
+
+def _body(*frames: wire.Frame) -> web.Response:
+    return web.Response(body=b"".join(map(wire.FRAMES.frame, frames)), content_type="application/octet-stream")

@@ -10,6 +10,7 @@
                         --Cancel----> attempt is cancelled in its runner, and aborted in the engine
     model-versions ----names it-----> weights received beside generation --> events: WeightsSynced
     gateways, HTTP ----token ids-----> the engine --> token ids, log-probabilities     (where explorer.http_port is set)
+    workflows ---ask another pool----> its explorers, HTTP --> answers, scores   (where explorer.auxiliary_pools is set)
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
     every runner_report_s -----------------------------------------------> events: RunnersReport
 
@@ -38,6 +39,7 @@ import logging
 import time
 import uuid
 from contextlib import AsyncExitStack
+from functools import partial
 
 from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
 from schemas.event import ExplorerState, Follows
@@ -48,6 +50,7 @@ from trinity_bus.config import Settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.inference.engine import InferenceEngine
+from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners
@@ -56,6 +59,7 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
+from workers.explorer.auxiliary import AuxiliaryPools
 from workers.explorer.executor import IDLE, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.http_side import HttpSide
@@ -164,11 +168,13 @@ class ExplorerService:
             stack.enter_context(watching("the orders", lane.keeps_up))
             http = None
             if self._settings.http_port is not None:
-                http = await stack.enter_async_context(HttpSide(self._settings, self._engine, self._served))
-            runners = Runners(self._fork_server, self._engine, self._settings)
+                load = partial(load_tokenizer, self._settings.model_path or "")
+                http = await stack.enter_async_context(HttpSide(self._settings, self._engine, self._served, load))
+            pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))
+            runners = Runners(self._fork_server, self._engine, self._settings, pools)
             runners.start()
             try:
-                await self._work(producer, lane, versions, runners, workflows, http=http)
+                await self._work(producer, lane, versions, runners, workflows, http=http, lost=pools.lost)
             finally:
                 await runners.close()
 
@@ -181,6 +187,7 @@ class ExplorerService:
         workflows: list[str],
         *,
         http: HttpSide | None,
+        lost: asyncio.Future[None],
     ) -> None:
         served = self._served
         slots = Occupancy(IDLE, self._settings.slots)
@@ -233,6 +240,7 @@ class ExplorerService:
                 loops.create_task(self._report(producer, runners), name="report")
                 loops.create_task(_raised(executor.fatal), name="attempts")
                 loops.create_task(_raised(runners.fatal), name="runners' end")
+                loops.create_task(_raised(lost), name="auxiliary pools' end")
                 mark_ready()
                 _log.info("explorer %s is ready: %d slots", self._who.explorer, self._settings.slots)
         except BaseExceptionGroup as group:

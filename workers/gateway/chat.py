@@ -35,10 +35,11 @@ class OpenAI:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        asked = read_request(await request.read(), self._desk.sampling)
+        body = await request.read()
+        asked = read_request(body, self._desk.sampling)
         self._desk.check_model(asked.model)
         talk = self._desk.begin(request, "chatcmpl-")
-        prompt = talk.session.prompt(asked.messages, asked.tools)
+        prompt = await talk.prompt(len(body), asked.messages, asked.tools, asked.sampling.stop or ())
         if asked.stream:
             return await self._stream_chat(request, talk, asked, prompt)
         drawings = await talk.draw(prompt.token_ids, asked.sampling, asked.n)
@@ -49,14 +50,15 @@ class OpenAI:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer a prompt."""
-        asked = read_completion_request(await request.read(), self._desk.sampling, self._desk.tokenizer)
+        body, desk = await request.read(), self._desk
+        asked = await desk.written(len(body), read_completion_request, body, desk.sampling, desk.tokenizer)
         self._desk.check_model(asked.model)
         talk = self._desk.begin(request, "cmpl-")
         shape = CompletionShape(talk.id, talk.created, self._desk.model, len(asked.prompt))
         if asked.stream:
             return await self._stream_completions(request, talk, asked, shape)
         drawings = await talk.draw(asked.prompt, asked.sampling, asked.n)
-        talk.completed(asked.prompt, asked.sampling, drawings)
+        talk.completed(asked.prompt, drawings)
         choices = [(self._text(asked, one), one.finish_reason) for one in drawings]
         return json_response(shape.body(choices, _drawn(drawings)))
 
@@ -106,7 +108,7 @@ class OpenAI:
         drawings = await talk.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
         if drawings is None:
             return await events.send([])
-        talk.completed(asked.prompt, asked.sampling, drawings)
+        talk.completed(asked.prompt, drawings)
         ends: list[Any] = [
             shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason) for i, one in enumerate(drawings)
         ]

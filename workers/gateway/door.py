@@ -5,8 +5,8 @@ what                            gets
 ==============================  ========================================================================================
 no key, or a wrong one          401
 more requests at once than may  429, with ``Retry-After``
-no request, or what the engine  400; larger than ``gateway.max_body_mib``: 413
-refuses
+no request, or what the engine  400; larger than ``gateway.max_body_mib``: 413; one that has not come whole within
+refuses                         ``gateway.body_timeout_s``: 408
 a model that is not served, an  404
 answer that is not known
 no explorer; no coordinator,    503, with ``Retry-After``
@@ -19,6 +19,7 @@ a fault of this program         500; the traceback is in the log
 A client that goes away takes its request along, to the engine. What goes wrong amid a stream is its last event.
 """
 
+import asyncio
 import hashlib
 import logging
 from collections import Counter
@@ -31,8 +32,8 @@ from aiohttp import web
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
-from trinity_bus.gateway.explorers import EngineFailedError, EngineRefusedError, EngineSlowError, NoEngineError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
+from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 
 log = logging.getLogger("workers.gateway")
 
@@ -56,14 +57,24 @@ class Door:
         open_paths: That need no key.
         most: Requests of one client at once.
         max_body_mib: Of one request.
+        body_timeout_s: In which it has to come.
     """
 
-    def __init__(self, keys: Mapping[str, str], open_paths: frozenset[str], *, most: int, max_body_mib: int) -> None:
+    def __init__(
+        self,
+        keys: Mapping[str, str],
+        open_paths: frozenset[str],
+        *,
+        most: int,
+        max_body_mib: int,
+        body_timeout_s: float,
+    ) -> None:
         # Looked up by digest, so that the time it takes tells nothing of a key.
         self._names = {_digest(key): name for key, name in keys.items()}
         self._open = open_paths
         self._most = most
         self._max_body_mib = max_body_mib
+        self._body_timeout_s = body_timeout_s
         self._requests: Counter[str] = Counter()
         self.answered: Counter[tuple[str, int]] = Counter()
         """Requests by path and status."""
@@ -92,11 +103,20 @@ class Door:
         request[OWNER] = owner
         self._requests[owner] += 1
         try:
+            await self._receive(request)
             return await handler(request)
         except Exception as error:  # noqa: BLE001 (each has its answer; what is a fault of this program is logged)
             return self._failed(request, error)
         finally:
             self._requests[owner] -= 1
+
+    async def _receive(self, request: web.Request) -> None:
+        """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(reason=f"the request did not come within {self._body_timeout_s:g} s") from None
 
     def _failed(self, request: web.Request, error: Exception) -> web.Response:
         if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -112,7 +132,7 @@ class Door:
 def status_of(error: Exception) -> tuple[int, str]:
     """Return an error's status, and its kind in OpenAI's words."""
     match error:
-        case ChatError() | EngineRefusedError() | ConversationFullError():
+        case ChatError() | RequestRefusedError() | ConversationFullError():
             return 400, _REFUSED
         case UnknownModelError() | UnknownAnswerError():
             return 404, "not_found_error"
@@ -120,7 +140,7 @@ def status_of(error: Exception) -> tuple[int, str]:
             return 503, "overloaded_error"
         case EngineSlowError():
             return 504, "timeout_error"
-        case EngineFailedError():
+        case GenerationError():
             return 502, "server_error"
         case _:
             return 500, "server_error"

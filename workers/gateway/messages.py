@@ -23,11 +23,12 @@ class Anthropic:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        asked = read_messages_request(await request.read(), self._desk.sampling)
+        body = await request.read()
+        asked = read_messages_request(body, self._desk.sampling)
         self._desk.check_model(asked.model)
         talk = self._desk.begin(request, "msg_")
-        prompt = talk.session.prompt(asked.messages, asked.tools)
         stop = asked.sampling.stop or ()
+        prompt = await talk.prompt(len(body), asked.messages, asked.tools, stop)
         shape = MessageShape(talk.id, self._desk.model, len(prompt.token_ids))
         if not asked.stream:
             (said,) = talk.said(prompt, asked.sampling, await talk.draw(prompt.token_ids, asked.sampling, 1))
@@ -52,9 +53,10 @@ class Anthropic:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """Say how many tokens a conversation has."""
-        asked = read_messages_request(await request.read(), self._desk.sampling)
+        body = await request.read()
+        asked = read_messages_request(body, self._desk.sampling)
         self._desk.check_model(asked.model)
-        prompt = self._desk.sessions.renderer.prompt(asked.messages, asked.tools)
+        prompt = await self._desk.written(len(body), self._desk.sessions.renderer.prompt, asked.messages, asked.tools)
         return json_response({"input_tokens": len(prompt)})
 
 

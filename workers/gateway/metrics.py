@@ -41,6 +41,7 @@ class GatewayFigures(Collector):
             ("contributed_samples", "Samples that the coordinator has accepted.", self.contributions.contributed),
             ("moved_requests", "Requests that another explorer had to finish.", explorers.moved),
             ("forgotten_sessions", "Conversations that were forgotten with answers.", sessions.forgotten),
+            ("recalled_answers", "Answers of other gateways that were found on the log.", self.desk.recall.recalled),
             ("turns_passed_over", "Turns that are not on the log.", self.desk.turns.passed_over),
         )
         for name, what, count in counts:

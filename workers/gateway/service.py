@@ -12,8 +12,9 @@
 
     stop:   requests under way have ``drain_s``; then the port is closed
 
-Kafka stands between no request and its answer. Gateways know nothing of each other: any number of them work beside each
-other on one log, each with the conversations that it was told.
+Kafka stands between no request and its answer, but where an agent reaches another gateway with its session: any number
+of them work beside each other on one log, each with the conversations that it was told, and what the others have
+answered in one is found in ``turns`` (``workers.gateway.recall``).
 
 ============================  ==========================================================================================
 what fails                    what happens
@@ -55,6 +56,7 @@ from workers.gateway.contributions import WORKFLOW, Contributor
 from workers.gateway.door import Door, json_response
 from workers.gateway.messages import Anthropic
 from workers.gateway.metrics import GatewayFigures
+from workers.gateway.recall import Recall
 from workers.gateway.talk import Desk
 from workers.gateway.turns import TurnLog
 from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
@@ -106,7 +108,13 @@ class Gateway:
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
         self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)
         self._tokenizer, self._sampling = tokenizer, sampling
-        self._door = Door(gateway_keys(settings), _OPEN, most=own.max_requests, max_body_mib=own.max_body_mib)
+        self._door = Door(
+            gateway_keys(settings),
+            _OPEN,
+            most=own.max_requests,
+            max_body_mib=own.max_body_mib,
+            body_timeout_s=own.body_timeout_s,
+        )
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.address = ""
         """``host:port``, once it listens."""
@@ -138,7 +146,8 @@ class Gateway:
             await self._lost
 
     def _app(self, producer: Producer, channel: CommandChannel, turns: TurnLog) -> web.Application:
-        desk = Desk(self._own.served, self._tokenizer, self.explorers, self._sessions, self._sampling, turns)
+        recall = Recall(self._bus, workflow=WORKFLOW, keep_s=self._own.session_s)
+        desk = Desk(self._own.served, self._tokenizer, self.explorers, self._sessions, self._sampling, turns, recall)
         contributions = Contributor(
             self._sessions,
             producer,

@@ -6,6 +6,7 @@
                             '--all of them--> the conversation's samples, the id of an answer --> the answer
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -18,14 +19,19 @@ import msgspec
 from aiohttp import web
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import ChatError, Prompt, Said, Session, Tokenizer
+from trinity_bus.chat import ChatError, ChatMessage, Prompt, Said, Session, Tokenizer
+from trinity_bus.chat.renderer import Tools
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Drawing, Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions
 from workers.gateway.door import OWNER, UnknownModelError
+from workers.gateway.recall import MOST_LOOKS, Recall
 from workers.gateway.turns import TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+LARGE: Final = 32 << 10
+"""Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds."""
 
 type Hear = Callable[[int, list[int]], Iterable[Any]]
 """Returns the events of new tokens of a response."""
@@ -43,6 +49,7 @@ class Desk:
     sampling: Sampling
     """How all is drawn."""
     turns: TurnLog
+    recall: Recall
     tokens: Counter[str] = field(default_factory=Counter)
     """Of prompts, and of responses."""
 
@@ -54,6 +61,10 @@ class Desk:
         """
         if asked not in ("", self.model):
             raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self.model!r} is")
+
+    async def written[*A, R](self, size: int, write: Callable[[*A], R], *given: *A) -> R:
+        """Return what writes a request of so many bytes as tokens; others go on while a large one is written."""
+        return await asyncio.to_thread(write, *given) if size >= LARGE else write(*given)
 
     def begin(self, request: web.Request, kind: str) -> "Talk":
         """Begin to answer a request; its id begins with ``kind``.
@@ -84,6 +95,23 @@ class Talk:
     session: Session
     """The conversation's, when the request came."""
 
+    async def prompt(self, size: int, messages: Sequence[ChatMessage], tools: Tools, stop: Sequence[str]) -> Prompt:
+        """Return what the engine is asked with; what another gateway has answered of it is recalled first.
+
+        Args:
+            size: Of the request, in bytes.
+            messages: The whole conversation.
+            tools: What the model may call.
+            stop: Texts that end answers.
+
+        Raises:
+            ChatError: They cannot be written as tokens.
+        """
+        of, desk = self.conversation, self.desk
+        if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
+            of.fruitless += not await desk.recall.into(self.session, of.task_id, messages, tools, stop)
+        return await desk.written(size, self.session.prompt, messages, tools)
+
     async def draw(self, prompt: Sequence[int], sampling: Sampling, n: int) -> list[Drawing]:
         """Return ``n`` responses; see ``Explorers.draw``."""
         return await self.desk.explorers.draw(prompt, sampling, n)
@@ -112,24 +140,18 @@ class Talk:
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Drawing]) -> list[Said]:
         """Take the answers to a prompt into the conversation."""
         said = [self.session.add(prompt, one, sampling.stop or ()) for one in drawings]
-        self._note(prompt.token_ids, sampling, drawings, [(one.sample, one.turn) for one in said])
+        self._note(prompt.token_ids, drawings, [(one.sample, one.turn) for one in said])
         return said
 
-    def completed(self, prompt: Sequence[int], sampling: Sampling, drawings: Sequence[Drawing]) -> None:
+    def completed(self, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
         """Take the completions of a prompt that is no conversation."""
         places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]
-        self._note(prompt, sampling, drawings, places)
+        self._note(prompt, drawings, places)
 
-    def _note(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        drawings: Sequence[Drawing],
-        places: Iterable[tuple[int, int]],
-    ) -> None:
+    def _note(self, prompt: Sequence[int], drawings: Sequence[Drawing], places: Iterable[tuple[int, int]]) -> None:
         task_id, number = self.conversation.task_id, len(self.conversation.answers)
         self.desk.sessions.answered(self.conversation, self.session, self.id, places)
-        self.desk.turns.keep(task_id, number, prompt, sampling, drawings)
+        self.desk.turns.keep(task_id, number, prompt, drawings)
         self.desk.tokens["prompt"] += len(prompt)
         self.desk.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 

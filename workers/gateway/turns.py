@@ -2,7 +2,7 @@
 
 ::
 
-    an answer --keep--> queued, at most ``MOST`` --> ``turns``, keyed by the session's task
+    an answer --keep--> queued, at most ``MOST`` and ``MOST_BYTES`` --> ``turns``, keyed by the session's task
                            '--full, because the broker is away: passed over, counted
 
 Failures: a turn that no record can hold, or that no broker takes, is passed over, counted and told; answers go on.
@@ -17,6 +17,7 @@ from schemas.errors import SchemaError
 from schemas.sampling import Sampling
 from schemas.topics import TURNS
 from schemas.turn import Answer, DrawnResponse, Turn
+from schemas.vectors import FLOAT32, INT32
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError
 from trinity_bus.gateway import wire
@@ -27,6 +28,14 @@ log = logging.getLogger("workers.gateway")
 
 MOST: Final = 1000
 """Turns that wait to be sent."""
+_TOKEN_BYTES: Final = INT32.itemsize + FLOAT32.itemsize
+MOST_BYTES: Final = 64 << 20
+"""Of their tokens and log-probabilities."""
+
+
+def question_of(prompt: Sequence[int]) -> str:
+    """Return what an answer to a prompt is known by on the log, however it was drawn."""
+    return question_of_prompt(prompt, Sampling(), 1)
 
 
 class TurnLog:
@@ -44,14 +53,17 @@ class TurnLog:
         self._gateway = gateway
         self._incarnation = incarnation
         self._workflow = workflow
-        self._waiting: asyncio.Queue[Turn] = asyncio.Queue(MOST)
+        self._waiting: asyncio.Queue[tuple[Turn, int]] = asyncio.Queue(MOST)
+        self._bytes = 0
         self.passed_over = 0
         """Turns that are not on the log."""
 
-    def keep(
-        self, task_id: str, number: int, prompt: Sequence[int], sampling: Sampling, drawings: Sequence[Drawing]
-    ) -> None:
+    def keep(self, task_id: str, number: int, prompt: Sequence[int], drawings: Sequence[Drawing]) -> None:
         """Take a turn, to be sent soon."""
+        size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings)
+        if self._waiting.full() or self._bytes + size > MOST_BYTES:
+            self.passed_over += 1
+            return
         turn = Turn(
             task_id=task_id,
             attempt=1,
@@ -63,7 +75,7 @@ class TurnLog:
             incarnation=self._incarnation,
             answers=[
                 Answer(
-                    question=question_of_prompt(prompt, sampling, len(drawings)),
+                    question=question_of(prompt),
                     responses=[
                         DrawnResponse(
                             token_ids=wire.token_bytes(one.token_ids),
@@ -76,17 +88,16 @@ class TurnLog:
                 )
             ],
         )
-        try:
-            self._waiting.put_nowait(turn)
-        except asyncio.QueueFull:
-            self.passed_over += 1
+        self._waiting.put_nowait((turn, size))
+        self._bytes += size
 
     async def run(self) -> None:
         """Send what is kept, until cancelled."""
         while True:
-            turn = await self._waiting.get()
+            turn, size = await self._waiting.get()
             try:
                 await (await self._producer.send(TURNS, turn.task_id, turn))
             except (SchemaError, BusError) as error:
                 self.passed_over += 1
                 log.warning("a turn of %s is not on the log: %s", turn.task_id, error)
+            self._bytes -= size

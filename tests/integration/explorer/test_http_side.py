@@ -6,13 +6,17 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
-from schemas import ExplorerHeartbeat, ExplorerLeft
-from tests.integration.explorer.test_explorer import exploring, fork_server, mesh_of, settings
+from schemas import ExplorerHeartbeat, ExplorerLeft, RolloutFinished, Task
+from schemas.topics import EXPLORER_EVENTS
+from tests.integration.explorer.test_explorer import dispatch, exploring, fork_server, mesh_of, settings
 from tests.support.fakes.engine import FakeEngine
 from tests.support.mesh.waiting import until
-from trinity_bus.config import Settings
+from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.gateway import wire
 from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.testing import CharacterTokenizer
+from workers.explorer.http_side import HttpSide
+from workers.explorer.served_version import ServedVersion
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +31,7 @@ async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settin
     async with mesh_of(settings) as mesh, exploring(settings, engine, fork_server) as running:
         beat = await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "ready")
         assert beat.address.startswith("127.0.0.1:")
-        ask = wire.encode_ask(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={}))
+        ask = wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={}))
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as http:
             url = f"http://{beat.address}{wire.PATH}"
             asked = asyncio.create_task(http.post(url, data=ask))
@@ -36,7 +40,50 @@ async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settin
             await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
             engine.open.set()
             response = await asked
-            (frame,) = wire.FrameFeed().feed(await response.read())
+            (body,) = wire.frame_reader().feed(await response.read())
+            frame = wire.decode_frame(body)
             assert isinstance(frame, wire.DrawnFrame)
             assert wire.tokens_of(frame.token_ids) == [ord("4"), ord("2")]
         await mesh.event(ExplorerLeft)
+
+
+async def test_a_workflow_asks_an_explorer_of_another_pool(settings: Settings, fork_server: ForkServer) -> None:
+    own = {"http_key": SecretStr("secret"), "auxiliary_pools": "judge", "auxiliary_wait_s": 0.1, "max_tokens": 9}
+    settings = settings.model_copy(update={"explorer": settings.explorer.model_copy(update=own)})
+    listening = ExplorerSettings(http_port=0, http_key=SecretStr("secret"))
+    judge = FakeEngine(version=-1, answer="ok")
+    async with (
+        HttpSide(listening, judge, ServedVersion(-1), CharacterTokenizer) as side,
+        mesh_of(settings) as mesh,
+        exploring(settings, FakeEngine(), fork_server),
+    ):
+        incarnation = await mesh.joined()
+        beat = ExplorerHeartbeat(
+            explorer="judge-0",
+            incarnation="life",
+            state="ready",
+            slots=1,
+            model_version=-1,
+            pool="judge",
+            address=side.address,
+        )
+        async with mesh.bus.producer() as producer:
+            await (await producer.send(EXPLORER_EVENTS, "judge-0", beat))
+
+        async def consulted(number: int, pool: str) -> RolloutFinished:
+            task = Task(task_id=f"t-{number}", workflow="consult", prompt=pool)
+            order = dispatch(incarnation, task.task_id, task=task, attempt=number, repeat_times=1)
+            await mesh.send(order)
+            return await mesh.event(RolloutFinished)
+
+        finished = await consulted(1, "judge")
+        assert finished.status == "completed", finished.error
+        (group,) = await mesh.experiences()
+        assert group.rewards.tolist() == [2.0]
+        assert group.teacher_logprobs is not None
+        refused = await consulted(2, "nobody")
+        assert (refused.status, "UnknownPoolError" in str(refused.error)) == ("failed", True)
+        await side.drain(0)
+        lost = await consulted(3, "judge")
+        assert (lost.status, "NoEngineError" in str(lost.error)) == ("failed", True)
+        assert len(await mesh.experiences()) == 1

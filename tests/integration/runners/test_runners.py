@@ -16,7 +16,7 @@ import pytest
 
 from schemas import Dispatch, ExperienceGroup, SampledWith, Task
 from schemas.codec import decode, encode
-from tests.support.fakes.engine import TOKENIZER, FakeEngine, keep_nothing
+from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
 from tests.support.mesh.processes import assert_all_gone, family_of, is_alive
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings, TelemetrySettings
@@ -100,7 +100,7 @@ async def rig(fork_server: ForkServer, **changes: Any) -> AsyncIterator[Rig]:
     settings = ExplorerSettings(**({"slots": 4} | changes))
     await fork_server.ready()
     engine = FakeEngine()
-    runners = Runners(fork_server, engine, settings)
+    runners = Runners(fork_server, engine, settings, FakePools())
     runners.start()
     caring = asyncio.create_task(runners.run())
     try:
@@ -365,7 +365,7 @@ def test_no_runner_outlives_its_explorer(number: signal.Signals) -> None:
 async def test_a_fork_server_that_dies_takes_its_runners_along_and_ends_the_explorer() -> None:
     with ForkServer(Settings(), tokenizer=TOKENIZER) as fork_server:
         await fork_server.ready()
-        runners = Runners(fork_server, FakeEngine(), ExplorerSettings())
+        runners = Runners(fork_server, FakeEngine(), ExplorerSettings(), FakePools())
         runners.start()
         await until(lambda: runners.states()[0].pid != 0)
         (process,) = [psutil.Process(state.pid) for state in runners.states()]
@@ -405,3 +405,14 @@ async def test_a_runner_says_of_each_sample_how_it_was_drawn(fork_server: ForkSe
         plain = await running.begin("math")
         group = decode(plain.group, ExperienceGroup)
     assert [one.sampling for one in group.samples()] == [SampledWith(1.0, 1, 0, 0)]
+
+
+async def test_a_workflow_asks_other_pools_and_is_told_why_it_cannot(fork_server: ForkServer) -> None:
+    async with rig(fork_server) as here:
+        group = decode((await here.begin("consult", prompt="judge")).group, ExperienceGroup)
+        (sample,) = group.samples()
+        assert (sample.reward, group.metrics[0]["drawn"]) == (5.0, 2.0)
+        assert sample.teacher_logprobs is not None
+        assert sample.teacher_logprobs.tolist() == pytest.approx([-ord("4") / 1000, -ord("2") / 1000])
+        with pytest.raises(WorkflowRaisedError, match="UnknownPoolError: there is no pool 'nobody'"):
+            await here.begin("consult", prompt="nobody")

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.inference.completion import EngineCompletion, EngineDelta
-from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.errors import EngineDeadError, UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
 from workers.explorer.service import ExplorerService
@@ -88,6 +89,12 @@ class FakeEngine:
         finally:
             self.waiting -= 1
 
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """FAKE: as likely as a token's number is small."""
+        self.prompts.append(list(token_ids))
+        await self.open.wait()
+        return [-token / 1000 for token in token_ids[start:]]
+
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         result = self.on_sync(announced)
         if asyncio.iscoroutine(result):
@@ -97,6 +104,30 @@ class FakeEngine:
 
     async def wait_dead(self) -> EngineDeadError:
         return await asyncio.shield(self.death)
+
+
+class FakePools:
+    """FAKE: one pool, ``judge``, that says what it was asked, backwards."""
+
+    async def generate(
+        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    ) -> list[EngineCompletion]:
+        self._check(pool)
+        token_ids = list(prompt_token_ids)[::-1][: sampling.max_tokens]
+        return [EngineCompletion(token_ids, [-0.25] * len(token_ids), "stop", [])] * n
+
+    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+        self._check(pool)
+        said: str = json.loads(messages)[-1]["content"]
+        return said[::-1]
+
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
+        self._check(pool)
+        return [-token / 1000 for token in token_ids[start:]]
+
+    def _check(self, pool: str) -> None:
+        if pool != "judge":
+            raise UnknownPoolError(f"there is no pool {pool!r}")
 
 
 async def main() -> None:

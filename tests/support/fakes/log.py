@@ -110,7 +110,10 @@ class FakeProducer:
 class FakeReader:
     """Stands in for ``trinity_bus.bus.Reader``."""
 
-    def __init__(self, log: FakeLog, topics: Sequence[Topic], start: Any, expect: Sequence[type] | None) -> None:
+    def __init__(
+        self, log: FakeLog, topics: Sequence[Topic], start: Any, expect: Sequence[type] | None, key: str | None = None
+    ) -> None:
+        self._key = None if key is None else key.encode()
         self._log = log
         self._topics = topics
         self._start = start
@@ -163,7 +166,11 @@ class FakeReader:
             for partition in range(topic.partitions):
                 place = (topic.name, partition)
                 records = self._log.records.get(place, [])
-                taken += [receive(topic, record, expect) for record in records[self._next[place] :]]
+                taken += [
+                    receive(topic, record, expect)
+                    for record in records[self._next[place] :]
+                    if self._key in (None, record.key)
+                ]
                 self._next[place] = len(records)
         return taken
 
@@ -191,8 +198,18 @@ class FakeBus:
     def producer(self) -> FakeProducer:
         return FakeProducer(self._log)
 
-    def reader(self, *topics: Topic, start: Any = "end", expect: Sequence[type] | None = None) -> FakeReader:
-        return FakeReader(self._log, topics, start, expect)
+    async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
+        return dict.fromkeys(range(topic.partitions), 0)
+
+    def reader(
+        self,
+        *topics: Topic,
+        start: Any = "end",
+        expect: Sequence[type] | None = None,
+        key: str | None = None,
+        partitions: Sequence[int] | None = None,
+    ) -> FakeReader:
+        return FakeReader(self._log, topics, start, expect, key)
 
     async def fetch(
         self, topic: Topic, positions: Sequence[Position], *, expect: Sequence[type] | None = None

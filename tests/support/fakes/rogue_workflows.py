@@ -16,6 +16,7 @@ from typing import Any
 
 from opentelemetry import trace
 
+from schemas.sampling import Sampling
 from schemas.task import Task
 from trinity_bus.rollout import PartialRunsError, Rollout, RolloutContext, SingleRunWorkflow, register
 
@@ -320,3 +321,23 @@ def _in_memory(process: int, marker: bytes) -> bool:
                 if marker in memory.read(end - start):
                     return True
     return False
+
+
+@register("consult")
+class Consult(SingleRunWorkflow):
+    """Asks the pool that its prompt names for all that can be asked of one."""
+
+    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        pool = str(task.prompt)
+        (said,) = await ctx.generate([1, 2])
+        (other,) = await ctx.generate([1, 2, 3], Sampling(max_tokens=2), pool=pool)
+        verdict = await ctx.chat([{"role": "user", "content": "Good?"}], pool=pool)
+        return Rollout(
+            prompt_token_ids=[1, 2],
+            response_token_ids=said.token_ids,
+            logprobs=said.logprobs,
+            reward=float(len(verdict)),
+            metrics={"drawn": float(len(other.token_ids))},
+            versions=said.versions,
+            teacher_logprobs=await ctx.score([1, 2], said.token_ids, pool=pool),
+        )

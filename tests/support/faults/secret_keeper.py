@@ -9,7 +9,7 @@ import sys
 
 from schemas import Dispatch, Task
 from schemas.codec import encode
-from tests.support.fakes.engine import TOKENIZER, FakeEngine, keep_nothing
+from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
 from trinity_bus.config import Settings
 from trinity_bus.runners.errors import WorkflowRaisedError
 from trinity_bus.runners.fork_server import ForkServer
@@ -31,7 +31,7 @@ async def spied_upon(settings: Settings) -> None:
     )
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         await fork_server.ready()
-        runners = Runners(fork_server, FakeEngine(), settings.explorer)
+        runners = Runners(fork_server, FakeEngine(), settings.explorer, FakePools())
         runners.start()
         caring = asyncio.create_task(runners.run())
         try:

@@ -103,8 +103,8 @@ def targets(folder: Path) -> list[Target]:
         Target(
             "heads of deltas", _delta_head, (WireError,), [DELTA.frame(DeltaHead("a", "b", (Change(1, 2, 1),)))], 0.3
         ),
-        Target("asks of gateways", wire.decode_ask, (wire.AskError,), _asks(), 0.5),
-        Target("frames for gateways", _frames_for_gateways, (wire.AskError,), _drawn(), 0.5),
+        Target("asks of gateways", wire.ASKS.decode, (ProtocolError,), _asks(), 0.5),
+        Target("frames for gateways", _frames_for_gateways, (ProtocolError,), _drawn(), 0.5),
         Target("positions", unpack_positions, (StateError,), [positions], 0.4),
         Target("leaders", unpack_leader, (StateError,), [msgpack.packb(["c", "life", "active"])], 0.3),
     ]
@@ -248,18 +248,19 @@ def _datagrams_of_nursery() -> list[bytes]:
 
 
 def _asks() -> list[bytes]:
-    return [wire.encode_ask(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={"stop": ["a"], "top_p": 0.5}, n=2))]
+    return [wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={"stop": ["a"], "top_p": 0.5}, n=2))]
 
 
 def _drawn() -> list[bytes]:
     drawn = wire.DrawnFrame(index=0, token_ids=wire.token_bytes([1]), logprobs=wire.logprob_bytes([-0.5]), version=1)
     last = msgspec.structs.replace(drawn, finish_reason="stop", versions=[(0, 1)])
-    return [wire.encode_frame(drawn) + wire.encode_frame(last), wire.encode_frame(wire.FailedFrame(reason="no"))]
+    return [wire.FRAMES.frame(drawn) + wire.FRAMES.frame(last), wire.FRAMES.frame(wire.FailedFrame(reason="no"))]
 
 
 def _frames_for_gateways(value: bytes) -> None:
     drawing = Drawing()
-    for frame in wire.FrameFeed().feed(value):
+    for body in wire.frame_reader().feed(value):
+        frame = wire.decode_frame(body)
         if isinstance(frame, wire.DrawnFrame):
             drawing.add(frame)
 

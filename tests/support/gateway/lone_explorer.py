@@ -9,6 +9,7 @@ import sys
 from tests.support.fakes.engine import FakeEngine
 from tests.support.gateway.rig import SECRET
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide
 from workers.explorer.served_version import ServedVersion
 
@@ -17,7 +18,8 @@ async def main() -> None:
     """Answers."""
     engine = FakeEngine(answer="abcdef", version=1)
     engine.hang_after = 3
-    async with HttpSide(ExplorerSettings(http_port=0, http_key=SECRET), engine, ServedVersion(1)) as side:
+    settings = ExplorerSettings(http_port=0, http_key=SECRET)
+    async with HttpSide(settings, engine, ServedVersion(1), CharacterTokenizer) as side:
         sys.stdout.write(f"{side.address}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

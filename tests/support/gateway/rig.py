@@ -65,21 +65,21 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(explorers: int = 1, **gateway: Any) -> AsyncIterator[Rig]:
-    """A gateway that listens, and has heard of its explorers."""
+async def rig(explorers: int = 1, *, log: FakeLog | None = None, **gateway: Any) -> AsyncIterator[Rig]:
+    """A gateway that listens, and has heard of its explorers; on a log that it shares with others, or on its own."""
     settings = Settings(
         kafka=KafkaSettings(bootstrap_servers="fake:9092"),
         gateway=GatewaySettings(port=0, api_keys=SecretStr(f"me:{KEY} you:{OTHERS_KEY}"), **gateway),
         explorer=ExplorerSettings(http_port=0, http_key=SECRET),
     )
-    log = FakeLog()
+    log = FakeLog() if log is None else log
     async with AsyncExitStack() as stack:
         here = Rig(log, Gateway(settings, cast("Bus", FakeBus(log)), CharacterTokenizer()))
         for number in range(explorers):
             name = f"explorer-{number}"
             engine = here.engines[name] = FakeEngine()
             here.sides[name] = await stack.enter_async_context(
-                HttpSide(settings.explorer, engine, ServedVersion(engine.model_version))
+                HttpSide(settings.explorer, engine, ServedVersion(engine.model_version), CharacterTokenizer)
             )
         running = asyncio.create_task(here.gateway.run())
         try:

@@ -7,7 +7,7 @@ import sys
 
 from schemas import Dispatch, Task
 from schemas.codec import encode
-from tests.support.fakes.engine import TOKENIZER, FakeEngine, keep_nothing
+from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -31,7 +31,7 @@ async def main() -> None:
     )
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         await fork_server.ready()
-        runners = Runners(fork_server, FakeEngine(), settings.explorer)
+        runners = Runners(fork_server, FakeEngine(), settings.explorer, FakePools())
         runners.start()
         blocked = asyncio.create_task(runners.roll_out(order, encode(order), None, keep=keep_nothing))
         await until(lambda: [state.state for state in runners.states()] == ["busy", "idle"])

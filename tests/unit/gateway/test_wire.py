@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_bus.gateway import wire
+from trinity_bus.runtime.frames import ProtocolError
 
 drawn = st.builds(
     lambda tokens, **fields: wire.DrawnFrame(
@@ -18,27 +19,36 @@ drawn = st.builds(
     finish_reason=st.none() | st.just("stop"),
     versions=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3),
 )
-frames = st.lists(drawn | st.builds(wire.FailedFrame, reason=st.text(max_size=20)), max_size=8)
+others = (
+    st.builds(wire.FailedFrame, reason=st.text(max_size=20))
+    | st.builds(wire.SaidFrame, text=st.text(max_size=20))
+    | st.builds(wire.ScoredFrame, logprobs=st.just(wire.logprob_bytes([-0.5, 0.0])))
+)
+frames = st.lists(drawn | others, max_size=8)
 
 
 @given(frames, st.integers(1, 50))
 def test_frames_arrive_in_whatever_pieces_they_come(sent: list[wire.Frame], size: int) -> None:
-    data = b"".join(map(wire.encode_frame, sent))
-    reader = wire.FrameFeed()
-    assert [one for at in range(0, len(data), size) for one in reader.feed(data[at : at + size])] == sent
+    data = b"".join(map(wire.FRAMES.frame, sent))
+    reader = wire.frame_reader()
+    bodies = [body for at in range(0, len(data), size) for body in reader.feed(data[at : at + size])]
+    assert [wire.decode_frame(body) for body in bodies] == sent
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_frames_or_an_error(data: bytes) -> None:
-    with contextlib.suppress(wire.AskError):
-        list(wire.FrameFeed().feed(data))
-    with contextlib.suppress(wire.AskError):
-        wire.decode_ask(data)
+    for read in (wire.decode_frame, wire.ASKS.decode, wire.CHATS.decode, wire.SCORES.decode):
+        with contextlib.suppress(ProtocolError):
+            read(data)
 
 
 def test_what_is_too_large_is_refused_before_it_is_there() -> None:
-    with pytest.raises(wire.AskError, match="a frame of"):
-        list(wire.FrameFeed().feed((wire.MAX_FRAME_BYTES + 1).to_bytes(4, "little")))
+    with pytest.raises(ProtocolError, match="a frame of"):
+        list(wire.frame_reader().feed((wire.MAX_FRAME_BYTES + 1).to_bytes(4)))
     uneven = wire.DrawnFrame(index=0, token_ids=b"1234", logprobs=b"", version=0)
-    with pytest.raises(wire.AskError, match="other tokens than log-probabilities"):
-        list(wire.FrameFeed().feed(wire.encode_frame(uneven)))
+    with pytest.raises(ProtocolError, match="other tokens than log-probabilities"):
+        wire.decode_frame(wire.FRAMES.encode(uneven))
+    with pytest.raises(ProtocolError, match="no vector"):
+        wire.decode_frame(wire.FRAMES.encode(wire.ScoredFrame(logprobs=b"abc")))
+    with pytest.raises(ProtocolError, match="no vector"):
+        wire.tokens_of(b"abcde")

@@ -9,12 +9,16 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from schemas import Task
+from schemas import Task, Turn
+from schemas.codec import decode, encode
+from schemas.turn import chain
+from tests.support.fakes.turns import turn
 from trinity_bus import PartialRunsError, Rollout, RolloutContext, WorkflowError
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import REGISTRY, Workflow
 from trinity_bus.rollout.agents import agent
 from trinity_bus.rollout.endpoint import Endpoint
+from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -241,3 +245,82 @@ async def test_a_request_that_an_agent_leaves_behind_does_not_keep_its_run_from_
             await workflow(solve).run(TASK, context)
     await asyncio.wait(left)
     assert left[0].exception() is not None
+
+
+class Attempts:
+    """Attempts at one run, and the log that their turns go to."""
+
+    def __init__(self) -> None:
+        self.log: list[Turn] = []
+
+    async def write(self, completed: Turn) -> None:
+        self.log.append(decode(encode(completed), Turn))
+
+    async def run(self, function: Any, answers: list[str]) -> tuple[list[Rollout], ScriptedEngine]:
+        number = max((one.attempt for one in self.log), default=0) + 1
+        engine = ScriptedEngine(answers)
+        done = chain(self.log)
+        ctx = RolloutContext(
+            engine=engine,
+            tokenizer=engine.tokenizer,
+            repeat_times=1,
+            turns_of=lambda _: RunTurns(done, lambda n, after, given: turn(n, number, after, given), self.write),
+        )
+        REGISTRY.pop("w", None)
+        try:
+            return await workflow(function).run(TASK, ctx), engine
+        except openai.InternalServerError:
+            return [], engine
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_agent_that_was_lost_is_told_its_turns_again_and_calls_no_tool_twice(is_async: bool) -> None:
+    called: list[int] = []
+
+    async def solve(task: Task, model: Endpoint) -> float:
+        async def double(value: int) -> int:
+            """Twice as much."""
+            called.append(value)
+            return 2 * value
+
+        tool, messages = model.once(double), [USER]
+        assert tool.__name__ == "double"
+        async with client(model) as api:
+            for _ in range(3):
+                answer = await api.chat.completions.create(model="any", messages=messages)
+                said = answer.choices[0].message
+                messages += [said.model_dump(), {"role": "user", "content": str(await tool(int(str(said.content))))}]
+        return float(str(said.content))
+
+    def solve_in_a_thread(task: Task, model: Endpoint) -> float:
+        def double(value: int) -> int:
+            called.append(value)
+            return 2 * value
+
+        tool, messages = model.once(double), [USER]
+        with OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as api:
+            for _ in range(3):
+                answer = api.chat.completions.create(model="any", messages=messages)
+                said = answer.choices[0].message
+                messages += [said.model_dump(), {"role": "user", "content": str(tool(int(str(said.content))))}]
+        return float(str(said.content))
+
+    agent_of = solve if is_async else solve_in_a_thread
+    attempts = Attempts()
+    lost, first = await attempts.run(agent_of, ["1", "2"])
+    assert (lost, called, len(attempts.log)) == ([], [1, 2], 2)
+    (rollout,), second = await attempts.run(agent_of, ["3"])
+    assert (rollout.reward, called) == (3.0, [1, 2, 3])
+    assert [request.prompt for request in second.requests] == [first.requests[2].prompt]
+    assert (sum(rollout.mask or []), rollout.metrics["turns"]) == (6, 3.0)
+
+
+async def test_an_agent_that_asks_once_writes_no_turn() -> None:
+    async def solve(task: Task, model: Endpoint) -> float:
+        async with client(model) as api:
+            await api.chat.completions.create(model="any", messages=[USER])
+        return 1.0
+
+    attempts = Attempts()
+    await attempts.run(solve, ["4"])
+    assert attempts.log == []

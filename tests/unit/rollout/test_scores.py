@@ -7,6 +7,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from schemas import Task
+from trinity_bus.inference.errors import UnknownPoolError
+from trinity_bus.rollout import Rollout, RolloutContext
 from trinity_bus.rollout.scores import (
     RewardError,
     gated,
@@ -19,8 +22,9 @@ from trinity_bus.rollout.scores import (
     valid_json,
     weighted,
 )
-from trinity_bus.rollout.workflows.single_turn import Answered
+from trinity_bus.rollout.workflows.single_turn import Answered, run_single_turn
 from trinity_bus.sandbox import SandboxLimits
+from trinity_bus.testing import ScriptedEngine, run_workflow
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
 SPEAKS = "Say:\n```python\ndef add(a, b):\n    return a + b\n```\n"
@@ -122,3 +126,29 @@ async def test_another_model_judges_and_what_it_does_not_say_is_a_failure(monkey
         await score(reward, "a", "b")
     with pytest.raises(ValueError, match="a dollar sign is"):
         judged("$5", model="judge")
+    for pool, model in ((None, ""), ("judge", "judge")):
+        with pytest.raises(ValueError, match="one of the two"):
+            judged("${response}", pool=pool, model=model)
+
+
+class Judged:
+    """A response, judged by the pool ``judge``."""
+
+    name = "judged"
+
+    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
+        return await run_single_turn(task, ctx, judged("${question} ${response} ${answer}", pool="judge"))
+
+
+async def test_a_pool_of_the_mesh_judges_and_what_it_does_not_say_is_a_failure() -> None:
+    task = Task(task_id="t", workflow="judged", prompt="Why?", answer="So.")
+    judge = ScriptedEngine(["Well. Score: 5", "I cannot say"])
+    (rollout,) = await run_workflow(Judged(), task, ScriptedEngine(["Because."]), pools={"judge": judge})
+    assert rollout.reward == 0.5
+    assert judge.requests[0].prompt == "user: Why? Because. So.\nassistant: "
+    with pytest.raises(RewardError, match="gave no score"):
+        await run_workflow(Judged(), task, ScriptedEngine(["Because."]), pools={"judge": judge})
+    with pytest.raises(UnknownPoolError):
+        await run_workflow(Judged(), task, ScriptedEngine(["Because."]))
+    with pytest.raises(RewardError, match="ctx is not set"):
+        await judged("${response}", pool="judge")(Answered("a"))

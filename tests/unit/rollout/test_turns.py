@@ -1,5 +1,7 @@
 """Turns of a run: what an attempt has completed is answered to the next one, and nothing else is."""
 
+import asyncio
+
 import pytest
 
 from schemas import Sampling, Turn
@@ -44,6 +46,20 @@ async def test_what_was_drawn_and_returned_is_answered_again_once_and_in_any_ord
         assert second.drawn(*other) is None
     assert second.drawn([1, 2], HOT, 1) == [SAID]
     assert second.drawn([1, 2], HOT, 1) is None, "the same question once more is another draw"
+
+
+async def test_what_another_pool_drew_is_another_question_and_turns_may_end_at_once() -> None:
+    log: list[Turn] = []
+    first = Attempt(1, log).turns
+    first.note_drawn([1], HOT, 1, [SAID], "judge")
+    one = asyncio.ensure_future(first.complete())
+    await asyncio.sleep(0)
+    first.note_result("tool", 1, 1)
+    await asyncio.gather(one, first.complete())
+    assert [turn.number for turn in log] == [0, 1]
+    second = Attempt(2, log).turns
+    assert second.drawn([1], HOT, 1) is None
+    assert second.drawn([1], HOT, 1, "judge") == [SAID]
 
 
 async def test_the_turn_under_way_is_lost_and_those_before_it_are_not() -> None:

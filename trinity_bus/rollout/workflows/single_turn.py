@@ -6,7 +6,7 @@ advantage such as ReMax compares the others with.
 
 import dataclasses
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.experience import Rollout
@@ -28,6 +28,8 @@ class Answered:
     """Whether the model ended it itself; False where a limit cut it."""
     question: str = ""
     """What it was asked: the prompt, or the contents of the messages, one after the other."""
+    ctx: RolloutContext | None = field(default=None, repr=False, compare=False)
+    """Of its run: what a reward asks other pools with."""
 
 
 class Reward(Protocol):
@@ -62,7 +64,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
     rollouts = []
     for sampling, completion in await _drawn(task, ctx, prompt):
         text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        value = await reward(Answered(text, task.answer, completion.finish_reason == "stop", question_of(task)))
+        value = await reward(Answered(text, task.answer, completion.finish_reason == "stop", question_of(task), ctx))
         rollouts.append(
             Rollout(
                 prompt_token_ids=prompt,

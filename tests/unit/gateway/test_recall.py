@@ -1,0 +1,74 @@
+"""Gateways beside each other on one log: an agent that reaches another one with its session goes on there."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from schemas.topics import TURNS
+from tests.support.gateway.rig import OTHERS_KEY, Rig, rig
+from tests.support.mesh.waiting import until
+from tests.unit.gateway.test_feedback import post
+from tests.unit.gateway.test_gateway import ASKED
+from workers.gateway import recall
+
+MORE: Any = {"role": "user", "content": "Sure?"}
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[Rig, Rig]]:
+    """Two gateways before one explorer."""
+    async with rig() as here, rig(explorers=0, log=here.log) as there:
+        await there.heard("explorer-0", address=here.sides["explorer-0"].address)
+        yield here, there
+
+
+async def ask(gateway: Rig, messages: list[Any], **how: Any) -> list[Any]:
+    """Return what was asked, and the answer, and another question."""
+    async with gateway.client(session="s", **how) as client:
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+    return [*messages, answer.choices[0].message.model_dump(exclude_none=True), MORE]
+
+
+async def on_the_log(here: Rig, turns: int) -> None:
+    await until(lambda: len(here.log.all(TURNS)) == turns, 10)
+
+
+async def test_a_session_goes_on_at_any_gateway_with_the_tokens_that_were_drawn() -> None:
+    async with two() as (here, there):
+        engine = here.engines["explorer-0"]
+        engine.answer = "4 2 "
+        first = await ask(here, ASKED)
+        await on_the_log(here, 1)
+        engine.answer = "yes"
+        second = await ask(there, first)
+        await on_the_log(here, 2)
+        await ask(here, second)
+        # What was drawn is in the next prompt as it was drawn, a blank at its end that no message has included.
+        assert ["".join(map(chr, prompt)) for prompt in engine.prompts[1:]] == [
+            "user: 6*7=\nassistant: 4 2 \nuser: Sure?\nassistant: ",
+            "user: 6*7=\nassistant: 4 2 \nuser: Sure?\nassistant: yes\nuser: Sure?\nassistant: ",
+        ]
+        for gateway, turns in ((there, 2), (here, 3)):
+            assert (await post(gateway, "/feedback", session="s", reward=1))[1]["counted"] == 1
+            ((rollout,),) = [one.rollouts for one in gateway.gateway._sessions.pending("me")]
+            assert rollout.turn_starts is not None
+            assert len(rollout.turn_starts) == turns
+
+
+async def test_what_was_said_to_another_client_or_rewritten_is_another_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "_AGAIN_S", 0.0)
+    async with two() as (here, there):
+        first = await ask(here, ASKED)
+        await on_the_log(here, 1)
+        rewritten = [first[0], {"role": "assistant", "content": "41"}, MORE]
+        for key, messages in ((OTHERS_KEY, first), ("a-key-of-the-client", rewritten)):
+            await ask(there, messages, key=key)
+        sessions = there.gateway._sessions
+        assert [len(sessions.open(owner, "s", 0).session.samples) for owner in ("me", "you")] == [1, 1]
+        assert [sessions.open(owner, "s", 0).session.turns for owner in ("me", "you")] == [1, 1]
+        # A few times in vain, and nothing is looked for any more.
+        for number in range(recall.MOST_LOOKS):
+            await ask(there, [first[0], {"role": "assistant", "content": str(number)}, MORE])
+        assert sessions.open("me", "s", 0).fruitless == recall.MOST_LOOKS

@@ -1,0 +1,113 @@
+"""What workflows ask of explorers of other pools: a judge's answer, a teacher's log-probabilities.
+
+::
+
+    explorer-events --heartbeats of these pools--> a fleet for each --> ``trinity_bus.gateway.explorers`` --HTTP--> them
+
+The pools are those of ``explorer.auxiliary_pools``; without any, nothing is read and nobody can be asked.
+
+====================================  ==================================================================================
+what fails                            what the workflow gets
+====================================  ==================================================================================
+a pool that is not among them         ``UnknownPoolError``, at once
+no explorer of it, for a while        ``NoEngineError``
+no answer in time                     ``EngineSlowError``
+what the engine, or template refuses  ``RequestRefusedError``
+explorers of it, one after the other  ``GenerationError``
+====================================  ==================================================================================
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas import ExplorerHeartbeat, ExplorerLeft, Sampling
+from schemas.topics import EXPLORER_EVENTS
+from trinity_bus.bus import Bus, Received, TopicFollower
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.gateway.explorers import Explorers
+from trinity_bus.gateway.fleet import ServingFleet
+from trinity_bus.inference.completion import EngineCompletion
+from trinity_bus.inference.errors import UnknownPoolError
+
+_SILENCE_S: Final = 10.0
+"""After which an explorer is taken to be gone."""
+
+
+class AuxiliaryPools:
+    """Asks explorers of other pools. An async context manager.
+
+    Args:
+        settings: Which pools, their key, and the limits.
+        bus: Connected.
+    """
+
+    def __init__(self, settings: ExplorerSettings, bus: Bus) -> None:
+        self._bus = bus
+        self._max_tokens = settings.max_tokens
+        names = settings.auxiliary_pools.split(",") if settings.auxiliary_pools is not None else []
+        key = "" if settings.http_key is None else settings.http_key.get_secret_value()
+        self._fleets = {name: ServingFleet(name, model=settings.model, silence_s=_SILENCE_S) for name in names}
+        self._explorers = {
+            name: Explorers(
+                fleet, key=key, wait_s=settings.auxiliary_wait_s, timeout_s=settings.auxiliary_timeout_s
+            )
+            for name, fleet in self._fleets.items()
+        }  # fmt: skip
+        self._stack = AsyncExitStack()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises what ends the following of heartbeats."""
+
+    async def __aenter__(self) -> Self:
+        if self._fleets:
+            follower = TopicFollower(
+                lambda start: self._bus.reader(EXPLORER_EVENTS, start=start), self._hear, self.lost.set_exception
+            )
+            await follower.start()
+            self._stack.push_async_callback(follower.stop)
+            for explorers in self._explorers.values():
+                await self._stack.enter_async_context(explorers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def generate(
+        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    ) -> list[EngineCompletion]:
+        """See ``PoolEngines.generate``."""
+        drawn = await self._of(pool).draw(prompt_token_ids, self._limited(sampling), n)
+        return [EngineCompletion(one.token_ids, one.logprobs, one.finish_reason, one.versions) for one in drawn]
+
+    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+        """See ``PoolEngines.chat``."""
+        return await self._of(pool).chat(messages, self._limited(sampling))
+
+    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """See ``PoolEngines.score``."""
+        return await self._of(pool).score(token_ids, start)
+
+    def _of(self, pool: str) -> Explorers:
+        if pool not in self._explorers:
+            known = ", ".join(sorted(self._explorers)) or "none"
+            raise UnknownPoolError(f"pool {pool!r} is not asked here; explorer.auxiliary_pools has {known}")
+        return self._explorers[pool]
+
+    def _limited(self, sampling: Sampling) -> Sampling:
+        if sampling.max_tokens is not None:
+            return sampling
+        return sampling.model_copy(update={"max_tokens": self._max_tokens})
+
+    def _hear(self, received: Received[Any]) -> None:
+        match received.record:
+            case ExplorerHeartbeat() as beat:
+                for fleet in self._fleets.values():
+                    fleet.heard(beat, time.monotonic())
+            case ExplorerLeft() as left:
+                for fleet in self._fleets.values():
+                    fleet.left(left)

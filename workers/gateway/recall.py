@@ -1,0 +1,106 @@
+"""What other gateways have answered in a session, found on the log when an agent reaches this one with it.
+
+::
+
+    a history whose last answer this gateway has not given --find--> ``turns`` of the session, of the last ``session_s``
+        --Session.recall--> as far as they are what was drawn: the same samples as there      (the agent goes on)
+        '--no such turns, or no broker: the history was rewritten, as far as can be known--> another sample
+
+A turn is on the log soon after its answer, so it is looked for twice. After ``MOST_LOOKS`` times in vain nothing is
+looked for any more: the agent rewrites its histories.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from schemas.topics import TURNS
+from schemas.turn import DrawnResponse, Turn
+from trinity_bus.bus import Bus, partition_of
+from trinity_bus.chat import ChatMessage, Completion, Session
+from trinity_bus.chat.renderer import Tools
+from trinity_bus.errors import BusError
+from trinity_bus.rollout.turns import kept_completion
+from workers.gateway.turns import question_of
+
+log = logging.getLogger("workers.gateway")
+
+MOST_LOOKS: Final = 3
+MOST_BYTES: Final = 64 << 20
+"""Of the turns of one session."""
+_AGAIN_S: Final = 0.2
+_LIMIT_S: Final = 10.0
+"""Of one look."""
+
+
+class Recall:
+    """Looks for turns.
+
+    Args:
+        bus: Connected.
+        workflow: What stands in turns of gateways.
+        keep_s: How old they may be.
+    """
+
+    def __init__(self, bus: Bus, *, workflow: str, keep_s: float) -> None:
+        self._bus = bus
+        self._workflow = workflow
+        self._keep_s = keep_s
+        self.recalled = 0
+        """Answers of other gateways that were found."""
+
+    async def into(
+        self, session: Session, task_id: str, messages: Sequence[ChatMessage], tools: Tools, stop: Sequence[str]
+    ) -> bool:
+        """Take into a session what others have answered of a history; return whether that is all of it.
+
+        Raises:
+            ChatError: The history cannot be written as tokens.
+        """
+        before = session.turns
+        for look in range(2):
+            if look:
+                await asyncio.sleep(_AGAIN_S)
+            try:
+                async with asyncio.timeout(_LIMIT_S):
+                    found = await self._find(task_id)
+            except (BusError, TimeoutError) as error:
+                log.warning("session %s begins another sample: its turns cannot be looked for: %s", task_id, error)
+                return False
+            session.recall(messages, tools, stop, partial(_drawn, found))
+            if not session.misses(messages, tools):
+                break
+        self.recalled += session.turns - before
+        return session.turns > before
+
+    async def _find(self, task_id: str) -> dict[str, Sequence[Completion]]:
+        """Return what was drawn in a session, by the question of its prompt."""
+        partition = partition_of(task_id, TURNS.partitions)
+        since = await self._bus.offsets_from(TURNS, round((time.time() - self._keep_s) * 1000))
+        start = {(TURNS.name, partition): since[partition]}
+        found: defaultdict[str, list[Completion]] = defaultdict(list)
+        size = 0
+        async with self._bus.reader(TURNS, partitions=[partition], start=start, key=task_id) as reader:
+            async for received in reader.replay():
+                turn = received.record
+                if not isinstance(turn, Turn) or (turn.task_id, turn.workflow) != (task_id, self._workflow):
+                    continue
+                size += len(received.raw)
+                if size > MOST_BYTES:
+                    log.warning("session %s has more turns than are recalled", task_id)
+                    break
+                for answer in turn.answers:
+                    found[answer.question] += [kept_completion(one) for one in _responses(answer.responses)]
+        return dict(found)
+
+
+def _drawn(found: Mapping[str, Sequence[Completion]], prompt: Sequence[int]) -> Sequence[Completion]:
+    return found.get(question_of(prompt), ())
+
+
+def _responses(given: Sequence[DrawnResponse] | None) -> Sequence[DrawnResponse]:
+    return () if given is None else given
