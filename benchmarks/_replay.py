@@ -69,14 +69,17 @@ def replayed(settings: Settings, name: str, folder: Path) -> list[float]:
     return [after - before for before, after in itertools.pairwise(ends)]
 
 
-def replaying(name: str, trainer: TrainerSettings, groups: Sequence[ExperienceGroup], steps: int) -> list[Row]:
-    """Time both, the engine alone before and after the replay.
+def replaying(
+    name: str, trainer: TrainerSettings, groups: Sequence[ExperienceGroup], *, steps: int, turns: int
+) -> list[Row]:
+    """Time both in turns, the engine alone before and after each replay.
 
     Args:
         name: Of the workload.
         trainer: Its settings.
         groups: Of each step.
-        steps: How many, 3 at least.
+        steps: How many each time, 3 at least.
+        turns: How many replays.
     """
     with cluster_to_measure() as cluster:
         live = cluster.folder / "live"
@@ -92,12 +95,14 @@ def replaying(name: str, trainer: TrainerSettings, groups: Sequence[ExperienceGr
         own = trainer.model_copy(update={"checkpoint_dir": live, "checkpoint_interval": steps})
         mesh = Settings().mesh.model_copy(update={"model_path": trainer.model_path})
         settings = Settings().model_copy(update={"kafka": kafka, "mesh": mesh, "trainer": own})
-        alone = bare(own, groups, steps)
-        once_more = replayed(settings, "replay-1", cluster.folder / "replay-1")
-        alone += bare(own, groups, steps)
-    engine, whole = statistics.median(alone), statistics.median(once_more)
+        alone, once_more = [statistics.median(bare(own, groups, steps))], []
+        for turn in range(turns):
+            called = f"replay-{turn}"
+            once_more.append(statistics.median(replayed(settings, called, cluster.folder / called)))
+            alone.append(statistics.median(bare(own, groups, steps)))
+    ratios = [sum(around) / 2 / whole for around, whole in zip(itertools.pairwise(alone), once_more, strict=True)]
     return [
-        Row(f"{name}: a step of the bare engine", engine, "s", better="lower"),
-        Row(f"{name}: a step of a replay", whole, "s", better="lower"),
-        Row(f"{name}: replay's steps/s over the bare engine's", engine / whole, "", goal=GOAL),
+        Row(f"{name}: a step of the bare engine", statistics.median(alone), "s", better="lower"),
+        Row(f"{name}: a step of a replay", statistics.median(once_more), "s", better="lower"),
+        Row(f"{name}: replay's steps/s over the bare engine's", statistics.median(ratios), "", goal=GOAL),
     ]

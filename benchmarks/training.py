@@ -12,7 +12,7 @@ compared. Two ranks are compared with one by the clock, each with one thread: th
   how much longer the step beside its files takes, and how long a step waits for a staged version; by the clock.
 
 Of the demo's and the equal workload, a replay's steps are timed too, from the log: records and experiences fetched and
-checked, its own records written, figures appended. The engine alone makes the same steps before and after it.
+checked, its own records written, figures appended. The engine alone makes the same steps before and after each replay.
 """
 
 import statistics
@@ -261,7 +261,8 @@ def main() -> None:
             rows += measure(load, Path(folder), 1 if options.short else load.repeats)
             if not load.ragged:
                 settings = settings_of(load, Path(folder))
-                rows += replaying(load.name, settings, make_groups(load), 3 if options.short else 2 * load.repeats)
+                steps, turns = (3, 1) if options.short else (load.repeats, 3)
+                rows += replaying(load.name, settings, make_groups(load), steps=steps, turns=turns)
     with tempfile.TemporaryDirectory() as folder:
         load = WORKLOADS[0] if options.short else LARGE
         rows += publishing(load, Path(folder), 1 if options.short else load.repeats)

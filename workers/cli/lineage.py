@@ -110,7 +110,7 @@ async def _version(bus: Bus, record: StepBegun) -> PublishedVersion | None:
 
 
 def _published(version: PublishedVersion, record: StepBegun) -> bool:
-    return version.trainer == record.trainer.partition("/")[0]
+    return record.trainer == version.trainer or record.trainer.startswith(f"{version.trainer}/")
 
 
 def _checkpoint(directory: Path | None, record: StepBegun) -> tuple[Path, Manifest] | None:

@@ -94,6 +94,8 @@ class Request:
             )
         if self.name == self.live.trainer.name:
             raise ConfigError(f"{self.name} is the live trainer's name: give the replay another one")
+        if self.directory.resolve() == checkpoint_dir(self.live).resolve():
+            raise ConfigError(f"{self.directory} is the live trainer's: give the replay another folder")
 
 
 @dataclass(frozen=True, slots=True)

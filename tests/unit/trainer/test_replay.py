@@ -53,6 +53,8 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
     live = settings()
     with pytest.raises(ConfigError, match="trainer-0 is the live trainer's name"):
         Request(live, live, "trainer-0", Path("own"), 1).check()
+    with pytest.raises(ConfigError, match=r"own/\.\./live is the live trainer's"):
+        Request(live, live, "replay-1", Path("own/../live"), 1).check()
     staged = settings(stages=[{"stage": "sft", "loss": "sft", "total_steps": 1}, {"stage": "rl"}])
     with pytest.raises(ConfigError, match="a replay is of one stage"):
         Request(staged, staged, "replay-1", Path("own"), 1).check()
