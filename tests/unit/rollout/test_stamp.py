@@ -79,7 +79,8 @@ def test_an_altered_distribution_is_another_way_to_draw_and_the_trainer_leaves_i
         note_sampling(asked, way)
     with pytest.raises(UnknownSamplingError, match="2 ways"):
         sampling_of_rest([rollout()], asked)
-    described = dict.fromkeys(("task_id", "batch_id", "workflow", "model", "explorer", "incarnation"), "a")
+    names = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
+    described: dict[str, Any] = dict.fromkeys(names, "a")
     ways = [rollout(sampling=altered), rollout(sampling=HOT), rollout()]
     group = build_group(ways, sampling=altered, attempt=1, batch_type="train", **described)
     (left,) = left_out([group], Bounds(vocabulary=32, positions=128), train_limited=False, wants_greedy=False)
