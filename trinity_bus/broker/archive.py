@@ -1,11 +1,13 @@
 """The start-up archive: Kafka's classes as the Java runtime wants them in memory, which more than halves its start.
 
-It belongs to one Java runtime and one set of jars; a runtime that finds another's simply does without. So it is only
-ever an improvement, is made once by :func:`prepare`, and a start never waits for it.
+It belongs to one Java runtime, wherever that is installed, and one set of jars; a runtime that finds another's simply
+does without. So it is only ever an improvement, is made once by :func:`prepare`, and a start never waits for it. It has
+the classes that a broker loaded between its start and its end, so that broker is put to use meanwhile.
 """
 
 import hashlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +19,7 @@ from trinity_bus.broker.jars import install, jar_folder
 from trinity_bus.broker.layout import Folder
 from trinity_bus.broker.node import claim, launch, wait_ready
 from trinity_bus.config import BrokerSettings
+from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import Child
 
 _LIMIT_S = 120.0
@@ -25,10 +28,9 @@ _KEPT = 3
 
 def archive_path(cache: Path) -> Path:
     """Where the archive of this Java runtime and these jars is, if there is one."""
-    runtime = java.java().resolve().parent.parent / "lib" / "modules"
-    about = runtime.stat()
-    identity = f"{runtime} {about.st_size} {about.st_mtime_ns}"
-    return jar_folder(cache) / f"start-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"
+    home = java.java().resolve().parent.parent
+    identity = f"{(home / 'release').read_text(encoding='utf-8')} {(home / 'lib' / 'modules').stat().st_size}"
+    return jar_folder(cache) / f"java-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"
 
 
 def archive_options(cache: Path) -> list[str]:
@@ -37,11 +39,12 @@ def archive_options(cache: Path) -> list[str]:
     return [f"-XX:AOTCache={path}"] if path.exists() else []
 
 
-def prepare(settings: BrokerSettings, *, console: Console | None = None) -> None:
+def prepare(settings: BrokerSettings, use: Callable[[str], None], *, console: Console | None = None) -> None:
     """Download and check the jars, and make the start-up archive. Does nothing that has been done before.
 
     Args:
         settings: The cache folder, the heap.
+        use: Does with the broker at an address what meshes do with theirs.
         console: Where progress goes. Unset: standard error.
 
     Raises:
@@ -70,11 +73,12 @@ def prepare(settings: BrokerSettings, *, console: Console | None = None) -> None
             )
             with process:
                 wait_ready(process, port, folder, settings.start_timeout_s)
+                use(f"{LOOPBACK}:{port}")
                 # The runtime writes the archive when it ends.
                 process.stop(_LIMIT_S)
         if not made.exists():
             raise BrokerError("the Java runtime wrote no start-up archive; the broker works without, more slowly")
         made.replace(path)
-    archives = sorted(path.parent.glob("start-*.aot"), key=lambda archive: archive.stat().st_mtime)
+    archives = sorted(path.parent.glob("java-*.aot"), key=lambda archive: archive.stat().st_mtime)
     for old in archives[:-_KEPT]:
         old.unlink()

@@ -116,16 +116,20 @@ def digest(path: Path) -> str | None:
         return None
 
 
+def unwritable(folder: Path, error: OSError) -> DataFolderUnusableError:
+    """Return what to say of a cache folder that cannot be written."""
+    return DataFolderUnusableError(
+        f"the cache folder {folder} cannot be written ({error.strerror}); set TRINITY_BUS_BROKER__CACHE_DIR to another"
+    )
+
+
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise DataFolderUnusableError(
-            f"the cache folder {folder} cannot be written ({error.strerror}); "
-            "set TRINITY_BUS_BROKER__CACHE_DIR to another"
-        ) from error
+        raise unwritable(folder, error) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

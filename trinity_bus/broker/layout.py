@@ -52,6 +52,11 @@ class Folder:
         return self.root / "kafka"
 
     @property
+    def meta(self) -> Path:
+        """Kafka's ids of this folder; there once it is formatted."""
+        return self.kafka / "meta.properties"
+
+    @property
     def logs(self) -> Path:
         """What Kafka says."""
         return self.root / "logs"
@@ -74,13 +79,13 @@ class Folder:
     @property
     def formatted(self) -> bool:
         """Whether Kafka has been started here before."""
-        return (self.kafka / "meta.properties").exists()
+        return self.meta.exists()
 
     @property
     def cluster_id(self) -> str | None:
         """The id that Kafka was given at its first start here, or None before that."""
         with contextlib.suppress(OSError):
-            for line in (self.kafka / "meta.properties").read_text(encoding="utf-8").splitlines():
+            for line in self.meta.read_text(encoding="utf-8").splitlines():
                 name, _, value = line.partition("=")
                 if name == "cluster.id":
                     return value

@@ -9,12 +9,10 @@
 The lock is an open file that the Java process inherits: it is held exactly as long as someone can write to the folder.
 """
 
-import base64
 import contextlib
 import fcntl
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
@@ -22,23 +20,22 @@ from typing import IO, Protocol
 from trinity_bus.broker import java
 from trinity_bus.broker.errors import (
     BrokerDiedError,
-    BrokerError,
     DataFolderInUseError,
     DataFolderUnusableError,
     PortInUseError,
 )
+from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import Folder, read_state, write_configuration
 from trinity_bus.broker.native import native_folder
 from trinity_bus.broker.probe import ask
 from trinity_bus.config import BrokerSettings
 from trinity_bus.runtime.ports import free_port, is_free
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import tail
 
 _USUAL_PORT = 9092
 _MIN_FREE_BYTES = 256 << 20
 _POLL_S = 0.02
 _PORT_ATTEMPTS = 3
-_FORMAT_TIMEOUT_S = 60
 
 
 class Running(Protocol):
@@ -117,24 +114,6 @@ def choose_port(settings: BrokerSettings, folder: Folder) -> int:
     usual = None if settings.port == 0 else _USUAL_PORT
     wanted = before.port if before else usual
     return wanted if wanted is not None and is_free(wanted) else free_port()
-
-
-def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
-    """Give the folder what Kafka wants to find: an id and the versions of its features.
-
-    Raises:
-        BrokerError: Kafka's own tool refuses.
-    """
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # With "=", because the tool would take an id's leading dash for an option.
-    arguments = ["format", f"--cluster-id={cluster}", "--config", folder.properties.name]
-    command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib)
-    folder.jvm_log.unlink(missing_ok=True)
-    with Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log) as tool:
-        code = tool.wait(_FORMAT_TIMEOUT_S)
-    if code != 0:
-        said = " ".join(tail(folder.jvm_log).split())[-400:]
-        raise BrokerError(f"cannot prepare {folder.kafka} for Kafka (status {code}): {said}")
 
 
 def launch[P: Running](

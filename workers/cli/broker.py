@@ -1,5 +1,6 @@
 """``trinity-bus broker``: the embedded Kafka broker on this machine."""
 
+import asyncio
 import json
 import signal
 import time
@@ -9,13 +10,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from schemas.task import Task
+from schemas.topics import TASKS
 from trinity_bus.broker import daemon
 from trinity_bus.broker.archive import prepare as prepare_broker
 from trinity_bus.broker.embedded import EmbeddedBroker
 from trinity_bus.broker.errors import BrokerDiedError
 from trinity_bus.broker.lock import KAFKA_VERSION
 from trinity_bus.broker.restarts import Restarts
-from trinity_bus.config import BrokerSettings, Settings
+from trinity_bus.bus import Bus
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.service import interrupted_by
 from workers.cli.console import console
 
@@ -113,4 +117,15 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
 @app.command()
 def prepare() -> None:
     """Download and check what the broker needs, so that its start needs no network."""
-    prepare_broker(Settings().broker)
+    prepare_broker(Settings().broker, lambda servers: asyncio.run(_use(KafkaSettings(bootstrap_servers=servers))))
+
+
+async def _use(kafka: KafkaSettings) -> None:
+    """Do with a broker what services do with theirs: topics, a transaction, a reader at work."""
+    async with Bus(kafka, client_id="prepare") as bus:
+        await bus.ensure_topics()
+        async with bus.reader(TASKS, start="beginning") as reader, bus.producer(transactional_id="prepare") as producer:
+            async with producer.transaction():
+                await producer.send(TASKS, "prepare", Task(task_id="prepare", workflow="sequence", prompt="copy"))
+            while not await reader.batch(1.0):
+                """Not there yet."""

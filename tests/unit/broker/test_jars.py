@@ -95,7 +95,7 @@ def test_downloads_once(repository: Repository, tmp_path: Path, lock: Path) -> N
 def test_what_a_cut_off_download_left_is_healed(repository: Repository, tmp_path: Path, lock: Path) -> None:
     (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
     path.write_bytes(CONTENT[:100])
-    archive = path.with_name("start-0.aot")
+    archive = path.with_name("java-0.aot")
     archive.touch()
     install(tmp_path / "cache", console=quiet, lock=lock)
     assert path.read_bytes() == CONTENT

@@ -20,6 +20,7 @@ from trinity_bus.broker.errors import (
     PortInUseError,
 )
 from trinity_bus.broker.folders import cache_dir, data_dir
+from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import Folder, State, read_state, server_properties, write_configuration, write_state
 from trinity_bus.broker.node import choose_port, claim, reason, wait_ready, with_another_port
 from trinity_bus.broker.probe import Cluster, ask
@@ -282,3 +283,25 @@ def test_reset_deletes_only_a_brokers_folder(folder: Folder, tmp_path: Path) -> 
     assert not folder.root.exists()
     with pytest.raises(DataFolderUnusableError, match="nothing was deleted"):
         daemon.reset(BrokerSettings(data_dir=tmp_path))
+
+
+def test_a_new_folder_is_a_copy_with_ids_of_its_own(tmp_path: Path) -> None:
+    jars = tmp_path / "jars"
+    kept = jars / "formatted"
+    kept.mkdir(parents=True)
+    (kept / "meta.properties").write_text("#\nversion=1\ncluster.id=a\ndirectory.id=b\nnode.id=1\n")
+    (kept / "bootstrap.checkpoint").write_bytes(b"features")
+    made = [Folder(tmp_path / name) for name in ("one", "two")]
+    for folder in made:
+        folder.kafka.mkdir(parents=True)
+        assert not folder.formatted
+        # The jars are not looked at: the tool of Kafka's need not run.
+        format_folder(folder, [jars / "kafka.jar"], 64)
+        assert folder.formatted
+        assert (folder.kafka / "bootstrap.checkpoint").read_bytes() == b"features"
+        lines = folder.meta.read_text().splitlines()
+        assert [line.partition("=")[0] for line in lines] == ["#", "version", "cluster.id", "directory.id", "node.id"]
+        ids = {line.partition("=")[2] for line in lines if ".id=" in line and not line.startswith("node")}
+        assert len({folder.cluster_id} | ids) == 2
+        assert all(len(each) == 22 for each in ids)
+    assert made[0].cluster_id != made[1].cluster_id
