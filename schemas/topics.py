@@ -68,7 +68,7 @@ TASKS = Topic(
     description="What the mesh is asked to do. Anyone may write here, msgpack or JSON.",
     records=(Task,),
     writers=("producer", "operator", "taskset"),
-    readers=("coordinator",),
+    readers=("coordinator", "operator"),
 )
 COMMANDS = Topic(
     name="commands",
@@ -118,7 +118,7 @@ ROLLOUTS = Topic(
     description="Orders to one explorer: run this task now, stop it, or end because another has your name.",
     records=(Dispatch, Cancel, Superseded),
     writers=("coordinator",),
-    readers=("explorer",),
+    readers=("explorer", "operator"),
 )
 EXPERIENCES = Topic(
     name="experiences",

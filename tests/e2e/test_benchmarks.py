@@ -21,8 +21,9 @@ from trinity_bus.config import KafkaSettings
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"demo"}
-"""A whole demo is run by ``test_demo_mesh``, which makes this benchmark of it."""
+ELSEWHERE = {"demo", "peers"}
+"""A whole demo is run by ``test_demo_mesh``, which makes that benchmark of it; ``peers`` would install what it
+compares with, and run two whole demos."""
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
 OWN_BROKER = {"scheduling"}
 """Kills it."""

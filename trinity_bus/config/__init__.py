@@ -9,6 +9,7 @@ seconds and end in ``_s``. Each section is a module of its own.
 
 from trinity_bus.config.access import AccessSettings
 from trinity_bus.config.broker import BrokerSettings
+from trinity_bus.config.console import ConsoleSettings
 from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings
 from trinity_bus.config.environment import forget_secrets
 from trinity_bus.config.explorer import ExplorerSettings
@@ -32,6 +33,7 @@ __all__ = [
     "MIN_OPEN_BYTES",
     "AccessSettings",
     "BrokerSettings",
+    "ConsoleSettings",
     "CoordinatorSettings",
     "ExplorerSettings",
     "GatewaySettings",

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings
 
 from trinity_bus.config.access import AccessSettings
 from trinity_bus.config.broker import BrokerSettings
+from trinity_bus.config.console import ConsoleSettings
 from trinity_bus.config.coordinator import CoordinatorSettings
 from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.gateway import GatewaySettings
@@ -36,6 +37,7 @@ class Sections(BaseSettings):
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     taskset: TasksetSettings = Field(default_factory=TasksetSettings)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    console: ConsoleSettings = Field(default_factory=ConsoleSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
@@ -61,9 +63,11 @@ class Sections(BaseSettings):
             update={"model_path": section.model_path or mesh.model_path, "follows": section.follows or follows}
         )
 
-    @field_validator("gateway", mode="after")
+    @field_validator("gateway", "console", mode="after")
     @classmethod
-    def _has_the_tokenizer_of_the_mesh(cls, section: GatewaySettings, info: ValidationInfo) -> GatewaySettings:
+    def _has_the_tokenizer_of_the_mesh[S: (GatewaySettings, ConsoleSettings)](
+        cls, section: S, info: ValidationInfo
+    ) -> S:
         mesh = info.data.get("mesh")
         if mesh is None:
             return section

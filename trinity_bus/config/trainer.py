@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from schemas.batch import MAX_BATCH_TASKS
 from schemas.free_form import MAX_ITEMS
+from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, InstanceName, PortRange, Seconds
@@ -84,8 +86,8 @@ class TrainerSettings(Section):
     ``mini_batches`` is not 1."""
     advantage: str = "grpo"
     """How much better a token did than could be expected: ``grpo``, ``rloo``, ``opmd``, ``remax``, ``stepwise``,
-    ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``gae``, or what an installed package registers as
-    ``trinity_bus.advantages``. docs/objectives.md has the formulas of all parts of an objective."""
+    ``distillation``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``gae``, or what an installed package
+    registers as ``trinity_bus.advantages``. docs/objectives.md has the formulas of all parts of an objective."""
     loss: str = "ppo"
     """What a token costs, given its advantage: ``ppo``, ``gspo``, ``cispo``, ``topr``, ``opmd``, or what an installed
     package registers as ``trinity_bus.losses``. ``sft`` learns from the topic ``demonstrations``
@@ -111,6 +113,9 @@ class TrainerSettings(Section):
     critic_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """Of the critic's AdamW, with ``advantage=gae``. A critic costs the memory of four copies of the model in float32,
     on every rank."""
+    critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps at the beginning in which the critic alone learns, and the policy stays as it is: what a critic that knows
+    nothing says of tokens is noise (Yuan et al., arXiv:2503.01491)."""
     value_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How far an update may move what the critic expects before its gradient stops. Unset: any way."""
     overlong_buffer: Count | None = None
@@ -135,8 +140,17 @@ class TrainerSettings(Section):
     one but the last learns from examples. See docs/examples.md."""
     dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
-    strategy: Literal["default", "mix"] = "default"
-    """What each step learns from. ``default``: a batch. ``mix``: demonstrations beside it."""
+    strategy: Literal["default", "mix", "priority"] = "default"
+    """What each step learns from. ``default``: a batch. ``mix``: demonstrations beside it. ``priority``: groups of
+    earlier batches beside it, once more."""
+    replay_groups: Annotated[int, Field(ge=1, le=MAX_BATCH_TASKS)] = 16
+    """With ``strategy=priority``: at most so many groups of earlier batches are trained on in each step, the newest and
+    least used that teach something. They are of older weights: ``old_logprobs=recompute`` weighs them by that."""
+    replay_steps: Annotated[int, Field(ge=1, le=KEPT_STEPS)] = 8
+    """With ``strategy=priority``: how many steps back a group may have been new. Experiences stay on the log for so
+    long."""
+    replay_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """With ``strategy=priority``: what each use costs a group, in steps of age."""
     examples: Count | None = None
     """Learn from the first so many demonstrations or preferences of the log, once they are there. Unset: from those
     that are there when the first step begins."""

@@ -193,8 +193,13 @@ class RankEngine(SavedEngine):
         return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates], told
 
     def _update(self, update: Update, learning_rate: float) -> Metrics | None:
-        """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite."""
+        """Make one update of the weights; None, and nothing changes, where loss or gradients are not finite.
+
+        While the critic warms up it is the only one that learns, and all that is told.
+        """
         judged = {} if self._critic is None else self._critic.train(update)
+        if judged and self.progress.step < self.settings.critic_warmup_steps:
+            return judged
         sums, micro_batches = self._accumulate(update.samples, 1.0 / update.divisor)
         # What is reported are means over what is trained on, whatever the loss is divided by.
         means = (sums * (update.divisor / update.weight)).tolist()
@@ -254,4 +259,4 @@ def _means(reports: Sequence[Metrics]) -> Metrics:
     if not reports:
         return {}
     means = {name: math.fsum(report[name] for report in reports) / len(reports) for name in reports[0]}
-    return {**means, "mismatch_k3": reports[0]["rollout_k3"]}
+    return {**means, "mismatch_k3": reports[0]["rollout_k3"]} if "rollout_k3" in means else means

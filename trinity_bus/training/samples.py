@@ -13,7 +13,7 @@ from schemas.experience import ExperienceGroup, Float32, Sample
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives import overlong
-from trinity_bus.training.objectives.advantages.advantage import Advantage, ScoredSample
+from trinity_bus.training.objectives.advantages.advantage import Advantage, GroupAdvantages, ScoredSample
 from trinity_bus.training.packing import TrainSample
 
 
@@ -36,10 +36,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         version: Version of the weights that are about to be trained, for staleness.
         advantage: Computes the advantages of the batch.
     """
-    views = [
-        [sample for sample in group.samples() if advantage.wants_greedy or not _is_greedy(sample)] for group in groups
-    ]
-    advantages = advantage([[_scored(sample, advantage.settings) for sample in view] for view in views])
+    views, advantages = _judged(groups, advantage)
     samples = [
         train_sample
         for view, given in zip(views, advantages, strict=True)
@@ -67,11 +64,28 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
     return TrainBatch(samples, metrics, response_tokens)
 
 
+def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]:
+    """Return which groups of a batch teach something."""
+    return [given is not None for given in _judged(groups, advantage)[1]]
+
+
+def _judged(
+    groups: Sequence[ExperienceGroup], advantage: Advantage
+) -> tuple[list[list[Sample]], list[GroupAdvantages]]:
+    """Return the samples of each group that take part, and their advantages."""
+    views = [
+        [sample for sample in group.samples() if advantage.wants_greedy or not _is_greedy(sample)] for group in groups
+    ]
+    return views, advantage([[_scored(sample, advantage.settings) for sample in view] for view in views])
+
+
 def _scored(sample: Sample, settings: TrainerSettings) -> ScoredSample:
     return ScoredSample(
         run=sample.run_id,
         reward=sample.reward - overlong.penalty(int(sample.mask.sum()), settings),
         mask=sample.mask,
+        logprobs=sample.logprobs,
+        teacher_logprobs=sample.teacher_logprobs,
         turn_starts=sample.turn_starts,
         turn_rewards=sample.turn_rewards,
         is_greedy=_is_greedy(sample),

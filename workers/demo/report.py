@@ -21,6 +21,8 @@ class StepSummary:
     reward: float | None
     loss: float | None
     staleness: float | None
+    rewarded_at: float | None
+    """When its batch was finalized, seconds since the Unix epoch."""
     rollout_s: float | None
     """From the moment at which its tasks could be handed out (the batch's turn, and weights new enough) to its
     manifest."""
@@ -81,10 +83,16 @@ def _step(view: MeshState, step: StepView) -> StepSummary:
         reward=view.reward(step),
         loss=step.metrics.get("loss"),
         staleness=step.metrics.get("staleness_mean"),
+        rewarded_at=_rewarded_at(view, step),
         rollout_s=_rollout_s(view, step),
         train_s=step.seconds,
         sync_s=max(sync.at for sync in synced.values()) - step.trained_at if synced else None,
     )
+
+
+def _rewarded_at(view: MeshState, step: StepView) -> float | None:
+    batch = view.batches.get(step.batch_id or "")
+    return None if batch is None else batch.finalized_at
 
 
 def _rollout_s(view: MeshState, step: StepView) -> float | None:

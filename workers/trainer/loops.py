@@ -23,7 +23,7 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from trinity_bus.training import checkpoint, choice
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Told, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
@@ -34,7 +34,7 @@ from workers.trainer.announcer import Announcer, Trained, TrainerIdentity
 from workers.trainer.engine_thread import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog
-from workers.trainer.observations import step_trained
+from workers.trainer.observations import of_record, step_trained
 from workers.trainer.publication import Publication, Publisher
 from workers.trainer.publishing import Publishing
 from workers.trainer.releases import Releases
@@ -259,10 +259,10 @@ class Trainer:
                 groups = []
                 span.set_attribute(names.RL_BATCH_SKIPPED, due.skip)
                 log.warning("batch %s is passed over: %s", batch.batch_id, due.skip)
-            begun, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
+            begun, trained, shown = await self._inputs.begin(due, self._progress.step + 1, groups)
             now.move("training")
-            metrics = await self._update(choice.without(groups, begun.left_out), shown, begun.seed)
-            metrics |= choice.counts(begun.left_out)
+            metrics = await self._update(trained, shown, begun.seed)
+            metrics |= of_record(begun)
             span.set_attribute(names.RL_SAMPLES, int(metrics["samples_trained"]))
             if "reward_mean" in metrics:
                 span.set_attribute(names.RL_REWARD_MEAN, metrics["reward_mean"])
@@ -303,7 +303,9 @@ class Trainer:
 
     async def _needs_from(self) -> int:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
-        return 0 if self._passes_over else await asyncio.to_thread(oldest_need, self._directory)
+        if self._passes_over:
+            return 0
+        return self._inputs.needs_from(await asyncio.to_thread(oldest_need, self._directory))
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address

@@ -22,7 +22,7 @@ from schemas.experience import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError, way_out
 
-type Named = ManifestEntry | StepGroup
+type Entry = ManifestEntry | StepGroup
 """What names the experiences of a task: a manifest, or the record of a step."""
 
 
@@ -62,7 +62,7 @@ def entries_to_train(batch: BatchRecord) -> list[ManifestEntry]:
     return [entry for entry in batch.manifest if entry.parts]
 
 
-def positions_of(batch: BatchRecord | StepBegun, entries: Sequence[Named]) -> list[Position]:
+def positions_of(batch: BatchRecord | StepBegun, entries: Sequence[Entry]) -> list[Position]:
     """Where the experiences of the entries lie, part after part.
 
     Raises:
@@ -96,13 +96,13 @@ def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int
 
 
 def groups_of(
-    batch: BatchRecord | StepBegun, entries: Sequence[Named], fetched: Sequence[Received[Any]]
+    batch: BatchRecord | StepBegun, entries: Sequence[Entry], fetched: Sequence[Received[Any]]
 ) -> list[ExperienceGroup]:
     """Return the groups of the entries, each part checked against what names it.
 
     Args:
         batch: That is trained on, or its step.
-        entries: Of its manifest, or of that step.
+        entries: Of its manifest, or of that step; of earlier ones, too, where it learns from them once more.
         fetched: What lies at their ``positions_of``.
 
     Raises:
@@ -113,7 +113,7 @@ def groups_of(
 
 
 def _part_of(
-    batch: BatchRecord | StepBegun, entry: Named, part: ResultPart, received: Received[Any]
+    batch: BatchRecord | StepBegun, entry: Entry, part: ResultPart, received: Received[Any]
 ) -> ExperienceGroup:
     record, where = received.record, f"batch {batch.batch_id}: the experience at {received.place}"
     if isinstance(record, Undecodable):

@@ -39,7 +39,6 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from trinity_bus.training import choice
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.packing import TrainSample
@@ -48,7 +47,7 @@ from workers.trainer.engine_thread import EngineThread
 from workers.trainer.engines import Origin, load_engine
 from workers.trainer.errors import diverged
 from workers.trainer.examples import ExampleLog, examples_of
-from workers.trainer.observations import step_trained
+from workers.trainer.observations import of_record, step_trained
 from workers.trainer.step_log import StepLog
 
 log = logging.getLogger(__name__)
@@ -173,7 +172,7 @@ class QuietTrainer:
     def _train(self, taken: StepInput) -> Metrics:
         begun = taken.begun
         metrics = self._engine.train_step(taken.groups, seed=begun.seed, examples=taken.examples)
-        metrics |= choice.counts(begun.left_out)
+        metrics |= of_record(begun)
         self._engine.progress = counted(self._engine.progress, begun)
         with (self._directory / METRICS).open("a") as lines:
             what = {"step": begun.step, "batch_id": begun.batch_id, "time": time.time()}

@@ -5,8 +5,10 @@
     a batch whose turn it is --fetch--> its groups, in the order of its manifest --begin--> StepBegun, durable
                                |                                               '--> that of a former incarnation: obeyed
                                '--one is gone, or is something else: BatchError
+    earlier steps, with trainer.strategy=priority --ranked--> those that teach something: fetched, and begun with
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -18,16 +20,17 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import RECORDS_LOST
-from trinity_bus.training import choice
+from trinity_bus.training import choice, priority
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
 from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.samples import teach
 from workers.trainer.agenda import Agenda, Due
 from workers.trainer.announcer import TrainerIdentity
 from workers.trainer.errors import BatchError, way_out
 from workers.trainer.examples import Chosen, ExampleLog
-from workers.trainer.manifest import entries_to_train, first_replayable, groups_of, positions_of
+from workers.trainer.manifest import Entry, entries_to_train, first_replayable, groups_of, positions_of
 from workers.trainer.step_log import StepLog
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,9 @@ class StepInputs:
         self._settings = settings
         self._who = who
         self._bounds = bounds
-        self._wants_greedy = registry.make("advantage", Advantage, settings).wants_greedy
+        self._advantage: Advantage = registry.make("advantage", Advantage, settings)
+        self._teaches: dict[str, bool] = {}
+        """Of the tasks that may be learned from once more, those of which it is known."""
         self._steps = steps
         self._examples = examples
         self._bus = bus
@@ -81,14 +86,12 @@ class StepInputs:
             BatchError: One is gone, or is not what the manifest says.
         """
         entries = entries_to_train(batch)
-        positions = positions_of(batch, entries)
-        if not positions:
+        if not entries:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
             return []
         try:
-            fetched = await self._bus.fetch(EXPERIENCES, positions)
+            return await self._groups(batch, entries)
         except RecordGoneError as error:
-            RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
             kept = first_replayable(agenda.following(), await self._bus.beginning_offsets(EXPERIENCES))
             left = (
                 "no later one is known that can be"
@@ -99,31 +102,84 @@ class StepInputs:
                 f"batch {batch.batch_id}, step {batch.sequence}, cannot be trained on: {error}; {left}; "
                 f"{way_out(batch.batch_id)}"
             ) from error
+
+    async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
+        """Return what a step of a batch is trained on.
+
+        Raises:
+            BatchError: It is not what names it.
+            RecordGoneError: It is not there any more.
+        """
+        try:
+            fetched = await self._bus.fetch(EXPERIENCES, positions_of(batch, named))
+        except RecordGoneError:
+            RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
+            raise
         for met in self._bus.passed_over():
             if isinstance(met.record, Undecodable):
                 await self._producer.send_dead_letter(
                     met, met.record.reason, met.record.detail, to=TRAINER_DEAD_LETTERS
                 )
-        return groups_of(batch, entries, fetched)
+        return groups_of(batch, named, fetched)
+
+    async def _once_more(
+        self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
+    ) -> tuple[list[StepGroup], list[ExperienceGroup]]:
+        """Return what of earlier batches a step learns from, named and fetched.
+
+        Args:
+            batch: Of the step.
+            step: Its number.
+            groups: Of the batch.
+        """
+        kept_from = await self._bus.beginning_offsets(EXPERIENCES)
+        ranked = [
+            group
+            for group in priority.ranked(self._steps.earlier(), self._settings, step=step)
+            if all(part.position and part.position.offset >= kept_from[part.position.partition] for part in group.parts)
+        ]
+        self._teaches = {g.task_id: self._teaches[g.task_id] for g in ranked if g.task_id in self._teaches}
+        wanted = self._settings.replay_groups
+        chosen: dict[str, ExperienceGroup] = {}
+        left = [group for group in ranked if self._teaches.get(group.task_id, True)]
+        while left and len(chosen) < wanted:
+            some, left = left[: wanted - len(chosen)], left[wanted - len(chosen) :]
+            fetched = await self._groups(batch, some)
+            # Beside those of the batch, for advantages that compare with all of a step.
+            taught = await asyncio.to_thread(teach, [*groups, *fetched], self._advantage)
+            verdicts = dict(zip((group.task_id for group in some), taught[len(groups) :], strict=True))
+            self._teaches |= verdicts
+            chosen |= {group.task_id: group for group in fetched if verdicts[group.task_id]}
+        return [group for group in ranked if group.task_id in chosen], list(chosen.values())
 
     async def settle_examples(self, known: int) -> None:
         """Find out which examples there are, where some are learned from; see :meth:`ExampleLog.settle`."""
         if self._examples is not None:
             await self._examples.settle(known or self._steps.examples)
 
+    def needs_from(self, oldest: int) -> int:
+        """Return the offset in ``batches`` from which on experiences are needed; see :meth:`StepRecords.needs_from`."""
+        return self._steps.needs_from(oldest)
+
     async def begin(
         self, due: Due, step: int, groups: list[ExperienceGroup]
-    ) -> tuple[StepBegun, Sequence[TrainSample]]:
-        """Return what is durable of the step that begins, and its examples.
+    ) -> tuple[StepBegun, list[ExperienceGroup], Sequence[TrainSample]]:
+        """Return what is durable of the step that begins, the groups that it is trained on, and its examples.
 
         It is what was written of it before, or what is chosen now.
         """
         batch, shown = due.batch, Chosen()
+        named: list[StepGroup] = []
+        older: list[ExperienceGroup] = []
         entries = entries_to_train(batch) if due.skip is None else []
         if self._examples is not None and due.skip is None:
             shown = await self._examples.chosen(seed=self._settings.seed, step=step)
+        if self._settings.strategy == "priority" and due.skip is None:
+            named, older = await self._once_more(batch, step, groups)
         limited = self._settings.limited_sampling == "train"
-        left = choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._wants_greedy)
+        left = choice.left_out(
+            [*groups, *older], self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy
+        )
         chosen = StepBegun(
             trainer=self._steps.trainer,
             incarnation=self._who.incarnation,
@@ -136,15 +192,32 @@ class StepInputs:
             seed=self._settings.seed,
             groups=[StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries],
             left_out=[*left, *shown.left_out],
+            replayed=named,
             demonstrations=shown.positions,
             examples=0 if self._examples is None else self._examples.count,
             skipped=due.skip,
         )
         begun = await self._steps.begin(chosen)
+        if begun.replayed != named:
+            older = await self._again(batch, step, begun.replayed)
         if begun.demonstrations != shown.positions:
             if self._examples is None:
                 raise TrainingError(
                     f"step {step} was begun with demonstrations: set trainer.strategy to 'mix' until it is trained"
                 )
             shown = await self._examples.at(begun.demonstrations)
-        return begun, shown.samples
+        return begun, choice.without([*groups, *older], begun.left_out), shown.samples
+
+    async def _again(self, batch: BatchRecord, step: int, named: list[StepGroup]) -> list[ExperienceGroup]:
+        """Return the groups of earlier batches that a step was begun with.
+
+        Raises:
+            BatchError: One is gone.
+        """
+        try:
+            return await self._groups(batch, named)
+        except RecordGoneError as error:
+            raise BatchError(
+                f"step {step} was begun with experiences of earlier batches, and they are not there any more: {error}; "
+                f"{way_out(batch.batch_id)}"
+            ) from error

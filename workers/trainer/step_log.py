@@ -36,18 +36,19 @@ class StepLog:
         self._producer = producer
 
     @classmethod
-    def of(cls, trainer: str, directory: Path, trained: int, *, bus: Bus, producer: Producer) -> Self:
+    def of(cls, trainer: str, directory: Path, trained: int, *, reach: int = 0, bus: Bus, producer: Producer) -> Self:
         """Return that of the run whose checkpoints are in a directory.
 
         Args:
             trainer: Its name there.
             directory: Of its checkpoints.
             trained: Steps that are in the newest one.
+            reach: How many steps back a step may learn from once more.
             bus: Connected.
             producer: Connected.
         """
         run = checkpoint.run_name(directory)
-        return cls(trainer, run, StepRecords(trainer, run, trained), bus=bus, producer=producer)
+        return cls(trainer, run, StepRecords(trainer, run, trained, reach=reach), bus=bus, producer=producer)
 
     async def replay(self) -> None:
         """Take in what was written before."""
@@ -59,6 +60,14 @@ class StepLog:
     def examples(self) -> int:
         """See :attr:`StepRecords.examples`."""
         return self._records.examples
+
+    def earlier(self) -> list[StepBegun]:
+        """See :meth:`StepRecords.earlier`."""
+        return self._records.earlier()
+
+    def needs_from(self, oldest: int) -> int:
+        """See :meth:`StepRecords.needs_from`."""
+        return self._records.needs_from(oldest)
 
     async def begin(self, chosen: StepBegun) -> StepBegun:
         """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
@@ -75,6 +84,7 @@ class StepLog:
                 log.warning(
                     "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
                 )
+        self._records.note(begun)
         if begun.left_out:
             total = sum(len(one.samples) for one in begun.left_out)
             shown = "; ".join(

@@ -5,14 +5,17 @@
     records of `steps` --take--> those of this trainer and run, the last one of each step
     a step that is due --> as it would be chosen now --binding--> what was written of it before, or None: write it
 
-Failures: a record of a step to be taken that cannot be read ends the trainer. What has another key than the record of
+    what was begun before it   --earlier--> what may be learned from once more (``trinity_bus/training/priority.py``)
+
+Failures: a record of a step to be taken that cannot be read ends the trainer, and so does one of a step that is learned
+from once more. What has another key than the record of
 such a step is not looked at: the topic is everybody's who trains, and is kept for good.
 """
 
 from typing import Any
 
 from schemas import StepBegun
-from schemas.step import step_of_key
+from schemas.step import KEPT_STEPS, step_of_key
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
 
@@ -23,14 +26,19 @@ class StepRecords:
     Args:
         trainer: Its name.
         run: Its run.
-        trained: Steps that are in the newest checkpoint: nothing more is asked of them.
+        trained: Steps that are in the newest checkpoint: they are not taken again.
+        reach: How many steps back a step may learn from once more.
     """
 
-    def __init__(self, trainer: str, run: str, trained: int) -> None:
+    def __init__(self, trainer: str, run: str, trained: int, *, reach: int = 0) -> None:
         self._trainer = trainer
         self._run = run
         self._trained = trained
+        self._reach = reach
         self._begun: dict[int, StepBegun] = {}
+        self._earlier: dict[int, StepBegun] = {}
+        self._ends: dict[int, int] = {}
+        """Of each step that is known, what follows its batch in ``batches``."""
 
     def take(self, received: Received[Any]) -> None:
         """Take in a record of ``steps``.
@@ -40,16 +48,44 @@ class StepRecords:
         """
         record = received.record
         step = step_of_key(received.key, self._trainer)
-        if step is None or step <= self._trained:
+        if step is None:
             return
-        if isinstance(record, Undecodable):
+        if isinstance(record, Undecodable) and step > self._trained - self._reach:
             raise TrainingError(
                 f"{received.place} cannot be read ({record.reason}: {record.detail}), and it may be of a step that is "
-                "to be taken again: start a trainer that knows this version of the records"
+                "to be taken again, or learned from once more: start a trainer that knows this version of the records"
             )
-        said = isinstance(record, StepBegun) and (record.trainer, record.run, record.step)
-        if said == (self._trainer, self._run, step):
-            self._begun[step] = record
+        if not isinstance(record, StepBegun):
+            return
+        if (record.trainer, record.run, record.step) == (self._trainer, self._run, step):
+            self.note(record)
+            if step > self._trained:
+                self._begun[step] = record
+
+    def note(self, begun: StepBegun) -> None:
+        """Take note of a step that begins, for those after it."""
+        if not self._reach:
+            return
+        self._ends[begun.step] = begun.next_offset
+        self._ends.pop(begun.step - KEPT_STEPS, None)
+        if begun.step > self._trained - self._reach:
+            self._earlier[begun.step] = begun
+            self._earlier.pop(begun.step - self._reach, None)
+
+    def earlier(self) -> list[StepBegun]:
+        """Return what steps were made of that may be learned from once more, the oldest first."""
+        return [self._earlier[step] for step in sorted(self._earlier)]
+
+    def needs_from(self, oldest: int) -> int:
+        """Return the offset in ``batches`` from which on their experiences are needed.
+
+        Args:
+            oldest: From which on they are if nothing is learned from once more: where the oldest checkpoint goes on.
+        """
+        if not self._reach:
+            return oldest
+        step = next((step for step, end in self._ends.items() if end == oldest), 0)
+        return self._ends.get(step - self._reach, 0)
 
     @property
     def examples(self) -> int:
@@ -80,6 +116,8 @@ def otherwise(known: StepBegun, chosen: StepBegun) -> str:
         told.append(f"leaves out {len(then)}, now {len(now)}" + (" others" if len(then) == len(now) else ""))
     if (known.demonstrations, known.preferences) != (chosen.demonstrations, chosen.preferences):
         told.append("other examples")
+    if known.replayed != chosen.replayed:
+        told.append(f"learns from {len(known.replayed)} groups once more, now {len(chosen.replayed)}")
     return "; ".join(told)
 
 

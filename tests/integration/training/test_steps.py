@@ -27,6 +27,7 @@ from trinity_bus.config import KafkaSettings
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
+ONCE_MORE = {"strategy": "priority", "replay_groups": 2, "replay_steps": 2, "replay_decay": 0.5}
 SAID = "step 1 is taken as its record says, not as the settings would have it now: seed 0, now 5; leaves out 1, now 0"
 
 
@@ -62,15 +63,15 @@ async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
         kafka = namespaced()
         async with Bus(kafka, client_id="test") as bus:
             await produce(bus, batches())
-            trainer = Trainer(kafka, folder, model, total_steps=4)
+            trainer = Trainer(kafka, folder, model, total_steps=4, **ONCE_MORE)
             if killed:
                 # Whoever starts it again has changed his mind about top-p, and what was begun stays as it was begun.
                 await asyncio.to_thread(trainer.dies, "begun", 1)
-                trainer = Trainer(kafka, folder, model, total_steps=4, limited_sampling="train", seed=5)
+                trainer = Trainer(kafka, folder, model, total_steps=4, limited_sampling="train", seed=5, **ONCE_MORE)
                 await asyncio.to_thread(trainer.dies, "trained", 1)
                 await asyncio.to_thread(trainer.dies, "begun", 1)
                 assert trainer.log.read_text().count(SAID) == 2
-                trainer = Trainer(kafka, folder, model, total_steps=4)
+                trainer = Trainer(kafka, folder, model, total_steps=4, **ONCE_MORE)
                 await asyncio.to_thread(trainer.dies, "durable", 2)
                 await asyncio.to_thread(trainer.dies, "begun", 4)
             said = await train_to_the_end(bus, trainer, 4)
@@ -86,11 +87,17 @@ async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
     assert [(one.task_id, one.reason, one.samples) for one in first.left_out] == [
         ("limited-0", "limited_sampling", [0])
     ]
+    # Groups whose rewards are equal teach nothing, once more as little as before.
+    once_more = [[group.task_id for group in record.replayed] for record in written]
+    assert [len(tasks) for tasks in once_more] == [0, 2, 2, 2]
+    assert not any("equal" in task for tasks in once_more for task in tasks)
+    assert [step.metrics.get("groups_replayed") for step in undisturbed if step.batch_id] == [None, 2, 2, 2]
     assert undisturbed[1].metrics["samples_left_out/limited_sampling"] == 1
 
     disturbed, again = await scenario(tmp_path / "disturbed", killed=True)
     assert [record.step for record in again] == [1, 2, 3, 4], "each is written once"
     assert [record.left_out for record in again] == [record.left_out for record in written]
+    assert [[g.task_id for g in record.replayed] for record in again] == once_more
     assert len({record.run for record in again}) == 1
     assert len({record.incarnation for record in again}) > 1
     expected = {step.step: step for step in undisturbed}

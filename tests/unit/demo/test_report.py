@@ -24,7 +24,17 @@ SUMMARY = Summary(
     tokens=1000,
     stages={"start Kafka": 2.0, "train": 12.0},
     steps=[
-        StepSummary(step=i, version=i, reward=0.3 * i, loss=0.1, staleness=0.0, rollout_s=1.0, train_s=0.5, sync_s=None)
+        StepSummary(
+            step=i,
+            version=i,
+            reward=0.3 * i,
+            loss=0.1,
+            staleness=0.0,
+            rewarded_at=1e9 + i,
+            rollout_s=1.0,
+            train_s=0.5,
+            sync_s=None,
+        )
         for i in (1, 2)
     ],
     model="runs/r/model",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas import LeftOut, Position, ResultPart, StepBegun, StepGroup
@@ -86,3 +87,31 @@ def test_what_a_repeated_step_does_otherwise_than_the_settings_say_is_told() -> 
     assert otherwise(begun(left_out=left), begun(seed=2)) == "seed 0, now 2; leaves out 2, now 0"
     others = [LeftOut(task_id="task-1", reason="limited_sampling", samples=[1, 2])]
     assert otherwise(begun(left_out=left), begun(left_out=others)) == "leaves out 2, now 2 others"
+
+
+def test_what_may_be_learned_from_once_more_is_known_after_a_restart() -> None:
+    def step(number: int, run: str = "run-1") -> Received[Any]:
+        record = begun(step=number, next_offset=10 * number, run=run)
+        return msgspec.structs.replace(received(record), key=f"trainer-0/{number}")
+
+    found = StepRecords("trainer-0", "run-1", 5, reach=2)
+    for number in range(1, 7):
+        found.take(step(number, "run-0" if number == 4 else "run-1"))
+    assert [record.step for record in found.earlier()] == [5, 6]
+    assert found.binding(begun(step=6)) is not None
+    found.note(begun(step=6, incarnation="life-3", next_offset=61))
+    assert [record.incarnation for record in found.earlier()] == ["life-2", "life-3"]
+    found.note(begun(step=7, next_offset=70))
+    assert [record.step for record in found.earlier()] == [6, 7]
+    # From the checkpoint of step 5 on, step 6 learns from steps 4 and 5: from what follows step 3.
+    assert found.needs_from(50) == 30
+    assert [found.needs_from(offset) for offset in (20, 0, 55)] == [0, 0, 0], "everything, where it is not known"
+    assert StepRecords("trainer-0", "run-1", 5).needs_from(50) == 50
+
+
+def test_a_record_that_cannot_be_read_matters_if_its_step_may_be_learned_from_once_more() -> None:
+    record = received(Undecodable(raw=b"", reason="bad_value", detail="why"))
+    unreadable = msgspec.structs.replace(record, key="trainer-0/4")
+    StepRecords("trainer-0", "run-1", 5, reach=1).take(unreadable)
+    with pytest.raises(TrainingError, match="or learned from once more"):
+        StepRecords("trainer-0", "run-1", 5, reach=2).take(unreadable)

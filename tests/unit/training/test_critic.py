@@ -135,3 +135,29 @@ def test_ppo_with_a_critic_tells_of_it_and_its_checkpoint_wants_one(
     assert told[0]["critic_explained_variance"] == 0.0
     assert told[-1]["critic_loss"] < 0.3 * told[0]["critic_loss"]
     assert told[0]["groups_skipped"] == 0
+
+
+def test_while_it_warms_up_nothing_else_learns(model_folder: Path, group: MakeGroup) -> None:
+    settings = {"advantage": "gae", "critic_learning_rate": RATE, "critic_warmup_steps": 1, "learning_rate": RATE}
+    engine = TorchEngine(TrainerSettings(model_path=str(model_folder), mini_batches=2, **settings))
+
+    def state() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        assert engine._critic is not None
+        critic = {name: tensor.clone() for name, tensor in engine._critic.state().items()}
+        return {name: tensor.clone() for name, tensor in engine.hf_tensors()}, critic
+
+    def moved(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+        return left.keys() != right.keys() or any(not torch.equal(left[name], right[name]) for name in left)
+
+    told, states = [], [state()]
+    for step in range(2):
+        told.append(engine.train_step([group(seed=step)]))
+        states.append(state())
+    (first, of_first), (second, of_second), (third, of_third) = states
+    assert (moved(first, second), moved(second, third)) == (False, True)
+    assert moved(of_first, of_second)
+    assert moved(of_second, of_third)
+    assert "loss" not in told[0]
+    assert "loss" in told[1]
+    assert [metrics["updates"] for metrics in told] == [2, 2]
+    assert all("critic_loss" in metrics for metrics in told)

@@ -22,7 +22,8 @@ MASKS = [[True, True, False, True], [False, True], [True, True, True]]
 def scored(rewards: list[float]) -> list[ScoredSample]:
     """Two runs of one task, and one of another."""
     return [
-        ScoredSample(run=i, reward=r, mask=np.array(m)) for i, (r, m) in enumerate(zip(rewards, MASKS, strict=True))
+        ScoredSample(run=i, reward=r, mask=np.array(m), logprobs=np.zeros(len(m), np.float32))
+        for i, (r, m) in enumerate(zip(rewards, MASKS, strict=True))
     ]
 
 

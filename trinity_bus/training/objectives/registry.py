@@ -21,6 +21,7 @@ BUILT_IN: Final[dict[str, dict[str, str]]] = {
         "opmd": "advantages.opmd:OPMDAdvantage",
         "remax": "advantages.remax:ReMax",
         "stepwise": "advantages.stepwise:StepWise",
+        "distillation": "advantages.distillation:Distillation",
         "reinforce_plus_plus": "advantages.reinforce:ReinforcePlusPlus",
         "reinforce_plus_plus_baseline": "advantages.reinforce:ReinforcePlusPlusBaseline",
         "gae": "advantages.gae:GAE",

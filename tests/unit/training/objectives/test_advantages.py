@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives.advantages.advantage import RunAdvantage, ScoredSample
+from trinity_bus.training.objectives.advantages.distillation import Distillation
 from trinity_bus.training.objectives.advantages.grpo import GRPO
 from trinity_bus.training.objectives.advantages.opmd import OPMDAdvantage
 from trinity_bus.training.objectives.advantages.remax import ReMax
 from trinity_bus.training.objectives.advantages.rloo import RLOO
 from trinity_bus.training.objectives.advantages.stepwise import StepWise
+from trinity_bus.training.objectives.losses.loss import Tokens
+from trinity_bus.training.objectives.objective import Objective
 
 TOKENS = 3
 NAN = float("nan")
@@ -30,7 +34,9 @@ methods = pytest.mark.parametrize(
 
 
 def sample(reward: float, run: int) -> ScoredSample:
-    return ScoredSample(run=run, reward=reward, mask=np.ones(TOKENS, np.bool_))
+    return ScoredSample(
+        run=run, reward=reward, mask=np.ones(TOKENS, np.bool_), logprobs=np.full(TOKENS, -1, np.float32)
+    )
 
 
 def advantages(method: RunAdvantage, rewards: Sequence[float], runs: Sequence[int] | None = None) -> list[float] | None:
@@ -99,6 +105,7 @@ def turns(rewards: list[float], starts: list[int], tokens: int, reward: float = 
         run=0,
         reward=reward,
         mask=np.ones(tokens, np.bool_),
+        logprobs=np.full(tokens, -1, np.float32),
         turn_starts=np.array(starts, np.int32),
         turn_rewards=np.array(rewards, np.float32),
     )
@@ -188,3 +195,71 @@ def test_order_does_not_matter(method: RunAdvantage, rewards: list[float], seed:
     assert (found is None) == (permuted is None)
     if found is not None and permuted is not None:
         np.testing.assert_allclose(permuted, [found[i] for i in permutation], rtol=1e-4, atol=1e-5)
+
+
+def test_distillation_follows_the_gradient_of_the_reverse_kl() -> None:
+    """Over all answers of two tokens, each weighing its probability, against the divergence after each prefix."""
+    words, draws = 5, torch.Generator().manual_seed(0)
+    first = torch.randn(words, generator=draws).requires_grad_()
+    second = torch.randn(words, words, generator=draws).requires_grad_()
+    teacher = [torch.randn(shape, generator=draws).log_softmax(-1) for shape in ((words,), (words, words))]
+
+    own = first.log_softmax(0), second.log_softmax(1)
+    reached = own[0].detach().exp()
+    divergence = (own[0].exp() * (own[0] - teacher[0])).sum()
+    divergence = divergence + (reached[:, None] * own[1].exp() * (own[1] - teacher[1])).sum()
+    expected = torch.autograd.grad(divergence, (first, second))
+
+    settings = TrainerSettings(advantage="distillation", correction="none")
+    own = first.log_softmax(0), second.log_softmax(1)
+    answers = [(one, two) for one in range(words) for two in range(words)]
+    logprobs = torch.stack([torch.stack([own[0][one], own[1][one, two]]) for one, two in answers])
+    told = torch.stack([torch.stack([teacher[0][one], teacher[1][one, two]]) for one, two in answers])
+    drawn = logprobs.detach()
+    samples = [
+        ScoredSample(
+            run=run,
+            reward=NAN,
+            mask=np.ones(2, np.bool_),
+            logprobs=drawn[run].numpy(),
+            teacher_logprobs=told[run].numpy(),
+        )
+        for run in range(len(answers))
+    ]
+    (advantages,) = Distillation(settings)([samples])
+    assert advantages is not None
+    tokens = Tokens(
+        logprobs=logprobs.flatten(),
+        entropy=torch.zeros(logprobs.numel()),
+        old_logprobs=drawn.flatten(),
+        rollout_logprobs=drawn.flatten(),
+        ref_logprobs=None,
+        advantages=torch.from_numpy(np.concatenate(advantages)),
+        weight=drawn.sum(1).exp().repeat_interleave(2),
+        bounds=torch.arange(0, logprobs.numel() + 1, 2, dtype=torch.int32),
+    )
+    found = torch.autograd.grad(Objective(settings).loss(tokens)[0], (first, second))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_distillation_leaves_out_what_no_teacher_has_seen() -> None:
+    def scored(teacher: list[float] | None) -> ScoredSample:
+        return ScoredSample(
+            run=0,
+            reward=1.0,
+            mask=np.array([True, False]),
+            logprobs=np.array([-1.0, 9.0], np.float32),
+            teacher_logprobs=None if teacher is None else np.array(teacher, np.float32),
+        )
+
+    told, unseen, unasked = scored([-0.25, NAN]), scored([NAN, NAN]), scored(None)
+    found, nothing = Distillation(TrainerSettings())([[told, unseen, unasked], [unseen]])
+    assert found is not None
+    np.testing.assert_array_equal(found[0], np.array([0.75, 0], np.float32))
+    assert np.isnan(found[1]).any()
+    assert np.isnan(found[2]).all()
+    assert nothing is None
+    with pytest.raises(TrainingError, match="what a teacher says of each token"):
+        Distillation(TrainerSettings())([[unasked], []])
+    assert Distillation(TrainerSettings())([[], []]) == [None, None]

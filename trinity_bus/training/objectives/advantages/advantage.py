@@ -30,6 +30,10 @@ class ScoredSample:
     """NaN where there is none; never infinite."""
     mask: Bool
     """[response] True on tokens that the policy drew."""
+    logprobs: Float32
+    """[response] under the policy that drew it; whatever where that is not so."""
+    teacher_logprobs: Float32 | None = None
+    """[response] under a teacher, NaN where it was not asked."""
     turn_starts: Int32 | None = None
     """[turns] the first response token of each, ascending."""
     turn_rewards: Float32 | None = None

@@ -1,0 +1,1 @@
+"""What ``benchmarks.peers`` runs in environments of their own."""

@@ -1,0 +1,98 @@
+"""Records as a reader would return them, without a log: what they say, where they would lie, and when."""
+
+from collections import Counter
+from typing import Any
+
+from schemas import ExperienceGroup, Rollout, build_group
+from schemas.topic import Topic
+from schemas.topics import (
+    BATCHES,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    RESULTS,
+    ROLLOUTS,
+    STEPS,
+    TASKS,
+    TRAINER_EVENTS,
+    VERSION_HISTORY,
+)
+from trinity_bus.bus import Received
+
+_TOPIC_OF = {
+    kind: topic
+    for topic in (
+        TASKS,
+        ROLLOUTS,
+        EXPERIENCES,
+        EXPLORER_EVENTS,
+        TRAINER_EVENTS,
+        RESULTS,
+        BATCHES,
+        STEPS,
+        MODEL_VERSIONS,
+        VERSION_HISTORY,
+    )
+    for kind in topic.records
+}
+
+
+class LogRecords:
+    """Stands in for a reader of all topics: keeps what is added to it until it is taken, and counts offsets."""
+
+    def __init__(self) -> None:
+        self._ends: Counter[tuple[str, int]] = Counter()
+        self._added: list[Received[Any]] = []
+
+    def add(
+        self,
+        record: Any,
+        at: float,
+        *,
+        topic: Topic | None = None,
+        partition: int = 0,
+        **fields: Any,
+    ) -> Received[Any]:
+        """Write a record at a time, in seconds."""
+        topic = topic or _TOPIC_OF[type(record)]
+        offset = self._ends[topic.name, partition]
+        self._ends[topic.name, partition] += 1
+        received: Received[Any] = Received(
+            **{
+                "record": record,
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "key": None,
+                "raw": b"",
+                "headers": (),
+                "traceparent": None,
+                "timestamp_ms": round(at * 1000),
+            }
+            | fields
+        )
+        self._added.append(received)
+        return received
+
+    def take(self) -> tuple[list[Received[Any]], dict[tuple[str, int], int]]:
+        """Return what was added since the last call, and the positions behind it: arguments of ``Store.take``."""
+        added, self._added = self._added, []
+        return added, dict(self._ends)
+
+
+def group(task_id: str, rewards: list[float], *, version: int = 1, **fields: Any) -> ExperienceGroup:
+    """A group with a sample for each reward, of a prompt of three tokens and a response of two."""
+    rollouts = [
+        Rollout(prompt_token_ids=[1, 2, 3], response_token_ids=[4, 5 + i], logprobs=[-0.5, -1.5], reward=reward)
+        for i, reward in enumerate(rewards)
+    ]
+    named: dict[str, Any] = {
+        "attempt": 1,
+        "batch_id": "train-1",
+        "batch_type": "train",
+        "workflow": "copy",
+        "model": "policy",
+        "explorer": "explorer-0",
+        "incarnation": "a",
+    }
+    return build_group(rollouts, version=version, task_id=task_id, **(named | fields))

@@ -1,0 +1,337 @@
+"""What the index answers of a small mesh, now and at an earlier moment."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExplorerHeartbeat,
+    ModelVersion,
+    Position,
+    PublishedVersion,
+    RolloutFinished,
+    StepTrained,
+    Task,
+    TaskResult,
+    WeightsSynced,
+)
+from schemas.batch import ResultPart
+from schemas.rollout import Dispatch
+from schemas.step import LeftOut, StepBegun, StepGroup
+from schemas.topics import DEAD_LETTERS, EXPERIENCES
+from tests.support.fakes.log_records import LogRecords, group
+from trinity_bus.bus import Undecodable
+from trinity_bus.console.index import (
+    DeadLetterFilter,
+    Index,
+    PageAsk,
+    QuestionError,
+    SampleFilter,
+    SamplePlace,
+    Store,
+    StoreBusyError,
+    StoreError,
+)
+
+State = BatchLifecycleState
+WORDS = {1: "copy", 2: "three", 3: "digits", 4: "the", 5: "answer", 6: "is", 7: "four"}
+PARTS = {"trainer": "trainer-0", "incarnation": "a", "model": "policy"}
+
+
+def texts(tokens: list[list[int]]) -> Sequence[str]:
+    """Stands in for a tokenizer: a word for each token."""
+    return [" ".join(WORDS.get(token, "?") for token in each) for each in tokens]
+
+
+def batch(batch_id: str, state: State, **fields: Any) -> BatchRecord:
+    return BatchRecord(batch_id=batch_id, batch_type="train", state=state, sequence=1, **fields)
+
+
+def a_small_mesh() -> LogRecords:
+    """A task is sent, run, counted and trained on, as version 1 of the model; another one came to nothing."""
+    log = LogRecords()
+    task = Task(task_id="copy-1", workflow="copy", prompt="copy three digits", answer="4", producer="me")
+    log.add(task, 100)
+    log.add(batch("train-1", State.RUNNING, expected_task_count=1), 101)
+    order = {"explorer": "explorer-0", "incarnation": "a", "attempt": 1, "batch_id": "train-1", "batch_type": "train"}
+    log.add(Dispatch(task=task, repeat_times=3, timeout_s=9, **order), 102)
+    log.add(group("copy-1", [0.0, 1.0, 0.5]), 103, partition=2, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    done = {"task_id": "copy-1", "status": "completed", "completed_runs": 3, "total_runs": 3}
+    log.add(RolloutFinished(samples=3, seconds=1, **order, **done), 104)
+    log.add(TaskResult(attempts=1, batch_id="train-1", batch_type="train", **done), 105)
+    finalized = {"expected_task_count": 1, "metrics": {"rollout/reward/mean": 0.5}}
+    log.add(batch("train-1", State.FINALIZED, **finalized), 106)
+    part = ResultPart(attempt=1, samples=3, position=Position(partition=2, offset=0))
+    log.add(
+        StepBegun(
+            **PARTS,
+            run="r",
+            step=1,
+            batch_id="train-1",
+            sequence=1,
+            next_offset=2,
+            groups=[StepGroup(task_id="copy-1", parts=[part])],
+            left_out=[LeftOut(task_id="copy-1", reason="too_long", samples=[2], detail="9 tokens")],
+        ),
+        107,
+    )
+    weights = {"checksum": "c", "method": "gloo"}
+    address = {"master_address": "h", "master_port": 1}
+    trained = {"step": 1, "version": 1, "metrics": {"loss": 0.25, "entropy": math.nan}}
+    log.add(StepTrained(**PARTS, **trained, **weights, **address, publish=True, batch_id="train-1", seconds=2), 108)
+    made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "version": 1, "step": 1}
+    log.add(PublishedVersion(**made, **weights, batch_id="train-1", checkpoint="/ckpt/1"), 109)
+    log.add(ModelVersion(**made, **weights, **address, epoch=1), 109)
+    log.add(WeightsSynced(explorer="explorer-0", incarnation="a", model="policy", version=1, epoch=1, ok=True), 110)
+    beat = {"explorer": "explorer-0", "incarnation": "a", "slots": 4, "state": "ready"}
+    log.add(ExplorerHeartbeat(**beat, model_version=0, tokens_generated=100), 60)
+    log.add(ExplorerHeartbeat(**beat, model_version=1, tokens_generated=700), 120)
+    reason = (("dlq.reason", b"no_workflow"), ("dlq.topic", b"tasks"), ("dlq.offset", b"7"), ("dlq.partition", b"3"))
+    log.add(b"{}", 111, topic=DEAD_LETTERS, key="copy-2", raw=b"{}", raw_key=b"copy-2", headers=reason)
+    return log
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path, texts=texts) as made:
+        made.take(*a_small_mesh().take())
+        yield made
+
+
+@pytest.fixture
+def index(store: Store) -> Iterator[Index]:
+    with Index(store.folder) as made:
+        yield made
+
+
+def test_a_step_leads_to_its_samples_and_a_sample_to_what_became_of_it(index: Index) -> None:
+    (step,) = index.steps().rows
+    assert (step.step, step.batch_id, step.run, step.samples, step.left_out) == (1, "train-1", "r", 2, 1)
+    assert (step.begun_at, step.trained_at, step.seconds, step.reward) == (107, 108, 2, 0.5)
+    rows = index.samples(SampleFilter(step=1)).rows
+    assert [(row.place.number, row.reward, row.response) for row in rows] == [
+        (0, 0.0, "the answer"),
+        (1, 1.0, "the is"),
+        (2, 0.5, "the four"),
+    ]
+    assert {(row.task_id, row.logprob, row.at, row.version_min) for row in rows} == {("copy-1", -1.0, 103, 1)}
+    sample = index.sample(SamplePlace.parse(str(rows[2].place)))
+    assert sample is not None
+    assert [(fate.step, fate.left_out, fate.detail) for fate in sample.fates] == [(1, "too_long", "9 tokens")]
+    assert (sample.group.trained_in, sample.group.trace_id, sample.group.prompt) == (
+        [1],
+        "ab" * 16,
+        "copy three digits",
+    )
+    whole = index.step(1)
+    assert whole is not None
+    assert (whole.metrics, whole.left_out[0].samples) == ({"loss": 0.25}, [2])
+
+
+def test_a_group_shows_the_spread_of_its_rewards(index: Index) -> None:
+    (row,) = index.groups(SampleFilter(batch_id="train-1")).rows
+    assert (row.partition, row.offset, row.samples, row.response_tokens) == (2, 0, 3, 6)
+    assert (row.reward_mean, row.reward_min, row.reward_max) == (0.5, 0.0, 1.0)
+    assert row.reward_std == pytest.approx(math.sqrt(1 / 6))
+    assert not row.teaches_nothing
+    assert index.groups(SampleFilter(teaches_nothing=True)).rows == []
+
+
+def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index) -> None:
+    version = index.version(1)
+    assert version is not None
+    assert (version.row.batch_id, version.row.checkpoint, version.row.announced) == ("train-1", "/ckpt/1", True)
+    assert [(sync.explorer, sync.ok) for sync in version.syncs] == [("explorer-0", True)]
+    assert index.versions().rows == [version.row]
+    assert index.version(2) is None
+
+
+def test_a_task_is_followed_from_its_send_to_its_step(index: Index) -> None:
+    task = index.task("copy-1")
+    assert task is not None
+    assert [event.kind for event in task.events] == ["sent", "dispatched", "experience", "finished", "result", "begun"]
+    assert (task.status, task.batch_id, task.producer, task.answer) == ("completed", "train-1", "me", "4")
+    assert task.events[1].text == "runs 0 to 2"
+    lost = index.task("copy-2")
+    assert lost is not None
+    assert [(event.kind, str(event.place)) for event in lost.events] == [("dead_letter", "dead-letters/0@0")]
+    assert index.task("copy-3") is None
+
+
+def test_an_earlier_moment_is_what_it_was_then(index: Index) -> None:
+    assert [row.state for row in index.batches().rows] == ["finalized"]
+    assert [(row.state, row.trained_as) for row in index.batches(until=105).rows] == [("running", None)]
+    assert index.batches(until=100).rows == []
+    assert (index.steps(until=106.9).rows, index.steps(until=107.5).rows[0].trained_at) == ([], None)
+    assert index.samples(until=102.9).rows == []
+    assert index.versions(until=109).rows[0].synced == 0
+    assert index.task("copy-2", until=110) is None
+    assert (index.fleet(until=70)[0].version, index.fleet()[0].version) == (0, 1)
+    assert (index.extent(until=119).samples, index.extent(until=59).samples) == (3, 0)
+
+
+def test_samples_are_found_by_what_is_in_them(index: Index) -> None:
+    def numbers(**wanted: Any) -> list[int]:
+        return [row.place.number for row in index.samples(SampleFilter(**wanted)).rows]
+
+    assert numbers(text="ANSWER") == [0]
+    assert numbers(text='"the is"') == [1]
+    assert numbers(text='"is the"') == []
+    # Of the prompt, which is all samples', and in a response as well: each once.
+    assert numbers(text="the") == [0, 1, 2]
+    assert numbers(text="three copy") == [0, 1, 2]
+    assert numbers(reward_min=0.4, reward_max=0.9) == [2]
+    assert numbers(reward_min=0.4) == [1, 2]
+    assert numbers(version_min=1, version_max=1) == [0, 1, 2]
+    assert numbers(version_min=2) == []
+    assert numbers(task_id="copy-1", reward_max=0.1) == [0]
+    assert numbers(text="the", reward_min=0.4, explorer="explorer-0") == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["...", "", "x" * 201])
+def test_a_text_without_words_is_no_question(index: Index, text: str) -> None:
+    with pytest.raises(QuestionError):
+        index.samples(SampleFilter(text=text))
+
+
+@pytest.mark.parametrize("text", ['NOT "', "a AND", "words:x", "x* ^y", '"";drop', "NEAR(a b)", "{a}", "\0a"])
+def test_no_operator_of_the_search_is_understood(index: Index, text: str) -> None:
+    assert index.samples(SampleFilter(text=text)).rows == []
+
+
+def test_a_histogram_counts_every_sample_once(index: Index) -> None:
+    found = index.reward_histogram(bins=2)
+    assert [(bar.low, bar.high, bar.count) for bar in found.bins] == [(0, 0.5, 1), (0.5, 1, 2)]
+    assert (found.samples, found.without_reward, found.newest_only) == (3, 0, False)
+
+
+def test_metrics_are_charted_by_step_version_and_time(index: Index) -> None:
+    assert {"loss", "rollout/reward/mean"} <= set(index.metric_names())
+    assert "entropy" not in index.metric_names()
+    by_step, by_time = index.metrics(["loss"])[0], index.metrics(["loss"], by="time")[0]
+    assert [(point.x, point.value) for point in (*by_step.points, *by_time.points)] == [(1, 0.25), (108, 0.25)]
+    (pace,) = index.metrics(["log/samples_per_s"], by="time")
+    assert [(point.x, point.value) for point in pace.points] == [(60, 3 / 60)]
+    assert index.metrics(["loss"], until=107)[0].points == []
+
+
+def test_dead_letters_are_filtered(index: Index) -> None:
+    (row,) = index.dead_letters(DeadLetterFilter(reason="no_workflow", text="COPY")).rows
+    assert (row.source, row.key, row.head) == ("tasks/3@7", "copy-2", "{}")
+    assert index.dead_letters(DeadLetterFilter(reason="other")).rows == []
+
+
+def test_explorers_show_what_they_did_since_the_minute_before(index: Index) -> None:
+    (row,) = index.fleet()
+    assert (row.tokens_per_s, row.slots) == (10, 4)
+
+
+def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
+    log = LogRecords()
+    # Partitions are read one after the other; and more come in one millisecond than it has numbers.
+    for partition in (0, 1):
+        for number in range(150):
+            at = 50.0 if number < 140 else 60.0 + number - partition / 2
+            log.add(group(f"t-{partition}-{number}", [0.5, 1.0], version=number), at, partition=partition)
+    with Store(tmp_path, texts="no tokenizer") as store, Index(tmp_path) as index:
+        store.take(*log.take())
+        for wanted in (SampleFilter(), SampleFilter(reward_min=0.9), SampleFilter(version_max=145)):
+            rows, after = [], None
+            while True:
+                page = index.samples(wanted, PageAsk(limit=7, after=after))
+                rows += page.rows
+                after = page.after
+                if after is None:
+                    break
+            expected = {SampleFilter(): 600, SampleFilter(reward_min=0.9): 300, SampleFilter(version_max=145): 584}
+            assert len({row.place for row in rows}) == len(rows) == expected[wanted]
+            assert [row.at for row in rows] == sorted((row.at for row in rows), reverse=True)
+        assert all(row.response is None for row in rows)
+        assert index.groups(SampleFilter(), PageAsk(limit=3)).rows[0].task_id == "t-0-149"
+
+
+def test_a_search_whose_time_is_up_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.console.index.queries.samples._WINDOW", 10)
+    log = LogRecords()
+    for number in range(35):
+        log.add(group(f"t-{number}", [0.5], version=number), 100.0 + number)
+    with Store(tmp_path, texts="none") as store, Index(tmp_path, search_s=0) as index:
+        store.take(*log.take())
+        pages = [index.samples(SampleFilter(version_max=0))]
+        while pages[-1].after is not None:
+            pages.append(index.samples(SampleFilter(version_max=0), PageAsk(after=pages[-1].after)))
+    assert [[row.task_id for row in page.rows] for page in pages] == [[], [], [], ["t-0"]]
+    assert [page.searched_back_to for page in pages] == [124, 114, 104, None]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"limit": 0}, {"limit": 501}, {"after": "-1"}, {"after": "1; drop"}, {"after": "9" * 30}]
+)
+def test_no_page_is_too_large_and_none_is_made_up(index: Index, asked: dict[str, Any]) -> None:
+    for question in (index.samples, index.groups):
+        with pytest.raises(QuestionError):
+            question(SampleFilter(), PageAsk(**asked))
+
+
+def test_what_cannot_be_read_is_counted_and_passed_over(store: Store, index: Index) -> None:
+    log = LogRecords()
+    log.add(Undecodable(b"x", "truncated", "no bytes at all"), 200, topic=EXPERIENCES, partition=2)
+    log.add(None, 200, topic=EXPERIENCES, partition=2)
+    store.take(*log.take())
+    assert store.passed_over == ({"experiences": 1}, 0)
+    assert index.extent().samples == 3
+
+
+def test_hostile_texts_and_numbers_are_kept_as_far_as_they_can_be(store: Store, index: Index) -> None:
+    log = LogRecords()
+    log.add(Task(task_id="odd", workflow="copy", prompt="a \0 letter"), 300)
+    log.add(group("odd", [math.inf, -math.inf, math.nan], attempt=1 << 70), 301, partition=7)
+    store.take(*log.take())
+    task = index.task("odd")
+    assert task is not None
+    assert task.prompt == "a \0 letter"
+    assert [row.reward for row in index.samples(SampleFilter(task_id="odd")).rows] == [math.inf, -math.inf, None]
+    assert index.reward_histogram(SampleFilter(task_id="odd")).without_reward == 3
+
+
+def test_a_second_console_is_refused_and_told_the_folder(store: Store) -> None:
+    with pytest.raises(StoreBusyError, match=str(store.folder)):
+        Store(store.folder, texts=texts)
+
+
+def test_a_store_of_another_log_is_emptied(store: Store, index: Index) -> None:
+    store.belong_to({"tasks": "cluster/1", "steps": "cluster/2"})
+    assert store.is_of({"tasks": "cluster/1", "steps": "cluster/2", "batches": "cluster/3"})
+    assert not store.is_of({"tasks": "cluster/9"})
+    store.begin_anew()
+    assert (store.positions, index.extent().samples, index.samples().rows) == ({}, 0, [])
+    assert store.is_of({"tasks": "cluster/9"})
+
+
+def test_a_full_disk_is_one_line_and_what_was_read_stays_whole(store: Store, index: Index) -> None:
+    before = store.positions
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    log = LogRecords()
+    for number in range(300):
+        log.add(group(f"t-{number}", [0.5] * 8), 400 + number, partition=5)
+    taken = log.take()
+    with pytest.raises(StoreError, match="the disk is full"):
+        store.take(*taken)
+    assert (store.positions, index.extent().samples) == (before, 3)
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    store.take(*taken)
+    assert index.extent().samples == 3 + 2400
+
+
+def test_files_that_are_damaged_and_none_at_all_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is none"):
+        Index(tmp_path)
+    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="damaged"):
+        Store(tmp_path, texts=texts)

@@ -1,0 +1,51 @@
+"""The section ``console``: where it listens, who may look, and where its index lies."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from schemas.numbers import Port
+from trinity_bus.config.section import Section, conflict
+from trinity_bus.config.values import Count, HostName
+
+type HeaderName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9-]+$")]
+
+MIN_TOKEN_CHARS = 16
+
+
+class ConsoleSettings(Section):
+    """The console: every rollout, seen from the log alone. See docs/console.md."""
+
+    host: HostName = "127.0.0.1"
+    """Address that it listens on. On any but a loopback address it needs a token, or a proxy that says who asks."""
+    port: Port = 8900
+    """Port of it; 0: any that is free."""
+    token: SecretStr | None = None
+    """Whoever shows this may look and act; 16 characters or more. Unset: whoever reaches the address."""
+    user_header: HeaderName | None = None
+    """Header in which a proxy that has asked an identity provider (OIDC) says who it is, such as
+    ``X-Forwarded-User``. The proxy must take it off what comes from outside. Unset: nobody is known by name."""
+    roles_header: HeaderName | None = None
+    """Header in which that proxy says what they may, separated by commas: ``viewer`` or ``operator``. Unset: all whom
+    the proxy lets through are viewers."""
+    folder: Path | None = None
+    """Folder of its index, which can be deleted at any time: it is made anew from the log. Unset:
+    ``trinity-bus/console`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
+    model_path: str | None = None
+    """Folder of the Hugging Face model whose tokenizer turns samples into text. Unset: that of ``mesh``; where there is
+    none, samples are shown as token ids, and cannot be searched for text."""
+    search_tokens: Annotated[int, Field(ge=0)] = 2048
+    """Tokens of each prompt and of each response that text is searched in: of longer ones the first and the last half
+    of them. 0: samples cannot be searched for text."""
+    read_mib_s: Count = 64
+    """Most MiB a second that the index reads off the log."""
+
+    @model_validator(mode="after")
+    def _says_who_may_look(self) -> Self:
+        token = None if self.token is None else self.token.get_secret_value()
+        if token is not None and len(token) < MIN_TOKEN_CHARS:
+            raise conflict(f"console.token has {len(token)} characters, and needs {MIN_TOKEN_CHARS} or more")
+        if self.roles_header is not None and self.user_header is None:
+            raise conflict("console.roles_header says what somebody may; console.user_header must say who it is")
+        return self

@@ -1,0 +1,90 @@
+"""The console's index: what searching the log needs, in a store that can be made anew from it at any time.
+
+::
+
+    log --IndexFollower--> Store (SQLite, files) <--Index-- pages, `trinity-bus export`
+     ^                                                         |
+     '------------------------PastRecords----------------------'   the tokens of what somebody looks at
+
+:class:`Index` is what pages ask; ``answers`` and ``questions`` say in which terms. One process has the ``Store``.
+"""
+
+from trinity_bus.console.index.answers import (
+    BatchDetail,
+    BatchRow,
+    BatchTransition,
+    Bin,
+    DeadLetterRow,
+    ExplorerRow,
+    Extent,
+    Fate,
+    GroupRow,
+    Histogram,
+    IndexStanding,
+    LeftOutRow,
+    Place,
+    Point,
+    PublishedRow,
+    RowPage,
+    SampleDetail,
+    SamplePlace,
+    SampleRow,
+    Series,
+    StepDetail,
+    StepRow,
+    SyncRow,
+    TaskEvent,
+    TaskTimeline,
+    VersionDetail,
+)
+from trinity_bus.console.index.errors import QuestionError, StoreBusyError, StoreError, UnreadableError
+from trinity_bus.console.index.files import store_folder
+from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.past_records import PastRecords
+from trinity_bus.console.index.questions import Axis, DeadLetterFilter, PageAsk, SampleFilter
+from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.tokens import load_texts
+
+__all__ = [
+    "Axis",
+    "BatchDetail",
+    "BatchRow",
+    "BatchTransition",
+    "Bin",
+    "DeadLetterFilter",
+    "DeadLetterRow",
+    "ExplorerRow",
+    "Extent",
+    "Fate",
+    "GroupRow",
+    "Histogram",
+    "Index",
+    "IndexFollower",
+    "IndexStanding",
+    "LeftOutRow",
+    "PageAsk",
+    "PastRecords",
+    "Place",
+    "Point",
+    "PublishedRow",
+    "QuestionError",
+    "RowPage",
+    "SampleDetail",
+    "SampleFilter",
+    "SamplePlace",
+    "SampleRow",
+    "Series",
+    "StepDetail",
+    "StepRow",
+    "Store",
+    "StoreBusyError",
+    "StoreError",
+    "SyncRow",
+    "TaskEvent",
+    "TaskTimeline",
+    "UnreadableError",
+    "VersionDetail",
+    "load_texts",
+    "store_folder",
+]

@@ -1,0 +1,409 @@
+"""What the index answers: rows for lists, and what stands behind one of them.
+
+Times are seconds since the Unix epoch, by the log. Texts were written by models and by strangers: whoever shows one
+escapes it. Each is cut at ``HEAD_CHARS``; all of it is where the row says that the record lies on the log.
+"""
+
+from typing import Final, Literal, Self
+
+from msgspec import Struct
+
+from schemas.batch import TaskStatus
+from schemas.record import BatchType, Metrics
+
+HEAD_CHARS: Final = 200
+"""Characters of a text that the index keeps."""
+
+type IndexState = Literal["connecting", "reading", "following", "waiting", "stopped"]
+type EventKind = Literal["sent", "dispatched", "cancelled", "finished", "experience", "begun", "result", "dead_letter"]
+
+
+class Place(Struct, frozen=True):
+    """Where a record lies on the log."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}@{self.offset}"
+
+
+class SamplePlace(Struct, frozen=True, order=True):
+    """Which sample: its group's place in ``experiences``, and its number in it. For ever the same, so fit for links."""
+
+    partition: int
+    offset: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}-{self.offset}-{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the place that ``str`` has written.
+
+        Raises:
+            ValueError: It is none.
+        """
+        parts = text.split("-")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+            raise ValueError(f"{text[:80]!r} is no sample; expected partition-offset-number")
+        return cls(*map(int, parts))
+
+
+class RowPage[R](Struct, frozen=True):
+    """Some rows of a list."""
+
+    rows: list[R]
+    after: str | None = None
+    """To ask for the rows behind these; None: there are none."""
+    searched_back_to: float | None = None
+    """Where a search took too long to fill the page: it got back to this time. ``after`` goes on from there."""
+
+
+class IndexStanding(Struct, frozen=True):
+    """How far the index has come, and what it waits for."""
+
+    state: IndexState
+    line: str
+    """One line for people."""
+    behind: int = 0
+    """Records of the log that it has not read."""
+    unreadable: dict[str, int] = {}
+    """By topic: records that it could not read, and passed over."""
+    lost: int = 0
+    """Records that retention has deleted before it read them."""
+    text_search: str | None = None
+    """Why samples cannot be searched for text; None where they can."""
+
+
+class Extent(Struct, frozen=True):
+    """What there is, up to a moment."""
+
+    first_at: float | None
+    """Time of the oldest record; None: the index is empty."""
+    last_at: float | None
+    samples: int
+    groups: int
+    tasks: int
+    batches: int
+    steps: int
+    versions: int
+    dead_letters: int
+
+
+class BatchRow(Struct, frozen=True):
+    """A batch as it stood."""
+
+    batch_id: str
+    batch_type: BatchType
+    state: str
+    sequence: int
+    expected: int | None
+    accepted: int
+    completed: int
+    failed: int
+    aborted: int
+    min_version: int
+    reward: float | None
+    """Mean over its tasks, once it is finalized."""
+    reason: str | None
+    changed_at: float
+    trained_as: int | None
+    """The step that was begun with it."""
+
+
+class BatchTransition(Struct, frozen=True):
+    """A batch has come into a state."""
+
+    state: str
+    at: float
+
+
+class BatchDetail(Struct, frozen=True):
+    """All of one batch but its groups."""
+
+    row: BatchRow
+    transitions: list[BatchTransition]
+    """As far as the log had kept them when they were read."""
+    metrics: Metrics
+
+
+class StepRow(Struct, frozen=True):
+    """A step of training."""
+
+    step: int
+    model: str
+    trainer: str
+    run: str | None
+    """None where only its end is on the log."""
+    batch_id: str | None
+    sequence: int | None
+    begun_at: float | None
+    trained_at: float | None
+    """None: it is under way, or it was ended."""
+    seconds: float | None
+    groups: int
+    samples: int
+    """Trained on."""
+    left_out: int
+    """Samples that are not."""
+    replayed: int
+    """Groups of earlier batches."""
+    examples: int
+    """Demonstrations and preferences."""
+    skipped: str | None
+    """Why it changes nothing."""
+    reward: float | None
+    """Mean reward of the samples of its groups."""
+
+
+class LeftOutRow(Struct, frozen=True):
+    """Samples of a task that a step does not train on."""
+
+    task_id: str
+    reason: str
+    samples: list[int]
+    """Their places in the task's group, all parts joined."""
+    detail: str
+
+
+class StepDetail(Struct, frozen=True):
+    """All of one step but its groups."""
+
+    row: StepRow
+    metrics: Metrics
+    left_out: list[LeftOutRow]
+    """The first ``MAX_LIMIT``."""
+    checksum: str | None
+    checkpoint: str | None
+    seed: int | None
+
+
+class GroupRow(Struct, frozen=True):
+    """What one attempt at a task yielded: one record of ``experiences``."""
+
+    partition: int
+    offset: int
+    at: float
+    task_id: str
+    attempt: int
+    batch_id: str
+    batch_type: BatchType
+    workflow: str
+    model: str
+    explorer: str
+    samples: int
+    reward_mean: float | None
+    """Over those that have a reward."""
+    reward_min: float | None
+    reward_max: float | None
+    reward_std: float | None
+    """Of them as they are (population)."""
+    version_min: int
+    version_max: int
+    prompt_tokens: int
+    """Of the first sample."""
+    response_tokens: int
+    """Of all."""
+    prompt: str | None
+    """Beginning of the first sample's; None without a tokenizer."""
+    trace_id: str | None
+    trained_in: list[int]
+    """Steps that were begun with it."""
+
+    @property
+    def teaches_nothing(self) -> bool:
+        """Whether all rewards are the same, so that no sample is better than another."""
+        return self.reward_min == self.reward_max
+
+
+class SampleRow(Struct, frozen=True):
+    """One sample."""
+
+    place: SamplePlace
+    at: float
+    task_id: str
+    attempt: int
+    run_id: int
+    batch_id: str
+    batch_type: BatchType
+    workflow: str
+    explorer: str
+    reward: float | None
+    version_min: int
+    version_max: int
+    prompt_tokens: int
+    response_tokens: int
+    logprob: float | None
+    """Mean over the response tokens that are the model's own."""
+    finish_reason: str
+    response: str | None
+    """Its beginning; None without a tokenizer."""
+
+
+class Fate(Struct, frozen=True):
+    """What a step did with a sample."""
+
+    step: int
+    begun_at: float
+    replayed: bool
+    left_out: str | None
+    """The reason; None: it was trained on."""
+    detail: str
+
+
+class SampleDetail(Struct, frozen=True):
+    """One sample, its group and what became of it. Its tokens are on the log: see ``PastRecords``."""
+
+    row: SampleRow
+    group: GroupRow
+    fates: list[Fate]
+
+
+class TaskEvent(Struct, frozen=True):
+    """Something happened to a task."""
+
+    at: float
+    kind: EventKind
+    attempt: int | None
+    who: str | None
+    """The producer, explorer or trainer that it was."""
+    text: str
+    """For people: a status, an error, a reason."""
+    place: Place
+    """The record that says so."""
+
+
+class TaskTimeline(Struct, frozen=True):
+    """The whole way of one task."""
+
+    task_id: str
+    workflow: str | None
+    batch_id: str | None
+    batch_type: BatchType | None
+    producer: str | None
+    prompt: str | None
+    """Its beginning, of conversations that of the last message."""
+    answer: str | None
+    status: TaskStatus | None
+    """None: it has no result yet."""
+    error: str | None
+    events: list[TaskEvent]
+    """In the order of time, the first ``MAX_LIMIT``."""
+    groups: list[GroupRow]
+    """Of all attempts, also those that do not count."""
+
+
+class Bin(Struct, frozen=True):
+    """A bar of a histogram: ``low`` counts to it, and ``high`` to the next, but for the last."""
+
+    low: float
+    high: float
+    count: int
+
+
+class Histogram(Struct, frozen=True):
+    """Rewards of samples."""
+
+    bins: list[Bin]
+    samples: int
+    without_reward: int
+    newest_only: bool
+    """There are more than ``MAX_HISTOGRAM_SAMPLES``: these are the newest of them."""
+
+
+class Point(Struct, frozen=True):
+    """One point of a chart, of one value or of several that lie side by side."""
+
+    x: float
+    """By step, version or time, as was asked."""
+    value: float
+    """Their mean."""
+    low: float
+    high: float
+    count: int
+
+
+class Series(Struct, frozen=True):
+    """One metric over time."""
+
+    name: str
+    points: list[Point]
+
+
+class SyncRow(Struct, frozen=True):
+    """An explorer has taken a version, or could not."""
+
+    at: float
+    explorer: str
+    ok: bool
+    error: str | None
+    control_s: float
+    transfer_s: float
+    pause_s: float
+
+
+class PublishedRow(Struct, frozen=True):
+    """A version of the model that was published."""
+
+    model: str
+    version: int
+    step: int
+    batch_id: str | None
+    published_at: float
+    method: str
+    trainer: str
+    checksum: str
+    checkpoint: str | None
+    seconds: float
+    """That its step took."""
+    rolled_back_to: int | None
+    """Training went back to this version, last, on its way."""
+    announced: bool
+    """Whether it was the one to be served."""
+    pinned: bool
+    synced: int
+    """Explorers that took it."""
+
+
+class VersionDetail(Struct, frozen=True):
+    """All of one version: with its step, its batch and the groups of that, the way from checkpoint to tasks."""
+
+    row: PublishedRow
+    metrics: Metrics
+    syncs: list[SyncRow]
+    skipped: list[str]
+    """Batches that were passed over on the way to it, the last ones."""
+
+
+class ExplorerRow(Struct, frozen=True):
+    """An explorer as it last said, to the minute."""
+
+    explorer: str
+    heard_at: float
+    state: str
+    version: int
+    slots: int
+    running: int
+    tokens_per_s: float | None
+    """Over its last two minutes on the log; None: not known."""
+    pool: str | None
+
+
+class DeadLetterRow(Struct, frozen=True):
+    """A record that could not be taken. All of it is on the log: see ``PastRecords``."""
+
+    place: Place
+    at: float
+    reason: str
+    """One word."""
+    detail: str
+    source: str
+    """Where it came from, ``topic/partition@offset``."""
+    source_topic: str
+    key: str
+    size: int
+    head: str
+    """Its beginning, as text where it is one."""

@@ -1,0 +1,190 @@
+"""Brings the store forward as the log grows: the only I/O between the two.
+
+::
+
+    CONNECTING --the log is another, or ends before what was read--> the store is emptied
+        |
+        v
+    READING (behind) <--> FOLLOWING (at the end)
+        |
+        '--the broker, a topic or the disk fails--> WAITING (a line says why) --1 s--> CONNECTING, from the store
+
+Nothing is kept but in the store, so whatever fails is tried again from there: a broker that comes back, topics that a
+mesh has not made yet, a disk that has room again. The mesh sees one more reader of whole topics, without a group, which
+takes ``console.read_mib_s`` at most.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas.topic import Topic
+from schemas.topics import (
+    ALL_DEAD_LETTERS,
+    BATCHES,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    RESULTS,
+    ROLLOUTS,
+    STEPS,
+    TASKS,
+    TRAINER_EVENTS,
+    VERSION_HISTORY,
+)
+from trinity_bus.bus import Bus, Received
+from trinity_bus.bus.offsets import readable
+from trinity_bus.console.index.answers import IndexStanding, IndexState
+from trinity_bus.console.index.errors import StoreError
+from trinity_bus.console.index.store import Store
+from trinity_bus.errors import BusError
+
+log = logging.getLogger(__name__)
+
+TOPICS: Final[tuple[Topic, ...]] = (
+    TASKS,
+    ROLLOUTS,
+    EXPERIENCES,
+    EXPLORER_EVENTS,
+    TRAINER_EVENTS,
+    RESULTS,
+    BATCHES,
+    STEPS,
+    MODEL_VERSIONS,
+    VERSION_HISTORY,
+    *ALL_DEAD_LETTERS,
+)
+"""What the tables are made of."""
+_FETCH_BYTES: Final = 8 << 20
+_MAX_RECORDS: Final = 1000
+_WAIT_S: Final = 1.0
+_AGAIN_S: Final = 1.0
+
+
+class IndexFollower:
+    """Feeds a store from the log, in the background. An async context manager, which neither raises nor waits.
+
+    Args:
+        bus: Made, and not started: the broker may be away.
+        store: Owned by whoever made it.
+        read_mib_s: Most MiB a second that are read.
+    """
+
+    def __init__(self, bus: Bus, store: Store, *, read_mib_s: int) -> None:
+        self._bus = bus
+        self._store = store
+        self._bytes_s = read_mib_s << 20
+        self._state: IndexState = "connecting"
+        self._line = "connecting to the log"
+        self._behind = 0
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name="console-index")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._tell("stopped", "stopped")
+
+    def standing(self) -> IndexStanding:
+        """Return how far the index has come. Asks the store, for a moment."""
+        unreadable, lost = self._store.passed_over
+        return IndexStanding(
+            state=self._state,
+            line=self._line,
+            behind=self._behind,
+            unreadable=unreadable,
+            lost=lost,
+            text_search=self._store.no_text_search,
+        )
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until there is something new in the index or its standing, or the time is up. For any number at once."""
+        await asyncio.wait([asyncio.ensure_future(self._news.wait())], timeout=timeout_s)
+
+    async def caught_up(self) -> None:
+        """Wait until all is in the index that the log held at some time after the call.
+
+        Raises:
+            TrinityError: What has ended the following.
+        """
+        while self._state != "following":
+            news = self._news
+            await asyncio.wait(
+                [one for one in (self._task, asyncio.ensure_future(news.wait())) if one is not None],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._task is not None and self._task.done():
+                self._task.result()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except (BusError, StoreError) as error:
+                if self._line != str(error):
+                    log.warning("the console's index waits: %s", error)
+                self._tell("waiting", str(error))
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _follow(self) -> None:
+        async with self._bus:
+            positions = await self._start()
+            async with self._bus.reader(
+                *TOPICS, start=positions, max_records=_MAX_RECORDS, fetch_bytes=_FETCH_BYTES
+            ) as reader:
+                while True:
+                    began = time.monotonic()
+                    records = await reader.batch(0 if self._state == "reading" else _WAIT_S)
+                    if records:
+                        await asyncio.to_thread(self._store.take, records, reader.positions)
+                    self._behind = sum(reader.lag().values())
+                    at_end = not records and await reader.is_at_end()
+                    if at_end:
+                        self._tell("following", "up to date")
+                    elif records:
+                        state: IndexState = "reading" if self._state != "following" else "following"
+                        self._tell(state, f"{self._behind:,} records behind" if self._behind else "up to date")
+                    await self._pace(records, began)
+
+    async def _start(self) -> dict[tuple[str, int], int]:
+        """Return where to go on in this log."""
+        self._tell("connecting", "connecting to the log")
+        ids = {}
+        for topic in TOPICS:
+            identity = await self._bus.identity(topic)
+            ids[topic.name] = f"{identity.cluster}/{identity.topic}"
+        store = self._store
+        if not store.is_of(ids):
+            log.warning("the log is another than the console's index was made of: it is made anew")
+            await asyncio.to_thread(store.begin_anew)
+        found = await readable(self._bus, TOPICS, store.positions)
+        if found.beyond:
+            log.warning("the log has lost records, so the console's index is made anew: %s", found.beyond[0])
+            await asyncio.to_thread(store.begin_anew)
+            found = await readable(self._bus, TOPICS, store.positions)
+        if found.lost:
+            log.warning("retention has deleted %d records before the console's index read them", found.lost)
+        await asyncio.to_thread(store.move, found.positions, found.lost)
+        store.belong_to(ids)
+        self._tell("reading", "reading the log")
+        return found.positions
+
+    async def _pace(self, records: Sequence[Received[Any]], began: float) -> None:
+        size = sum(len(record.raw) for record in records)
+        await asyncio.sleep(max(0.0, size / self._bytes_s - (time.monotonic() - began)))
+
+    def _tell(self, state: IndexState, line: str) -> None:
+        self._state, self._line = state, line
+        news, self._news = self._news, asyncio.Event()
+        news.set()

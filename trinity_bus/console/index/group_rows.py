@@ -1,0 +1,158 @@
+"""What the store keeps of a group of experiences: its own row, one of each sample, and texts. Pure.
+
+Tokens stay on the log. What is kept of a text is its beginning, for lists, and which words are in it, for searches; of
+one that is longer than ``search_tokens`` those of its first and of its last half of them: answers stand at the end.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from schemas import ExperienceGroup
+from schemas.numbers import MAX_COUNT
+from trinity_bus.bus import Received
+from trinity_bus.console.index.answers import HEAD_CHARS
+from trinity_bus.console.index.rows import Row, cut
+from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, sample_number
+
+type Texts = Callable[[list[list[int]]], Sequence[str]]
+"""A tokenizer's: token ids to text, many at a time."""
+type Tokens = NDArray[np.int32]
+
+CHUNK_TOKENS: Final = 1 << 18
+"""Handed to the tokenizer at once, about: as Python's numbers they take ten times their bytes."""
+
+
+class GroupRows(Struct, frozen=True):
+    """The rows of one group."""
+
+    group: Row
+    samples: list[Row]
+    heads: list[Row]
+    words: list[Row]
+
+
+def searched(tokens: Tokens, most: int) -> Tokens:
+    """Return the tokens that text is searched in: all, or the first and the last half of ``most``."""
+    if len(tokens) > most:
+        tokens = np.concatenate([tokens[: most // 2], tokens[len(tokens) - (most - most // 2) :]])
+    # No tokenizer has others; writers may.
+    return tokens if tokens.min(initial=0) >= 0 else tokens[tokens >= 0]
+
+
+def told(group: ExperienceGroup, most: int) -> Iterator[Tokens]:
+    """Return the tokens to be made text of: the first sample's prompt, then the response of each."""
+    for number, sample in enumerate(group.samples()):
+        if number == 0:
+            yield searched(sample.tokens[: sample.prompt_length], most)
+        yield searched(sample.tokens[sample.prompt_length :], most)
+
+
+def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list[list[str]]:
+    """Return the texts of each group, in the order of ``told``; some ``CHUNK_TOKENS`` of them are numbers at a time."""
+    found: list[str] = []
+    waiting: list[list[int]] = []
+    size = 0
+    for tokens in (tokens for group in groups for tokens in told(group, most)):
+        waiting.append(tokens.tolist())
+        size += len(tokens)
+        if size >= CHUNK_TOKENS:
+            found += texts(waiting)
+            waiting, size = [], 0
+    found += texts(waiting) if waiting else ()
+    ends = itertools.accumulate(len(group) + 1 for group in groups)
+    return [found[end - len(group) - 1 : end] for group, end in zip(groups, ends, strict=True)]
+
+
+def group_rows(number: int, received: Received[Any], group: ExperienceGroup, texts: Sequence[str]) -> GroupRows:
+    """Return the rows of a group.
+
+    Args:
+        number: Of the group, by its time.
+        received: As it was read.
+        group: What is in it.
+        texts: Of what ``told`` gives of it; none where there is no tokenizer.
+    """
+    samples = _samples(group, number)
+    ids = [number << SAMPLE_BITS | PROMPT, *(row[0] for row in samples)]
+    numbered = list(zip(ids, texts, strict=True)) if texts else []
+    return GroupRows(
+        group=_group(number, received, group),
+        samples=samples,
+        heads=[(key, cut(text, HEAD_CHARS)) for key, text in numbered],
+        # Words are written in the order of their numbers, which is much the fastest.
+        words=numbered[::-1],
+    )
+
+
+def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
+    rewards = group.rewards[~np.isnan(group.rewards)].astype(np.float64)
+    found: tuple[float | None, ...] = (None,) * 4
+    if len(rewards):
+        with np.errstate(invalid="ignore"):
+            found = (float(rewards.mean()), float(rewards.min()), float(rewards.max()), _number(float(rewards.std())))
+    versions = group.versions[:, 2]
+    drawn = (int(versions.min()), int(versions.max())) if len(versions) else (-1, -1)
+    trace = received.traceparent
+    return (
+        number,
+        received.partition,
+        received.offset,
+        group.task_id,
+        min(group.attempt, MAX_COUNT),
+        group.batch_id,
+        group.batch_type,
+        group.workflow,
+        group.model,
+        group.explorer,
+        len(group),
+        *found,
+        *drawn,
+        int(group.prompt_lengths[0]) if len(group) else 0,
+        len(group.logprobs),
+        None if trace is None or len(trace) != 55 else trace[3:35],
+    )
+
+
+def _samples(group: ExperienceGroup, number: int) -> list[Row]:
+    reasons: Iterable[str] = group.finish_reasons
+    if len(group.finish_reasons) != len(group):
+        reasons = [""] * len(group)
+    return [
+        (
+            sample_number(number, i),
+            sample.run_id,
+            _number(sample.reward),
+            sample.version_min,
+            sample.version_max,
+            sample.prompt_length,
+            len(sample.logprobs),
+            logprob,
+            cut(reason, HEAD_CHARS),
+        )
+        for i, (sample, reason, logprob) in enumerate(zip(group.samples(), reasons, _logprobs(group), strict=True))
+    ]
+
+
+def _logprobs(group: ExperienceGroup) -> list[float | None]:
+    """Return the mean log-probability of each sample's own tokens, all computed at once."""
+    responses = group.lengths - group.prompt_lengths
+    ends = np.cumsum(responses)
+    mask = group.mask
+    with np.errstate(invalid="ignore"):
+        sums = np.concatenate([[0.0], np.cumsum(np.where(mask, group.logprobs, 0), dtype=np.float64)])
+    counts = np.concatenate([[0], np.cumsum(mask)])
+    begins = ends - responses
+    drawn = counts[ends] - counts[begins]
+    with np.errstate(invalid="ignore"):
+        means = (sums[ends] - sums[begins]) / np.maximum(drawn, 1)
+    return [_number(mean) if n else None for mean, n in zip(means.tolist(), drawn.tolist(), strict=True)]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

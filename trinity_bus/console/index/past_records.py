@@ -1,0 +1,64 @@
+"""What stands on the log behind a row of the index, fetched when somebody looks at it.
+
+Tokens, log-probabilities and masks are thousands of times larger than their row, and nobody looks at most of them: they
+stay on the log. When retention has deleted them, the row is what is left, and the page says so.
+"""
+
+from typing import Any
+
+from schemas import ExperienceGroup, Position, Task
+from schemas.topic import Topic
+from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS
+from trinity_bus.bus import Bus, Received, Undecodable
+from trinity_bus.console.index.answers import Place
+from trinity_bus.console.index.errors import UnreadableError
+
+
+class PastRecords:
+    """Fetches single records by their places, one at a time. Takes from the broker what it asks for and little more.
+
+    Args:
+        bus: Connected, and of its own: a fetch waits for the one before it.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def group(self, partition: int, offset: int) -> ExperienceGroup:
+        """Return a group with all its tokens; its samples come from ``samples()``.
+
+        Raises:
+            RecordGoneError: Retention has deleted it.
+            UnreadableError: It is no group of experiences.
+            BusError: The broker does not answer.
+        """
+        found = await self._fetch(EXPERIENCES, partition, offset)
+        return _as(found, ExperienceGroup)
+
+    async def task(self, partition: int, offset: int) -> Task:
+        """Return a task as it was sent. Raises what ``group`` does."""
+        return _as(await self._fetch(TASKS, partition, offset), Task)
+
+    async def dead_letter(self, place: Place) -> Received[Any]:
+        """Return a dead letter as it lies there: its value, key and headers are what can be sent again.
+
+        Raises:
+            UnreadableError: There are no dead letters on that topic.
+            RecordGoneError, BusError: As of ``group``.
+        """
+        topic = next((topic for topic in ALL_DEAD_LETTERS if topic.name == place.topic), None)
+        if topic is None:
+            raise UnreadableError(f"{place.topic[:80]!r} is no topic of dead letters")
+        return await self._fetch(topic, place.partition, place.offset)
+
+    async def _fetch(self, topic: Topic, partition: int, offset: int) -> Received[Any]:
+        (found,) = await self._bus.fetch(topic, [Position(partition=partition, offset=offset)])
+        return found
+
+
+def _as[R](found: Received[Any], kind: type[R]) -> R:
+    if isinstance(found.record, Undecodable):
+        raise UnreadableError(f"{found.place} cannot be read: {found.record.detail}")
+    if not isinstance(found.record, kind):
+        raise UnreadableError(f"{found.place} is no {kind.__name__}")
+    return found.record

@@ -1,0 +1,83 @@
+"""What the parts of a ``SampleFilter`` are in SQL, and what words somebody searches for. Pure."""
+
+import re
+from typing import Any, Final
+
+from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.questions import SampleFilter
+from trinity_bus.console.index.schema import last_number
+
+LATEST_OF_STEP: Final = '(SELECT "offset" FROM begun WHERE step = :step AND id <= :until ORDER BY id DESC LIMIT 1)'
+"""Which record tells what a step was made of: it may have been begun more than once."""
+GROUPS_OF_STEP: Final = (
+    f'(SELECT DISTINCT partition, "offset" FROM step_groups WHERE begun = {LATEST_OF_STEP}) u '
+    'CROSS JOIN groups g ON g.partition = u.partition AND g."offset" = u."offset"'
+)
+_OF_STEP: Final = (
+    'EXISTS (SELECT 1 FROM step_groups u WHERE u.partition = g.partition AND u."offset" = g."offset" '
+    f"AND u.begun = {LATEST_OF_STEP})"
+)
+_OF_GROUP: Final = {
+    "task_id": "g.task_id = :task_id",
+    "batch_id": "g.batch_id = :batch_id",
+    "step": _OF_STEP,
+    "reward_min": "g.reward_max >= :reward_min",
+    "reward_max": "g.reward_min <= :reward_max",
+    "version_min": "g.version_max >= :version_min",
+    "version_max": "g.version_min <= :version_max",
+    "workflow": "g.workflow = :workflow",
+    "explorer": "g.explorer = :explorer",
+    "batch_type": "g.batch_type = :batch_type",
+    "teaches_nothing": "(g.reward_min IS g.reward_max) = :teaches_nothing",
+}
+"""What must hold of a group in which a sample may match."""
+_OF_SAMPLE: Final = {
+    "reward_min": "s.reward >= :reward_min",
+    "reward_max": "s.reward <= :reward_max",
+    "version_min": "s.version_max >= :version_min",
+    "version_max": "s.version_min <= :version_max",
+    "finish_reason": "s.finish_reason = :finish_reason",
+}
+_QUOTED: Final = re.compile(r'"([^"]*)"?|(\S+)')
+
+
+def of_groups(wanted: SampleFilter) -> str:
+    """Return conditions on groups, each with ``AND`` before it."""
+    return _joined(_OF_GROUP, wanted)
+
+
+def of_samples(wanted: SampleFilter) -> str:
+    """Return conditions on samples, beyond those on their groups."""
+    return _joined(_OF_SAMPLE, wanted)
+
+
+def rewards(wanted: SampleFilter) -> str:
+    """Return the conditions on a sample's reward alone; empty where there are none."""
+    return _joined({name: _OF_SAMPLE[name] for name in ("reward_min", "reward_max")}, wanted)
+
+
+def values_of(wanted: SampleFilter, until: float | None) -> dict[str, Any]:
+    """Return the values that the conditions name."""
+    names = (name for name in SampleFilter.__struct_fields__ if name != "text")
+    return {name: getattr(wanted, name) for name in names} | {"until": last_number(until)}
+
+
+def match_of(text: str) -> str:
+    """Return the search for all words of a text: nothing in it is taken for an operator.
+
+    >>> match_of('so "the answer is" 4')
+    '"so" "the answer is" "4"'
+
+    Raises:
+        QuestionError: There is no word in it.
+    """
+    parts = [quoted or word.replace('"', "") for quoted, word in _QUOTED.findall(text)]
+    # A part without a letter or a digit has no words, and would match nothing.
+    found = [part.replace("\0", " ") for part in parts if any(char.isalnum() for char in part)]
+    if not found:
+        raise QuestionError("a text to search for needs a word of letters or digits")
+    return " ".join(f'"{part}"' for part in found)
+
+
+def _joined(table: dict[str, str], wanted: SampleFilter) -> str:
+    return "".join(f" AND {sql}" for name, sql in table.items() if getattr(wanted, name) is not None)

@@ -1,0 +1,108 @@
+"""Groups, and one sample with what became of it."""
+
+import json
+import sqlite3
+from typing import Any, Final
+
+from trinity_bus.console.index.answers import Fate, GroupRow, RowPage, SampleDetail, SamplePlace, SampleRow
+from trinity_bus.console.index.queries.conditions import GROUPS_OF_STEP, of_groups, values_of
+from trinity_bus.console.index.questions import PageAsk, SampleFilter
+from trinity_bus.console.index.schema import (
+    PROMPT,
+    SAMPLE_BITS,
+    last_number,
+    number_in_group,
+    sample_number,
+    time_in_sql,
+    time_of,
+)
+
+MAX_GROUPS: Final = 500
+"""Attempts of one task, and steps of one sample, that are told of."""
+
+_GROUP: Final = (
+    f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
+    "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "
+    "g.version_min, g.version_max, g.prompt_tokens, g.response_tokens, "
+    f"(SELECT head FROM texts WHERE texts.id = g.id << {SAMPLE_BITS} | {PROMPT}), g.trace_id, "
+    '(SELECT group_concat(DISTINCT b.step) FROM step_groups u JOIN begun b ON b."offset" = u.begun '
+    'WHERE u.partition = g.partition AND u."offset" = g."offset" AND b.id <= :until)'
+)
+"""A number, and what a ``GroupRow`` is made of."""
+SAMPLE: Final = (
+    f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, s.run_id, g.batch_id, g.batch_type, '
+    "g.workflow, g.explorer, s.reward, s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, "
+    "s.finish_reason, (SELECT head FROM texts WHERE texts.id = s.id)"
+)
+"""What a ``SampleRow`` is made of."""
+
+
+def groups(db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None) -> RowPage[GroupRow]:
+    """Return groups, the newest first.
+
+    Args:
+        db: To be asked.
+        wanted: Which: what it says of samples may hold of some of the group's.
+        ask: Which page.
+        until: Nothing that is younger.
+    """
+    source = "groups g" if wanted.step is None else GROUPS_OF_STEP
+    values = values_of(wanted, until) | {"before": 1 << 62 if ask.before is None else ask.before, "rows": ask.rows + 1}
+    query = (
+        f"SELECT {_GROUP} FROM {source} WHERE g.id <= :until AND g.id < :before {of_groups(wanted)} "
+        "ORDER BY g.id DESC LIMIT :rows"
+    )
+    found = db.execute(query, values).fetchall()
+    rows = found[: ask.rows]
+    return RowPage([_group_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+
+
+def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[GroupRow]:
+    """Return the groups of all attempts at a task, the oldest first."""
+    return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until).rows[::-1]
+
+
+def sample(db: sqlite3.Connection, place: SamplePlace, until: float | None) -> SampleDetail | None:
+    """Return one sample; None: there is none, or it came later."""
+    values = {"partition": place.partition, "offset": place.offset, "until": last_number(until)}
+    query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset'
+    found = db.execute(f"{query} AND g.id <= :until", values).fetchone()
+    if found is None or not 0 <= place.number < found[11]:
+        return None
+    number = sample_number(found[0], place.number)
+    query = f"SELECT {SAMPLE} FROM samples s JOIN groups g ON g.id = s.id >> {SAMPLE_BITS} WHERE s.id = ?"
+    return SampleDetail(
+        row=sample_of(db.execute(query, (number,)).fetchone()),
+        group=_group_of(found),
+        fates=_fates(db, place, found[4], values),
+    )
+
+
+def sample_of(row: tuple[Any, ...]) -> SampleRow:
+    """Return what ``SAMPLE`` selects."""
+    number, partition, offset, *values = row
+    return SampleRow(SamplePlace(partition, offset, number_in_group(number)), *values)
+
+
+def _group_of(row: tuple[Any, ...]) -> GroupRow:
+    _, *values, steps = row
+    return GroupRow(*(*values, sorted(map(int, steps.split(","))) if steps else []))
+
+
+def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[Fate]:
+    """Return what each step that was begun with a sample's group did with it, in the order of time."""
+    begun = db.execute(
+        'SELECT b."offset", b.step, b.id, u.replayed, u.first FROM step_groups u JOIN begun b ON b."offset" = u.begun '
+        'WHERE u.partition = :partition AND u."offset" = :offset AND b.id <= :until ORDER BY b.id LIMIT :most',
+        values | {"most": MAX_GROUPS},
+    ).fetchall()
+    found = []
+    for key, step, number, replayed, first in begun:
+        left_out = None, ""
+        for reason, samples, detail in db.execute(
+            "SELECT reason, samples, detail FROM left_out WHERE begun = ? AND task_id = ?", (key, task_id)
+        ):
+            if first + place.number in json.loads(samples):
+                left_out = reason, detail
+        found.append(Fate(step, time_of(number), bool(replayed), *left_out))
+    return found

@@ -1,0 +1,183 @@
+"""Searches for samples.
+
+A search goes back from the newest group, in windows. What a group's row says of all its samples (task, batch, versions,
+least and greatest reward) spares looking at them; words, steps and rare rewards lead straight to what can match. A
+search that finds little stops when its time is up: its page says how far it got, and how to go on. So no question takes
+long, however much there is.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+
+from trinity_bus.console.index.answers import Bin, Histogram, RowPage, SampleRow
+from trinity_bus.console.index.errors import QuestionError
+from trinity_bus.console.index.queries.conditions import (
+    GROUPS_OF_STEP,
+    match_of,
+    of_groups,
+    of_samples,
+    rewards,
+    values_of,
+)
+from trinity_bus.console.index.queries.groups import SAMPLE, sample_of
+from trinity_bus.console.index.questions import MAX_BINS, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
+from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
+
+_WINDOW: Final = 20_000
+"""Groups."""
+_FEW: Final = 20_000
+"""Samples that are found by their reward and sorted, rather than looked for from the newest back."""
+_REST: Final = (1 << SAMPLE_BITS) - 1
+_THEIR_SAMPLES: Final = (
+    f"CROSS JOIN samples s ON s.id BETWEEN g.id << {SAMPLE_BITS} AND g.id << {SAMPLE_BITS} | {_REST}"
+)
+_FIRST, _LAST = f"g.id << {SAMPLE_BITS}", f"g.id << {SAMPLE_BITS} | {_REST}"
+_WITH_WORDS: Final = (
+    # A prompt stands for all samples of its group.
+    f"words CROSS JOIN groups g ON g.id = words.rowid >> {SAMPLE_BITS} CROSS JOIN samples s ON s.id BETWEEN "
+    f"CASE WHEN words.rowid & {PROMPT} THEN {_FIRST} ELSE words.rowid END AND "
+    f"CASE WHEN words.rowid & {PROMPT} THEN {_LAST} ELSE words.rowid END"
+)
+
+
+class _Plan(Struct, frozen=True):
+    """How a search goes about."""
+
+    source: str
+    order: str
+    is_whole: bool
+    """Whether there is little to look at, so that it need not be done in windows."""
+    more: str = ""
+
+
+def samples(
+    db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None, limit_s: float
+) -> RowPage[SampleRow]:
+    """Return samples that match: the newest group first, each group's in their order.
+
+    Args:
+        db: To be asked.
+        wanted: Which.
+        ask: Which page.
+        until: Nothing that is younger.
+        limit_s: After which a search stops that has not filled its page.
+
+    Raises:
+        QuestionError: It cannot be asked so.
+    """
+    wanted.check()
+    values = values_of(wanted, until)
+    stop_at = time.monotonic() + limit_s
+    found: list[tuple[Any, ...]] = []
+    for low, matching in _search(db, SAMPLE, wanted, values, ask.before):
+        for row in matching:
+            if len(found) == ask.rows:
+                return RowPage([sample_of(each) for each in found], str(found[-1][0]))
+            found.append(row)
+        if low > 0 and time.monotonic() > stop_at:
+            after = str(low + 1 << SAMPLE_BITS)
+            return RowPage([sample_of(each) for each in found], after, searched_back_to=time_of(low))
+    return RowPage([sample_of(row) for row in found])
+
+
+def histogram(db: sqlite3.Connection, wanted: SampleFilter, bins: int, until: float | None) -> Histogram:
+    """Return how the rewards of matching samples are spread.
+
+    Raises:
+        QuestionError: It cannot be asked so: for a text, or for too many bins.
+    """
+    if wanted.text is not None:
+        raise QuestionError("rewards are not counted by text")
+    if not 1 <= bins <= MAX_BINS:
+        raise QuestionError(f"bins = {bins}: a histogram has 1 to {MAX_BINS}")
+    found: list[float | None] = []
+    for _, matching in _search(db, "s.id, s.reward", wanted, values_of(wanted, until), None):
+        for _, reward in matching:
+            found.append(reward)
+            if len(found) > MAX_HISTOGRAM_SAMPLES:
+                break
+        if len(found) > MAX_HISTOGRAM_SAMPLES:
+            break
+    counted = found[:MAX_HISTOGRAM_SAMPLES]
+    told = np.array([reward for reward in counted if reward is not None])
+    finite = told[np.isfinite(told)]
+    counts, edges = np.histogram(finite, bins) if len(finite) else (np.zeros(0), np.zeros(0))
+    return Histogram(
+        bins=[
+            Bin(low, high, int(count))
+            for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True)
+        ],
+        samples=len(counted),
+        without_reward=len(counted) - len(finite),
+        newest_only=len(found) > MAX_HISTOGRAM_SAMPLES,
+    )
+
+
+def _search(
+    db: sqlite3.Connection, columns: str, wanted: SampleFilter, values: dict[str, Any], before: int | None
+) -> Iterator[tuple[int, Iterator[tuple[Any, ...]]]]:
+    """Yield for each window the number that its groups are above, and the rows of the samples in it that match.
+
+    The first column is the sample's number.
+    """
+    top = (values["until"] << SAMPLE_BITS | _REST) + 1
+    values = values | {"before": top if before is None else min(top, before)}
+    if wanted.text is not None:
+        values["match"] = match_of(wanted.text)
+    plan = _plan(db, wanted, values)
+    rows = "words.rowid, " if wanted.text is not None else "0, "
+    query = (
+        f"SELECT {rows}{columns} FROM {plan.source} WHERE g.id > :low AND g.id <= :high AND s.id < :before "
+        f"{plan.more} {of_groups(wanted)} {of_samples(wanted)} ORDER BY {plan.order}"
+    )
+    high = values["before"] - 1 >> SAMPLE_BITS
+    while high > 0:
+        low = 0
+        if not plan.is_whole:
+            window = "SELECT id FROM groups WHERE id <= ? ORDER BY id DESC LIMIT 1 OFFSET ?"
+            found = db.execute(window, (high, _WINDOW)).fetchone()
+            low = 0 if found is None else found[0]
+        bounds = {
+            "low": low,
+            "high": high,
+            "low_word": low << SAMPLE_BITS | _REST,
+            "high_word": high << SAMPLE_BITS | _REST,
+        }
+        yield low, _once(db.execute(query, values | bounds))
+        high = low
+
+
+def _once(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Leave out a sample's own words where its prompt, which comes before, has brought the whole group."""
+    whole = -1
+    for word, *row in rows:
+        group = word >> SAMPLE_BITS
+        if word & PROMPT:
+            whole = group
+        elif word and group == whole:
+            continue
+        yield tuple(row)
+
+
+def _plan(db: sqlite3.Connection, wanted: SampleFilter, values: dict[str, Any]) -> _Plan:
+    in_order = "g.id DESC, s.id DESC"
+    if wanted.text is not None:
+        # Bounds of the words themselves, so that they are not looked for in all that there is.
+        more = "AND words MATCH :match AND words.rowid > :low_word AND words.rowid <= :high_word"
+        return _Plan(_WITH_WORDS, "words.rowid DESC, s.id DESC", is_whole=False, more=more)
+    if wanted.step is not None:
+        return _Plan(f"{GROUPS_OF_STEP} {_THEIR_SAMPLES}", in_order, is_whole=True)
+    if wanted.task_id is not None or wanted.batch_id is not None:
+        return _Plan(f"groups g {_THEIR_SAMPLES}", in_order, is_whole=True)
+    by_reward = rewards(wanted)
+    if by_reward:
+        few = f"SELECT 1 FROM samples s INDEXED BY samples_reward WHERE 1 {by_reward} LIMIT {_FEW}"
+        if db.execute(f"SELECT count(*) FROM ({few})", values).fetchone()[0] < _FEW:
+            source = f"samples s INDEXED BY samples_reward CROSS JOIN groups g ON g.id = s.id >> {SAMPLE_BITS}"
+            return _Plan(source, "s.id DESC", is_whole=True)
+    return _Plan(f"groups g {_THEIR_SAMPLES}", in_order, is_whole=False)

@@ -1,0 +1,171 @@
+"""Batches, steps and versions: what became of tasks."""
+
+import json
+import sqlite3
+from typing import Any, Final
+
+from trinity_bus.console.index.answers import (
+    BatchDetail,
+    BatchRow,
+    BatchTransition,
+    LeftOutRow,
+    PublishedRow,
+    RowPage,
+    StepDetail,
+    StepRow,
+    SyncRow,
+    VersionDetail,
+)
+from trinity_bus.console.index.questions import MAX_LIMIT, PageAsk
+from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
+
+_ANY: Final = 1 << 62
+_BATCH: Final = (
+    "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
+    f"a.min_version, a.reward, a.reason, {time_in_sql('a.id')}, "
+    "(SELECT b.step FROM begun b WHERE b.batch_id = a.batch_id AND b.id <= :until ORDER BY b.id DESC LIMIT 1)"
+)
+"""A number, and what a ``BatchRow`` is made of."""
+_LATEST_BATCH: Final = (
+    "NOT EXISTS (SELECT 1 FROM batches c WHERE c.batch_id = a.batch_id AND c.id > a.id AND c.id <= :until)"
+)
+_BEGUN: Final = "(SELECT id FROM begun WHERE step = n.step AND id <= :until ORDER BY id DESC LIMIT 1)"
+_TRAINED: Final = "(SELECT id FROM trained WHERE step = n.step AND id <= :until ORDER BY id DESC LIMIT 1)"
+_STEP: Final = (
+    "SELECT n.step, coalesce(b.model, t.model), coalesce(b.trainer, t.trainer), b.run, "
+    f"coalesce(b.batch_id, t.batch_id), b.sequence, {time_in_sql('b.id')}, {time_in_sql('t.id')}, t.seconds, "
+    "coalesce(b.groups, 0), coalesce(b.samples, 0), coalesce(b.left_out, 0), coalesce(b.replayed, 0), "
+    "coalesce(b.examples, 0), b.skipped, "
+    "(SELECT a.reward FROM batches a WHERE a.batch_id = coalesce(b.batch_id, t.batch_id) AND a.reward IS NOT NULL "
+    "AND a.id <= :until ORDER BY a.id DESC LIMIT 1), "
+    't.metrics, t.checksum, t.checkpoint, b.seed, b."offset" FROM n '
+    f"LEFT JOIN begun b ON b.id = {_BEGUN} LEFT JOIN trained t ON t.id = {_TRAINED} AND t.id > coalesce(b.id, 0)"
+)
+_STEP_FIELDS: Final = len(StepRow.__struct_fields__)
+"""So many values of it make a ``StepRow``."""
+_VERSION: Final = (
+    f"v.id, v.model, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.method, v.trainer, v.checksum, "
+    "v.checkpoint, v.seconds, v.rolled_back_to, coalesce(a.version = v.version, 0), "
+    "coalesce(a.version = v.version AND a.pinned, 0), "
+    "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
+    "AND s.id <= :until), v.metrics, v.skipped"
+)
+"""A number, what a ``PublishedRow`` is made of, metrics and skipped batches."""
+_ANNOUNCED: Final = (
+    "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
+    "ORDER BY id DESC LIMIT 1)"
+)
+
+
+def batches(
+    db: sqlite3.Connection, ask: PageAsk, batch_type: str | None, state: str | None, until: float | None
+) -> RowPage[BatchRow]:
+    """Return batches, those that changed last first."""
+    values = {
+        "until": last_number(until),
+        "before": _ANY if ask.before is None else ask.before,
+        "rows": ask.rows + 1,
+        "batch_type": batch_type,
+        "state": state,
+    }
+    query = (
+        f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
+        "AND coalesce(a.batch_type = :batch_type, 1) AND coalesce(a.state = :state, 1) ORDER BY a.id DESC LIMIT :rows"
+    )
+    found = db.execute(query, values).fetchall()
+    rows = found[: ask.rows]
+    return RowPage([BatchRow(*row[1:]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+
+
+def batch(db: sqlite3.Connection, batch_id: str, until: float | None) -> BatchDetail | None:
+    """Return one batch; None: there is none."""
+    values = {"until": last_number(until), "batch_id": batch_id, "rows": MAX_LIMIT}
+    found = db.execute(
+        f"SELECT {_BATCH}, a.metrics FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
+        "ORDER BY a.id DESC LIMIT :rows",
+        values,
+    ).fetchall()
+    if not found:
+        return None
+    *newest, metrics = found[0]
+    transitions = [BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
+    return BatchDetail(BatchRow(*newest[1:]), transitions, json.loads(metrics))
+
+
+def steps(db: sqlite3.Connection, ask: PageAsk, until: float | None) -> RowPage[StepRow]:
+    """Return steps, the newest first."""
+    values = {"until": last_number(until), "before": _ANY if ask.before is None else ask.before, "rows": ask.rows + 1}
+    known = " UNION ".join(
+        f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND id <= :until"
+        for table in ("begun", "trained")
+    )
+    query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
+    found = db.execute(query, values).fetchall()
+    rows = found[: ask.rows]
+    return RowPage([StepRow(*row[:_STEP_FIELDS]) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+
+
+def step(db: sqlite3.Connection, number: int, until: float | None) -> StepDetail | None:
+    """Return one step; None: there is none."""
+    values = {"until": last_number(until), "step": number}
+    row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
+    if row[1] is None:
+        return None
+    *_, metrics, checksum, checkpoint, seed, key = row
+    left_out = db.execute(
+        "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? ORDER BY rowid LIMIT ?", (key, MAX_LIMIT)
+    )
+    return StepDetail(
+        row=StepRow(*row[:_STEP_FIELDS]),
+        metrics=json.loads(metrics or "{}"),
+        left_out=[LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
+        checksum=checksum,
+        checkpoint=checkpoint,
+        seed=seed,
+    )
+
+
+def versions(db: sqlite3.Connection, ask: PageAsk, model: str | None, until: float | None) -> RowPage[PublishedRow]:
+    """Return published versions, the newest first."""
+    values = {
+        "until": last_number(until),
+        "before": _ANY if ask.before is None else ask.before,
+        "rows": ask.rows + 1,
+        "model": model,
+    }
+    query = (
+        f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.id <= :until AND v.id < :before "
+        "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT :rows"
+    )
+    found = db.execute(query, values).fetchall()
+    rows = found[: ask.rows]
+    return RowPage([_version_of(row) for row in rows], str(rows[-1][0]) if len(found) > ask.rows else None)
+
+
+def version(db: sqlite3.Connection, number: int, model: str | None, until: float | None) -> VersionDetail | None:
+    """Return one version, as it was published last; None: it was not."""
+    values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
+    row = db.execute(
+        f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.version = :version AND v.id <= :until "
+        "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT 1",
+        values,
+    ).fetchone()
+    if row is None:
+        return None
+    syncs = db.execute(
+        "SELECT id, explorer, ok, error, control_s, transfer_s, pause_s FROM syncs WHERE version = :version "
+        "AND model = :model AND id <= :until ORDER BY id LIMIT :rows",
+        values | {"model": row[1]},
+    )
+    *_, metrics, skipped = row
+    return VersionDetail(
+        row=_version_of(row),
+        metrics=json.loads(metrics),
+        syncs=[SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
+        skipped=json.loads(skipped),
+    )
+
+
+def _version_of(row: tuple[Any, ...]) -> PublishedRow:
+    _, *values, announced, pinned, synced, _, _ = row
+    return PublishedRow(*(*values, bool(announced), bool(pinned), synced))

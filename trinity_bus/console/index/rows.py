@@ -1,0 +1,208 @@
+"""What the store keeps of each record of the log, as rows of its tables. Pure.
+
+A record that the tables have no place for gives none. Of tables that are numbered by time (``schema.NUMBERED``) the
+first value is the time, in milliseconds. Experiences have a module of their own: :mod:`.group_rows`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExplorerHeartbeat,
+    ModelVersion,
+    PublishedVersion,
+    RolloutFinished,
+    StepTrained,
+    Task,
+    TaskResult,
+    WeightsSynced,
+)
+from schemas.batch import ResultPart
+from schemas.record import Metrics
+from schemas.rollout import Cancel, Dispatch
+from schemas.step import StepBegun, StepGroup
+from schemas.topics import ALL_DEAD_LETTERS
+from trinity_bus.bus import Received
+from trinity_bus.bus.headers import (
+    DLQ_DETAIL,
+    DLQ_LAST_OFFSET,
+    DLQ_OFFSET,
+    DLQ_PARTITION,
+    DLQ_REASON,
+    DLQ_SIZE,
+    DLQ_TOPIC,
+    header,
+)
+from trinity_bus.console.index.answers import HEAD_CHARS
+from trinity_bus.rollout.metrics import reward_of
+
+type Row = tuple[Any, ...]
+type TableRow = tuple[str, Row]
+"""A table's name, and a row of it."""
+
+MAX_TEXT_CHARS: Final = 2000
+"""Of what people have to read whole: an error, a reason."""
+MAX_METRICS: Final = 1000
+"""Of one record; more are left out, and those with names that are longer than a text's head."""
+_MINUTE_MS: Final = 60_000
+_DEAD: Final = frozenset(topic.name for topic in ALL_DEAD_LETTERS)
+
+
+def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR0912 - a case for each kind of record
+    """Return the rows of a record that could be read and holds no experiences."""
+    if received.topic.name in _DEAD:
+        yield _dead_letter(received)
+        return
+    record, at = received.record, received.timestamp_ms
+    place = (received.partition, received.offset)
+    event = (at, received.topic.name, *place)
+    match record:
+        case Task():
+            yield "tasks", _task(record, at, place)
+        case Dispatch():
+            runs = f"runs {record.run_id_base} to {record.run_id_base + record.repeat_times - 1}"
+            yield "events", (*event, record.task.task_id, "dispatched", record.attempt, record.explorer, runs)
+        case Cancel():
+            why = cut(record.reason)
+            yield "events", (*event, record.task_id, "cancelled", record.attempt, record.explorer, why)
+        case RolloutFinished():
+            text = record.status if record.error is None else cut(f"{record.status}: {record.error}")
+            yield "events", (*event, record.task_id, "finished", record.attempt, record.explorer, text)
+        case TaskResult():
+            yield "results", _result(record, at, place)
+        case BatchRecord():
+            yield from _batch(record, at)
+        case StepBegun():
+            yield from _begun(record, at, received.offset)
+        case StepTrained(again=False):
+            yield from _trained(record, at)
+        case PublishedVersion():
+            yield "versions", _version(record, at)
+        case ModelVersion():
+            yield "announced", (at, record.model, record.version, record.pinned)
+        case WeightsSynced():
+            yield "syncs", _sync(record, at)
+        case ExplorerHeartbeat():
+            yield "fleet", _heartbeat(record, at)
+        case _:
+            return
+
+
+def cut(text: str | None, chars: int = MAX_TEXT_CHARS) -> str | None:
+    """Return a text that is not too long."""
+    return None if text is None else text[:chars]
+
+
+def kept_metrics(metrics: Metrics) -> Metrics:
+    """Return the metrics that are kept: those that are numbers, the first ones."""
+    sound = ((name, value) for name, value in metrics.items() if math.isfinite(value) and len(name) <= HEAD_CHARS)
+    return dict(islice(sound, MAX_METRICS))
+
+
+def _task(task: Task, at: int, place: tuple[int, int]) -> Row:
+    prompt = task.prompt
+    if prompt is None and task.messages:
+        content = task.messages[-1].content
+        prompt = content if isinstance(content, str) else " ".join(part.text for part in content or ())
+    heads = cut(prompt, HEAD_CHARS), cut(task.answer, HEAD_CHARS)
+    return (at, *place, task.task_id, task.workflow, task.batch_id, task.batch_type, task.producer, *heads)
+
+
+def _result(result: TaskResult, at: int, place: tuple[int, int]) -> Row:
+    counts = (result.status, result.completed_runs, result.total_runs, result.attempts, result.seconds)
+    versions = (result.version_min, result.version_max)
+    ids = (result.task_id, result.batch_id, result.batch_type)
+    return (at, *place, *ids, *counts, *versions, cut(result.error))
+
+
+def _points(metrics: Metrics, at: int, model: str | None, step: int, version: int) -> Iterator[TableRow]:
+    for name, value in metrics.items():
+        yield "points", (name, at, model, step, version, value)
+
+
+def _batch(batch: BatchRecord, at: int) -> Iterator[TableRow]:
+    metrics = kept_metrics(batch.metrics)
+    counts = (batch.accepted_task_count, batch.completed_task_count, batch.failed_task_count, batch.aborted_task_count)
+    standing = (batch.batch_id, batch.batch_type, batch.state.value, batch.sequence, batch.expected_task_count)
+    rest = (batch.min_version, reward_of(batch.metrics), cut(batch.reason), json.dumps(metrics))
+    yield "batches", (at, *standing, *counts, *rest)
+    if batch.state is BatchLifecycleState.FINALIZED:
+        # What a train batch leads to is the step of its number; an evaluation is of the version that it asked for.
+        step = batch.sequence if batch.batch_type == "train" else batch.min_version
+        yield from _points(metrics, at, None, step, batch.min_version)
+
+
+def _begun(step: StepBegun, at: int, offset: int) -> Iterator[TableRow]:
+    left_out = sum(len(one.samples) for one in step.left_out)
+    samples = sum(part.samples for group in (*step.groups, *step.replayed) for part in group.parts)
+    examples = len(step.demonstrations) + len(step.preferences)
+    who = (step.trainer, step.run, step.model, step.step, step.batch_id, step.sequence, step.seed)
+    counts = (len(step.groups), samples - left_out, left_out, len(step.replayed), examples)
+    yield "begun", (at, offset, *who, *counts, step.skipped)
+    for replayed, groups in ((False, step.groups), (True, step.replayed)):
+        for group in groups:
+            for first, part in _placed(group):
+                assert part.position is not None  # noqa: S101 - what _placed leaves
+                place = (part.position.partition, part.position.offset)
+                yield "step_groups", (offset, group.task_id, *place, first, replayed)
+    for one in step.left_out:
+        yield "left_out", (offset, one.task_id, one.reason, json.dumps(one.samples), cut(one.detail))
+
+
+def _placed(group: StepGroup) -> Iterable[tuple[int, ResultPart]]:
+    """Return the parts that lie on the log, each with the place of its first sample in the whole group."""
+    first = 0
+    for part in group.parts:
+        if part.position is not None:
+            yield first, part
+        first += part.samples
+
+
+def _trained(event: StepTrained, at: int) -> Iterator[TableRow]:
+    metrics = kept_metrics(event.metrics)
+    what = (event.trainer, event.model, event.step, event.version, event.batch_id, event.seconds)
+    yield "trained", (at, *what, cut(event.checksum), cut(event.checkpoint), json.dumps(metrics))
+    yield from _points(metrics, at, event.model, event.step, event.version)
+
+
+def _version(version: PublishedVersion, at: int) -> Row:
+    what = (version.model, version.version, version.step, version.batch_id, version.method, version.trainer)
+    weights = (cut(version.checksum), cut(version.checkpoint), version.seconds)
+    rolled_back_to = None if version.rollback is None else version.rollback.to
+    skipped = json.dumps([one.batch_id for one in version.skipped])
+    return (at, *what, *weights, rolled_back_to, skipped, json.dumps(kept_metrics(version.metrics)))
+
+
+def _sync(event: WeightsSynced, at: int) -> Row:
+    times = (event.control_s, event.transfer_s, event.pause_s)
+    return (at, event.explorer, event.model, event.version, event.ok, cut(event.error), *times)
+
+
+def _heartbeat(beat: ExplorerHeartbeat, at: int) -> Row:
+    seen = (beat.state, beat.model_version, beat.slots, len(beat.running), beat.tokens_generated, beat.pool)
+    return (beat.explorer, at // _MINUTE_MS, at, beat.incarnation, *seen)
+
+
+def _dead_letter(received: Received[Any]) -> TableRow:
+    found = {
+        name: header(received.headers, name)
+        for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE)
+    }
+    last = found[DLQ_LAST_OFFSET]
+    source = f"{found[DLQ_TOPIC] or '?'}/{found[DLQ_PARTITION] or '?'}@{found[DLQ_OFFSET] or '?'}"
+    size = found[DLQ_SIZE] or ""
+    told = int(size) if size.isascii() and size.isdigit() and len(size) < 19 else len(received.raw)
+    what = (
+        cut(found[DLQ_REASON] or "?", HEAD_CHARS),
+        cut(found[DLQ_DETAIL] or ""),
+        cut(found[DLQ_TOPIC] or "?", HEAD_CHARS),
+    )
+    where = (cut(source + ("" if last is None else f"-{last}"), HEAD_CHARS), cut(received.key or "", HEAD_CHARS))
+    head = received.raw[: 4 * HEAD_CHARS].decode("utf-8", "backslashreplace")[:HEAD_CHARS]
+    place = (received.topic.name, received.partition, received.offset)
+    return "dead_letters", (received.timestamp_ms, *place, *what, *where, told, head)

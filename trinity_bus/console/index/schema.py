@@ -1,0 +1,152 @@
+"""The tables of the store, and how rows of it are numbered. Pure.
+
+Rows that lists show are numbered by time: ``milliseconds << 7 | slot``, where slots tell apart what came in the same
+one. So "the newest first" and "up to a moment" are ranges of the primary key, in whatever order partitions were read.
+Samples follow their group: ``group << 15 | rest``, where ``rest`` falls as the sample's number rises, so that the
+newest group comes first, and its samples in their order. A prompt stands before them among the texts.
+"""
+
+from typing import Final
+
+from schemas.experience import MAX_SAMPLES
+
+LAYOUT: Final = 1
+"""Of the tables. A store of another layout is made anew from the log."""
+
+SLOT_BITS: Final = 7
+MAX_AT: Final = (1 << 41) - (1 << 20)
+"""The latest time that a number can hold, with room for slots behind it: the year 2039."""
+SAMPLE_BITS: Final = 15
+PROMPT: Final = 1 << 14
+"""Marks a prompt among texts."""
+
+TABLES: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE offsets (
+    topic TEXT, partition INTEGER, next INTEGER NOT NULL, unreadable INTEGER NOT NULL DEFAULT 0,
+    lost INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE minutes (
+    minute INTEGER PRIMARY KEY, samples INTEGER NOT NULL, groups INTEGER NOT NULL, tasks INTEGER NOT NULL,
+    response_tokens INTEGER NOT NULL
+);
+
+CREATE TABLE groups (
+    id INTEGER PRIMARY KEY, partition INTEGER, "offset" INTEGER, task_id TEXT, attempt INTEGER, batch_id TEXT,
+    batch_type TEXT, workflow TEXT, model TEXT, explorer TEXT, samples INTEGER, reward_mean REAL, reward_min REAL,
+    reward_max REAL, reward_std REAL, version_min INTEGER, version_max INTEGER, prompt_tokens INTEGER,
+    response_tokens INTEGER, trace_id TEXT
+);
+CREATE UNIQUE INDEX groups_place ON groups (partition, "offset");
+CREATE INDEX groups_task ON groups (task_id);
+CREATE INDEX groups_batch ON groups (batch_id);
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY, run_id INTEGER, reward REAL, version_min INTEGER, version_max INTEGER,
+    prompt_tokens INTEGER, response_tokens INTEGER, logprob REAL, finish_reason TEXT
+);
+CREATE INDEX samples_reward ON samples (reward);
+CREATE TABLE texts (id INTEGER PRIMARY KEY, head TEXT NOT NULL);
+CREATE VIRTUAL TABLE words USING fts5 (text, content = '', columnsize = 0);
+
+CREATE TABLE tasks (
+    at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, workflow TEXT, batch_id TEXT, batch_type TEXT,
+    producer TEXT, prompt TEXT, answer TEXT
+);
+CREATE INDEX tasks_task ON tasks (task_id);
+CREATE TABLE events (
+    at INTEGER, topic TEXT, partition INTEGER, "offset" INTEGER, task_id TEXT, kind TEXT, attempt INTEGER, who TEXT,
+    text TEXT
+);
+CREATE INDEX events_task ON events (task_id);
+CREATE TABLE results (
+    at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, batch_id TEXT, batch_type TEXT, status TEXT,
+    completed_runs INTEGER, total_runs INTEGER, attempts INTEGER, seconds REAL, version_min INTEGER,
+    version_max INTEGER, error TEXT
+);
+CREATE INDEX results_task ON results (task_id);
+
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY, batch_id TEXT, batch_type TEXT, state TEXT, sequence INTEGER, expected INTEGER,
+    accepted INTEGER, completed INTEGER, failed INTEGER, aborted INTEGER, min_version INTEGER, reward REAL, reason TEXT,
+    metrics TEXT
+);
+CREATE INDEX batches_batch ON batches (batch_id);
+CREATE TABLE begun (
+    id INTEGER PRIMARY KEY, "offset" INTEGER, trainer TEXT, run TEXT, model TEXT, step INTEGER, batch_id TEXT,
+    sequence INTEGER, seed INTEGER, groups INTEGER, samples INTEGER, left_out INTEGER, replayed INTEGER,
+    examples INTEGER, skipped TEXT
+);
+CREATE INDEX begun_step ON begun (step);
+CREATE INDEX begun_batch ON begun (batch_id);
+CREATE UNIQUE INDEX begun_offset ON begun ("offset");
+CREATE TABLE step_groups (
+    begun INTEGER, task_id TEXT, partition INTEGER, "offset" INTEGER, first INTEGER, replayed INTEGER
+);
+CREATE INDEX step_groups_begun ON step_groups (begun);
+CREATE INDEX step_groups_place ON step_groups (partition, "offset");
+CREATE TABLE left_out (begun INTEGER, task_id TEXT, reason TEXT, samples TEXT, detail TEXT);
+CREATE INDEX left_out_begun ON left_out (begun, task_id);
+CREATE TABLE trained (
+    id INTEGER PRIMARY KEY, trainer TEXT, model TEXT, step INTEGER, version INTEGER, batch_id TEXT, seconds REAL,
+    checksum TEXT, checkpoint TEXT, metrics TEXT
+);
+CREATE INDEX trained_step ON trained (step);
+CREATE TABLE points (name TEXT, at INTEGER, model TEXT, step INTEGER, version INTEGER, value REAL);
+CREATE INDEX points_name ON points (name, at);
+
+CREATE TABLE versions (
+    id INTEGER PRIMARY KEY, model TEXT, version INTEGER, step INTEGER, batch_id TEXT, method TEXT, trainer TEXT,
+    checksum TEXT, checkpoint TEXT, seconds REAL, rolled_back_to INTEGER, skipped TEXT, metrics TEXT
+);
+CREATE INDEX versions_version ON versions (version);
+CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER);
+CREATE TABLE syncs (
+    id INTEGER PRIMARY KEY, explorer TEXT, model TEXT, version INTEGER, ok INTEGER, error TEXT, control_s REAL,
+    transfer_s REAL, pause_s REAL
+);
+CREATE INDEX syncs_version ON syncs (version);
+CREATE TABLE fleet (
+    explorer TEXT, minute INTEGER, at INTEGER, incarnation TEXT, state TEXT, version INTEGER, slots INTEGER,
+    running INTEGER, tokens INTEGER, pool TEXT, PRIMARY KEY (explorer, minute)
+) WITHOUT ROWID;
+CREATE TABLE dead_letters (
+    id INTEGER PRIMARY KEY, topic TEXT, partition INTEGER, "offset" INTEGER, reason TEXT, detail TEXT,
+    source_topic TEXT, source TEXT, "key" TEXT, size INTEGER, head TEXT
+);
+"""
+
+NUMBERED: Final = frozenset({"groups", "batches", "begun", "trained", "versions", "announced", "syncs", "dead_letters"})
+"""Tables whose first column is a number by time; their rows come with the time there."""
+REPLACED: Final = frozenset({"fleet"})
+"""Tables in which a row takes the place of the one with its key."""
+
+
+def first_number(at_ms: int) -> int:
+    """Return the first number of a moment."""
+    return min(max(at_ms, 0), MAX_AT) << SLOT_BITS
+
+
+def last_number(until: float | None) -> int:
+    """Return the last number up to a time in seconds; None: of all."""
+    at_ms = MAX_AT if until is None else int(min(max(until * 1000, 0), MAX_AT))
+    return first_number(at_ms) | (1 << SLOT_BITS) - 1
+
+
+def time_in_sql(number: str) -> str:
+    """Return the expression of the time of a number, in seconds."""
+    return f"({number} >> {SLOT_BITS}) / 1000.0"
+
+
+def time_of(number: int) -> float:
+    """Return the time of a number, in seconds."""
+    return (number >> SLOT_BITS) / 1000
+
+
+def sample_number(group: int, number: int) -> int:
+    """Return the number of a group's sample."""
+    return group << SAMPLE_BITS | (MAX_SAMPLES - 1 - number)
+
+
+def number_in_group(sample: int) -> int:
+    """Return which sample of its group a number is of."""
+    return MAX_SAMPLES - 1 - (sample & (MAX_SAMPLES - 1))

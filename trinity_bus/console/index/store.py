@@ -1,0 +1,249 @@
+"""The store: what was read of the log, and how far, written together.
+
+::
+
+    records --rows_of, group_rows--> rows --+
+                                            +--> one transaction: all of it, or nothing
+    positions behind these records ---------+
+
+So whoever is killed at any instant goes on behind the last transaction, and nothing is in the tables twice or missing.
+The store belongs to one log: to topics of given ids. Of another log it is emptied, and so is one of another layout.
+"""
+
+import contextlib
+import json
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas import ExperienceGroup
+from trinity_bus.bus import Received, Undecodable
+from trinity_bus.console.index.files import explained, lock, writing
+from trinity_bus.console.index.group_rows import GroupRows, Texts, group_rows, texts_of
+from trinity_bus.console.index.rows import Row, rows_of
+from trinity_bus.console.index.schema import LAYOUT, NUMBERED, REPLACED, SLOT_BITS, TABLES, first_number
+
+type Positions = Mapping[tuple[str, int], int]
+"""``(topic name, partition)`` to the offset to read next."""
+
+_MINUTE_MS: Final = 60_000
+_SLOTS: Final = (1 << SLOT_BITS) - 1
+
+
+class Store:
+    """Writes the tables. A context manager; its methods may be called from any thread.
+
+    Args:
+        folder: Where it lies; made if it is not there.
+        texts: Makes text of tokens; or says in one line why nothing does.
+        search_tokens: How many tokens of a prompt or response text is searched in; 0: none.
+
+    Raises:
+        StoreBusyError: Another process writes it.
+        StoreError: It cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, texts: Texts | str, search_tokens: int = 2048) -> None:
+        self.folder = folder
+        self._texts = "samples have no text: console.search_tokens is 0" if not search_tokens else texts
+        self._search_tokens = search_tokens
+        self._one_at_a_time = threading.Lock()
+        self._lock = lock(folder)
+        try:
+            with explained(folder):
+                self._db = writing(folder)
+                if self._meta("layout") != str(LAYOUT):
+                    self.begin_anew()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process write. May be called twice."""
+        with self._one_at_a_time, explained(self.folder):
+            self._db.close()
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def no_text_search(self) -> str | None:
+        """Why samples cannot be searched for text; None where they can."""
+        return self._texts if isinstance(self._texts, str) else None
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int]:
+        """How far the log is in the tables."""
+        with self._one_at_a_time, explained(self.folder):
+            return {(topic, part): next_ for topic, part, next_ in self._db.execute(
+                "SELECT topic, partition, next FROM offsets"
+            )}  # fmt: skip
+
+    @property
+    def passed_over(self) -> tuple[dict[str, int], int]:
+        """Unreadable records by topic; and how many retention deleted before they were read."""
+        with self._one_at_a_time, explained(self.folder):
+            found = self._db.execute("SELECT topic, sum(unreadable), sum(lost) FROM offsets GROUP BY topic").fetchall()
+        return {topic: unreadable for topic, unreadable, _ in found if unreadable}, sum(lost for *_, lost in found)
+
+    def is_of(self, log: Mapping[str, str]) -> bool:
+        """Whether what is in the tables is of this log: the ids of its topics by their names. Nothing is of any."""
+        known: Mapping[str, str] = json.loads(self._meta("log") or "{}")
+        return all(log.get(topic, identity) == identity for topic, identity in known.items())
+
+    def belong_to(self, log: Mapping[str, str]) -> None:
+        """Note which log it is of."""
+        known: Mapping[str, str] = json.loads(self._meta("log") or "{}")
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('log', ?)", (json.dumps({**known, **log}),))
+
+    def begin_anew(self) -> None:
+        """Forget everything."""
+        with self._transaction() as db:
+            made = db.execute(
+                "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL "
+                "AND name NOT LIKE 'sqlite_%' AND (name = 'words' OR name NOT LIKE 'words_%')"
+            ).fetchall()
+            for (name,) in made:
+                db.execute(f'DROP TABLE "{name}"')
+            for statement in TABLES.split(";\n"):
+                db.execute(statement)
+            db.execute("INSERT INTO meta VALUES ('layout', ?)", (str(LAYOUT),))
+
+    def move(self, positions: Positions, lost: int) -> None:
+        """Go on from other positions, because retention has deleted so many records that were to be read."""
+        with self._transaction() as db:
+            self._write_positions(db, positions)
+            for topic, partition in list(positions)[:1]:
+                db.execute(
+                    "UPDATE offsets SET lost = lost + ? WHERE topic = ? AND partition = ?", (lost, topic, partition)
+                )
+
+    def take(self, records: Sequence[Received[Any]], positions: Positions) -> None:
+        """Add records, of any topics and in any order, and how far the log is read with them.
+
+        Raises:
+            StoreError: They could not be written; then nothing of them is.
+        """
+        found = [(one, one.record) for one in records if isinstance(one.record, ExperienceGroup)]
+        texts: Sequence[Sequence[str]] = [()] * len(found)
+        if not isinstance(self._texts, str):
+            texts = texts_of([group for _, group in found], self._texts, self._search_tokens)
+        tables: dict[str, list[Row]] = defaultdict(list)
+        unreadable = [one for one in records if isinstance(one.record, Undecodable)]
+        for one in records:
+            if not isinstance(one.record, Undecodable | ExperienceGroup):
+                for table, row in rows_of(one):
+                    tables[table].append(row)
+        with self._transaction() as db:
+            numbers = _Numbers(db)
+            # Texts are written in the order of their numbers, which is much the fastest.
+            numbered = sorted(
+                zip((numbers.next("groups", one.timestamp_ms) for one, _ in found), found, texts, strict=True),
+                key=lambda each: each[0],
+            )
+            self._write_groups(db, [group_rows(number, *one, text) for number, one, text in numbered])
+            for table, rows in tables.items():
+                numbered_rows = [(numbers.next(table, row[0]), *row[1:]) for row in rows] if table in NUMBERED else rows
+                _write(db, table, numbered_rows)
+            self._write_minutes(db, found, tables["tasks"])
+            self._write_positions(db, positions)
+            for one in unreadable:
+                count = one.last_offset - one.offset + 1
+                place = (one.topic.name, one.partition)
+                db.execute(
+                    "UPDATE offsets SET unreadable = unreadable + ? WHERE topic = ? AND partition = ?", (count, *place)
+                )
+
+    @staticmethod
+    def _write_groups(db: sqlite3.Connection, found: Sequence[GroupRows]) -> None:
+        _write(db, "groups", [one.group for one in found])
+        _write(db, "samples", [row for one in found for row in reversed(one.samples)])
+        _write(db, "texts", [row for one in found for row in reversed(one.heads)])
+        db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [row for one in found for row in one.words])
+
+    @staticmethod
+    def _write_minutes(
+        db: sqlite3.Connection, groups: Sequence[tuple[Received[Any], ExperienceGroup]], tasks: Sequence[Row]
+    ) -> None:
+        minutes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for one, group in groups:
+            for place, count in enumerate((len(group), 1, 0, len(group.logprobs))):
+                minutes[one.timestamp_ms // _MINUTE_MS][place] += count
+        for row in tasks:
+            minutes[row[0] // _MINUTE_MS][2] += 1
+        db.executemany(
+            "INSERT INTO minutes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "samples = samples + excluded.samples, groups = groups + excluded.groups, tasks = tasks + excluded.tasks, "
+            "response_tokens = response_tokens + excluded.response_tokens",
+            [(minute, *counts) for minute, counts in minutes.items()],
+        )
+
+    @staticmethod
+    def _write_positions(db: sqlite3.Connection, positions: Positions) -> None:
+        db.executemany(
+            "INSERT INTO offsets (topic, partition, next) VALUES (?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET next = excluded.next",
+            [(topic, partition, next_) for (topic, partition), next_ in positions.items()],
+        )
+
+    def _meta(self, name: str) -> str | None:
+        with self._one_at_a_time, explained(self.folder):
+            there = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone()
+            row = there and self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+            return None if row is None else str(row[0])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._one_at_a_time, explained(self.folder):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # A disk that is full may have ended the transaction already.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+def _write(db: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
+    if rows:
+        verb = "INSERT OR REPLACE" if table in REPLACED else "INSERT"
+        marks = ", ".join(repeat("?", len(rows[0])))
+        db.executemany(f"{verb} INTO {table} VALUES ({marks})", rows)
+
+
+class _Numbers:
+    """Numbers for rows by their time; what finds no slot in its millisecond gets one of the next that has some."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._free: dict[tuple[str, int], int] = {}
+
+    def next(self, table: str, at_ms: int) -> int:
+        first = first_number(at_ms)
+        while True:
+            number = self._free.get((table, first)) or self._unused(table, first)
+            if number <= first | _SLOTS:
+                self._free[table, first] = number + 1
+                return number
+            self._free[table, first] = number
+            first += 1 << SLOT_BITS
+
+    def _unused(self, table: str, first: int) -> int:
+        """Return the number behind those of a millisecond that rows have."""
+        query = f"SELECT max(id) FROM {table} WHERE id BETWEEN ? AND ?"  # noqa: S608 - names of our own tables
+        (last,) = self._db.execute(query, (first, first | _SLOTS)).fetchone()
+        return first if last is None else int(last) + 1
