@@ -22,7 +22,7 @@ ENV PYTHONUNBUFFERED=1 \
     PIP_ROOT_USER_ACTION=ignore
 RUN useradd --uid 10001 --create-home --home-dir /home/trinity --shell /usr/sbin/nologin trinity \
     && useradd --uid 10002 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin workflows \
-    && install -d -o trinity -g trinity /model /checkpoints
+    && install -d -o trinity -g trinity /model /checkpoints /console
 
 # ---------------------------------------------------------------------------------------------------------- packages
 

@@ -24,7 +24,7 @@ endif
 # Containers often forbid it, to stay small; here every process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test stack-test fuzz check docs site sbom audit hooks wheel images bench clean
+.PHONY: help setup demo test stack-test fuzz check docs site sbom audit hooks wheel images bench console-shots clean
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ bench: setup ## Run one benchmark of benchmarks/, e.g. NAME=codec. Options: ARGS
 	@if [ ! -f "benchmarks/$(NAME).py" ]; then \
 	  echo "make bench NAME=...: one of $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))" >&2; exit 2; fi
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+console-shots: setup ## Look at every page of a running console in Chromium, and keep pictures: URL=http://127.0.0.1:8900
+	@$(BIN)/python -m tools.console_shots $(or $(URL),http://127.0.0.1:8900)
 
 clean: ## Remove what set-up, tests and tools have made here. Caches in the home folder and runs/ stay.
 	@rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

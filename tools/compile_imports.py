@@ -24,6 +24,7 @@ MODULES = (
     "vllm.model_executor.models.qwen3",
     "workers.cli.demo",
     "workers.cli.run",
+    "workers.console.service",
     "workers.coordinator.service",
     "workers.explorer.service",
     "workers.gateway.service",

@@ -17,7 +17,7 @@ lock() {
   say "$output: $(grep -c '==' "$output") packages"
 }
 
-EVERYTHING=(pyproject.toml --extra broker --extra demo --extra runner --extra gateway --extra tasksets --group dev --override requirements/overrides-all.txt)
+EVERYTHING=(pyproject.toml --extra broker --extra demo --extra runner --extra gateway --extra console --extra tasksets --group dev --override requirements/overrides-all.txt)
 lock requirements/cpu.lock "${EVERYTHING[@]}" --extra explorer-cpu --extra trainer-cpu \
   --override requirements/overrides.txt "$@"
 lock requirements/gpu.lock "${EVERYTHING[@]}" --extra explorer-gpu --extra trainer-gpu "$@"
@@ -30,7 +30,7 @@ for device in cpu gpu; do
   image=(--constraint "requirements/$device.lock" --override requirements/overrides-all.txt)
   if [ "$device" = cpu ]; then image+=(--override requirements/overrides.txt); fi
   lock "requirements/images/torch-$device.lock" "$PINNED/torch.in" "${image[@]}"
-  lock "requirements/images/explorer-$device.lock" pyproject.toml --extra "explorer-$device" --extra runner --extra gateway "${image[@]}"
+  lock "requirements/images/explorer-$device.lock" pyproject.toml --extra "explorer-$device" --extra runner --extra gateway --extra console "${image[@]}"
   lock "requirements/images/trainer-$device.lock" pyproject.toml --extra "trainer-$device" --extra demo "${image[@]}"
 done
 lock requirements/images/base.lock pyproject.toml --constraint requirements/cpu.lock

@@ -13,6 +13,7 @@ from typing import Final
 from trinity_bus.bus.connection import client_options
 from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
 from trinity_bus.config.mesh import Mode
+from trinity_bus.console.web.who import is_loopback
 from trinity_bus.coordination.versions.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
@@ -110,6 +111,15 @@ def gateway_keys(settings: Settings) -> dict[str, str]:
     return named
 
 
+def _console_reach(settings: Settings) -> None:
+    own = settings.console
+    if not is_loopback(own.host) and own.token is None and own.viewer_token is None and own.user_header is None:
+        raise ConfigError(
+            f"console.host is {own.host}, which others reach: set console.token, or console.user_header for a proxy "
+            "that says who asks"
+        )
+
+
 def _connection(settings: Settings) -> None:
     # Unset, a command looks for the embedded broker.
     if settings.kafka.bootstrap_servers is not None:
@@ -177,6 +187,7 @@ PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Settings], object], ...]]] = {
         lambda settings: pull_certificate(settings.synchronizer),
     ),
     "taskset": (_takes_part("taskset"), _connection, dataset),
+    "console": (_connection, _console_reach),
     "gateway": (_takes_part("gateway"), _connection, gateway_model_path, explorer_key, gateway_keys),
 }
 """What each service asks for; each raises ``ConfigError``."""

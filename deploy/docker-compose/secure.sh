@@ -77,7 +77,7 @@ password_of() { [ ! -s "$out/compose.env" ] || sed -n "s/^$(upper "$1")_PASSWORD
     kept=$(password_of "$user")
     echo "$(upper "$user")_PASSWORD=${kept:-$(openssl rand -hex 24)}"
   done
-  for name in GATEWAY_API_KEYS EXPLORER_HTTP_KEY; do
+  for name in GATEWAY_API_KEYS EXPLORER_HTTP_KEY CONSOLE_TOKEN; do
     kept=$([ ! -s "$out/compose.env" ] || sed -n "s/^$name=//p" "$out/compose.env")
     echo "$name=${kept:-$(openssl rand -hex 24)}"
   done

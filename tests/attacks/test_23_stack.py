@@ -44,7 +44,7 @@ import alert_log
 SERVICES = pytest.mark.parametrize(
     ("name", "service"), [pytest.param(name, service, id=f"{file}:{name}") for file, name, service in services()]
 )
-MESH = {"kafka", "topics", "coordinator", "explorer", "trainer", "taskset", "gateway", "access"}
+MESH = {"kafka", "topics", "coordinator", "explorer", "trainer", "taskset", "gateway", "console", "access"}
 
 
 # ------------------------------------------------------------------------------------------------------ compose files

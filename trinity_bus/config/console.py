@@ -22,7 +22,10 @@ class ConsoleSettings(Section):
     port: Port = 8900
     """Port of it; 0: any that is free."""
     token: SecretStr | None = None
-    """Whoever shows this may look and act; 16 characters or more. Unset: whoever reaches the address."""
+    """Whoever shows this may look and act; 16 characters or more. Unset, this and the next: whoever reaches the address
+    may look, and nobody may act."""
+    viewer_token: SecretStr | None = None
+    """Whoever shows this may look, and change nothing."""
     user_header: HeaderName | None = None
     """Header in which a proxy that has asked an identity provider (OIDC) says who it is, such as
     ``X-Forwarded-User``. The proxy must take it off what comes from outside. Unset: nobody is known by name."""
@@ -43,9 +46,9 @@ class ConsoleSettings(Section):
 
     @model_validator(mode="after")
     def _says_who_may_look(self) -> Self:
-        token = None if self.token is None else self.token.get_secret_value()
-        if token is not None and len(token) < MIN_TOKEN_CHARS:
-            raise conflict(f"console.token has {len(token)} characters, and needs {MIN_TOKEN_CHARS} or more")
+        for name, token in (("token", self.token), ("viewer_token", self.viewer_token)):
+            if token is not None and len(token) < MIN_TOKEN_CHARS:
+                raise conflict(f"console.{name} has {len(token)} characters, and needs {MIN_TOKEN_CHARS} or more")
         if self.roles_header is not None and self.user_header is None:
             raise conflict("console.roles_header says what somebody may; console.user_header must say who it is")
         return self

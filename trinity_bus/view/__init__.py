@@ -4,6 +4,7 @@
 ``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.
 """
 
+from trinity_bus.view.lag import coordinator_lag
 from trinity_bus.view.mesh_follower import MeshFollower, follow, follow_batches
 from trinity_bus.view.parts import BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow
 from trinity_bus.view.runners import runner_values, state_table
@@ -18,6 +19,7 @@ __all__ = [
     "StepView",
     "SyncView",
     "VersionRow",
+    "coordinator_lag",
     "follow",
     "follow_batches",
     "runner_values",

@@ -23,6 +23,8 @@ CONFIG_VARIABLE = "TRINITY_BUS_CONFIG"
 """Names the file of settings; the same as that of ``trinity_bus.config``, which is slow to import."""
 _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
 EXTRAS = {
+    "aiohttp": "console",
+    "jinja2": "console",
     "matplotlib": _WHOLE_MESH,
     "megatron": "trainer-cpu",
     "prometheus_client": "gateway",
@@ -63,6 +65,7 @@ COMMANDS: dict[str, Lazy] = {
     "lineage": Lazy(
         "workers.cli.lineage", "Tell what a step was made of: samples, versions, traces, checkpoint.", _SEE
     ),
+    "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
     "config": Lazy("workers.cli.config", "Write, show and check a file of settings.", _MESH),

@@ -9,12 +9,13 @@ import typer
 
 from schemas.errors import printable
 from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console
 from workers.demo.demo import run_demo
 from workers.demo.display import make_display
 from workers.demo.report import PLOT, Summary, results_table, stages_table
-from workers.demo.settings import LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
+from workers.demo.settings import CONSOLE_PORT, LEARNED, LIMIT_S, MAX_STEPS, DemoOptions
 from workers.runs import RUNS, SUMMARY, program
 
 app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
@@ -55,6 +56,7 @@ def demo(
         max_staleness=max_staleness,
         early_stop=early_stop,
         limit_s=limit_s,
+        console_port=CONSOLE_PORT if is_free(CONSOLE_PORT) else free_port(),
     )
     logs = options.run_dir / "logs"
     logs.mkdir(parents=True)
@@ -95,6 +97,7 @@ def _report(summary: Summary, options: DemoOptions) -> None:
         ("Settings", options.mesh_file),
         ("Model", f"{summary.model} (a Hugging Face folder)"),
         ("Ask it", f'{program()} ask "copy 3 1 4 =" --model {summary.model}'),
+        ("Look at it", f"{program()} console --run-dir {folder}"),
         ("A task's way", f"{program()} trace {summary.trace_task} --run-dir {folder}"),
     ):
         out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)

@@ -9,7 +9,7 @@ from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
-from trinity_bus.telemetry.logs import console
+from trinity_bus.telemetry.logs import console as log_to_terminal
 from workers.cli.connection import connected_settings
 from workers.cli.set_option import set_option
 
@@ -24,7 +24,7 @@ def _serve(service: Callable[[Settings], Coroutine[Any, Any, None]], settings: S
     """Run a service until it ends or is asked to."""
     if log_level.lower() not in _LEVELS:
         raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
-    console(log_level.upper())
+    log_to_terminal(log_level.upper())
     keep_secrets()
 
     async def healthy() -> None:
@@ -77,5 +77,13 @@ def taskset(log_level: LogLevel = "info") -> None:
 def gateway(log_level: LogLevel = "info") -> None:
     """Answer agents over HTTP, with what explorers draw."""
     from workers.gateway.service import run
+
+    _serve(run, connected_settings(), log_level)
+
+
+@app.command()
+def console(log_level: LogLevel = "info") -> None:
+    """Show every rollout in a browser."""
+    from workers.console.service import run
 
     _serve(run, connected_settings(), log_level)

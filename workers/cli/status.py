@@ -1,15 +1,14 @@
 """``trinity-bus status``: batches, explorers, versions and lag, as they are now."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 from rich.console import RenderableType
 
-from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS, TASKS
+from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, TASKS
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.service import run_service
-from trinity_bus.view import follow
+from trinity_bus.view import coordinator_lag, follow
 from workers.cli.connection import connected_settings
 from workers.cli.console import console
 from workers.cli.live import show_live
@@ -37,20 +36,10 @@ def status(
 async def _show(bus: Bus, *, live: bool) -> None:
     async with follow(bus) as follower:
         if not live:
-            out.print(mesh(follower.state, await _lag(bus)))
+            out.print(mesh(follower.state, await coordinator_lag(bus)))
             return
 
         async def picture() -> RenderableType:
-            return mesh(follower.state, await _lag(bus))
+            return mesh(follower.state, await coordinator_lag(bus))
 
         await show_live(out, picture)
-
-
-async def _lag(bus: Bus) -> Mapping[str, int]:
-    """How many offsets of its inputs the coordinator has still to read. Topic name to offsets."""
-    committed = await bus.committed_offsets(f"{bus.settings.namespace}.coordinator", COORDINATOR_INPUTS)
-    result = {}
-    for topic in COORDINATOR_INPUTS:
-        first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-        result[topic.name] = sum(end[p] - committed.get((topic.name, p), first[p]) for p in end)
-    return result

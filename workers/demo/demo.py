@@ -26,6 +26,7 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
@@ -142,6 +143,7 @@ async def _run_beside(
         write_mesh_file(options, kafka)
         clock.stages["start Kafka"] = time.monotonic() - began
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
+        display.note(f"Look on in a browser: http://{LOOPBACK}:{options.console_port}/")
         display.note(f"Look on from another terminal: {hint(options)} status")
         async with mesh.services(settings, options, preload) as supervisor, _client(kafka) as (producer, follower):
             checks = (broker.check, lambda: mesh.check_preload(preload, options), supervisor.check)

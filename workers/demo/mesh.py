@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from trinity_bus.broker import EmbeddedBroker
@@ -90,7 +91,7 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
         if settings.kafka.bootstrap_servers is None:
             own = settings.broker.model_copy(update={"port": 0, "data_dir": run_dir / "broker"})
             embedded = await stack.enter_async_context(EmbeddedBroker(own))
-            kafka = embedded.kafka_settings(settings.kafka)
+            kafka = embedded.kafka_settings(kafka)
         found = Broker(kafka, embedded, note)
         stack.push_async_callback(found.close)
         try:
@@ -151,11 +152,15 @@ def specs(options: DemoOptions, environment: Mapping[str, str], preload: Preload
         )
 
     cores = available_cores()
+    # Whoever looks on waits for the mesh, and not the other way round.
+    port = f"console.port={options.console_port}"
+    looks_on = spec("console", "console", stage=1, own=["--set", port])
+    looks_on = replace(looks_on, command=["nice", "-n", "15", *looks_on.command], is_needed=False)
     explorers = [
         spec(name, "explorer", stage=1, own=explorer_options(options, index, cores))
         for index, name in enumerate(options.explorer_names)
     ]
-    return [spec("coordinator", "coordinator", stage=0), spec("trainer", "trainer", stage=1), *explorers]
+    return [spec("coordinator", "coordinator", stage=0), spec("trainer", "trainer", stage=1), *explorers, looks_on]
 
 
 @asynccontextmanager

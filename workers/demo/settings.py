@@ -43,6 +43,8 @@ LIMIT_S: Final = 300.0
 """What the whole may take, on two cores."""
 LEARNING_RATE: Final = 7e-4
 ENTROPY_COEF: Final = 0.005
+CONSOLE_PORT: Final = 8900
+"""Where the console listens, where nobody else does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class DemoOptions:
     """End when the model has learned, see ``stopping``."""
     limit_s: float = LIMIT_S
     """Give up after this many seconds."""
+    console_port: int = CONSOLE_PORT
+    """Where the console listens."""
 
     @property
     def model_dir(self) -> Path:
@@ -112,6 +116,8 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "trainer.seed": options.seed,
         "trainer.threads": 1,
         "trainer.bucket_mib": 8,
+        # Beside those of other runs, to be compared with them.
+        "console.folder": options.run_dir.parent.resolve() / "console",
         "telemetry.run_dir": options.run_dir.resolve(),
     }
 

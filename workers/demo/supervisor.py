@@ -2,7 +2,7 @@
 
 ::
 
-    start(spec): STARTING --ready()--> READY --ends--> restarted while it has restarts left, else ServiceDiedError
+    start(spec): STARTING --ready()--> READY --ends--> restarted while it may be, else ServiceDiedError if it is needed
                     |--ends--> ServiceDiedError       (with the end of its log)
                     '--longer than its limit--> ServiceDiedError
     stop(): SIGTERM to the services of the last stage, SIGKILL after their grace, then the stage before ...
@@ -57,6 +57,8 @@ class ServiceSpec:
     ready_timeout_s: float = 120.0
     restarts: int = 0
     """How many times it is started again where it ends by itself."""
+    is_needed: bool = True
+    """Whether the others stop where it has ended for good."""
     grace_s: float = 20.0
     """How long it may take to stop, in seconds."""
     stage: int = 0
@@ -84,6 +86,8 @@ class _Service:
         """Start it again where it has ended and may be; else raise."""
         code = self.child.poll()
         if code is None:
+            return
+        if self.restarts_left == 0 and not self.spec.is_needed:
             return
         if self.restarts_left == 0:
             raise ServiceDiedError(self.spec.name, f"ended with status {code}", self.log)

@@ -264,6 +264,7 @@ def new_stack(folder: Path, found: Images) -> ComposeStack:
         "ALERTMANAGER_PORT",
         "GRAFANA_PORT",
         "GATEWAY_PORT",
+        "CONSOLE_PORT",
     )
     ports = dict(zip(names, quiet_ports(len(names)), strict=True))
     files = [FOLDER / name for name in FILES]
@@ -285,13 +286,13 @@ def new_secure_stack(folder: Path) -> ComposeStack:
     Args:
         folder: For the secrets, and for the file of what differs here.
     """
-    ports = dict(zip(("KAFKA_PORT", "GATEWAY_PORT"), quiet_ports(2), strict=True))
+    ports = dict(zip(("KAFKA_PORT", "GATEWAY_PORT", "CONSOLE_PORT"), quiet_ports(3), strict=True))
     secrets = folder / "secrets"
     made = {**os.environ, "SECRETS_DIR": str(secrets), "KAFKA_PORT": str(ports["KAFKA_PORT"])}
     subprocess.run([FOLDER / "secure.sh"], env=made, check=True, capture_output=True)
     # The tests' authority, where the files have the user's.
     authority = [f"{secrets / 'ca.pem'}:/etc/trinity-bus/ca.pem:ro"]
-    services = ("access", "topics", "coordinator", "explorer", "trainer", "taskset", "gateway")
+    services = ("access", "topics", "coordinator", "explorer", "trainer", "taskset", "gateway", "console")
     here: dict[str, Any] = {service: {"volumes": authority} for service in services}
     here["taskset"]["profiles"] = ["absent"]
     files = [*(FOLDER / name for name in SECURE_FILES), _override(folder, here)]

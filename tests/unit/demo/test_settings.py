@@ -86,10 +86,19 @@ def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_
 
 def test_names_stages_and_what_explorers_are_told_alone(options: DemoOptions) -> None:
     found = specs(options, {}, None)
-    assert [spec.name for spec in found] == ["coordinator", "trainer", "explorer-0", "explorer-1", "explorer-2"]
+    assert [spec.name for spec in found] == [
+        "coordinator",
+        "trainer",
+        "explorer-0",
+        "explorer-1",
+        "explorer-2",
+        "console",
+    ]
     # The coordinator hears the last words of the others.
-    assert [spec.stage for spec in found] == [0, 1, 1, 1, 1]
-    assert "explorer.name=explorer-2" in found[-1].command
+    assert [spec.stage for spec in found] == [0, 1, 1, 1, 1, 1]
+    assert "explorer.name=explorer-2" in found[-2].command
+    # Its end does not end the demo.
+    assert not found[-1].is_needed
 
 
 def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:

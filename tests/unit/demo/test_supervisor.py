@@ -55,6 +55,13 @@ def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     assert "line 80\n" not in str(caught.value)
 
 
+def test_the_others_go_on_without_one_that_is_not_needed(tmp_path: Path) -> None:
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="looks-on", command=["false"], is_needed=False))
+        assert supervisor._services["looks-on"].child.wait(10) == 1
+        supervisor.check()
+
+
 def test_death_of_another_service_ends_the_wait(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         supervisor.launch(ServiceSpec(name="brief", command=["true"]))

@@ -9,11 +9,11 @@ from workers.preconditions import PRECONDITIONS, problems
 @pytest.mark.parametrize(
     ("mode", "services"),
     [
-        ("both", ["coordinator", "explorer", "gateway", "taskset", "trainer"]),
-        ("explore", ["coordinator", "explorer", "gateway", "taskset"]),
-        ("train", ["coordinator", "trainer"]),
-        ("bench", ["coordinator", "explorer", "gateway", "taskset"]),
-        ("serve", ["coordinator", "explorer", "gateway"]),
+        ("both", ["console", "coordinator", "explorer", "gateway", "taskset", "trainer"]),
+        ("explore", ["console", "coordinator", "explorer", "gateway", "taskset"]),
+        ("train", ["console", "coordinator", "trainer"]),
+        ("bench", ["console", "coordinator", "explorer", "gateway", "taskset"]),
+        ("serve", ["console", "coordinator", "explorer", "gateway"]),
     ],
 )
 def test_a_service_that_a_mode_does_not_have_refuses_to_start(mode: str, services: list[str]) -> None:

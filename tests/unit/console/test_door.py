@@ -1,0 +1,241 @@
+"""Who comes in: real HTTP, no broker. Every page says that the broker is away, and is there all the same."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from pydantic import SecretStr
+
+from tests.support.mesh.waiting import until
+from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
+from workers.console.service import Console
+from workers.preconditions import problems
+
+TOKEN = "the-token-of-operators"  # noqa: S105 - of a test
+VIEWERS = "the-token-of-viewers"
+PAGE = {"Accept": "text/html"}
+
+type Client = TestClient[Any, Any]
+
+
+@asynccontextmanager
+async def console(folder: Path, **own: Any) -> AsyncIterator[Client]:
+    settings = Settings(
+        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here"),
+        console=ConsoleSettings(folder=folder, port=0, **own),
+    )
+    async with TestClient(TestServer(Console(settings).app())) as client:
+        yield client
+
+
+@asynccontextmanager
+async def with_tokens(folder: Path) -> AsyncIterator[Client]:
+    async with console(folder, token=SecretStr(TOKEN), viewer_token=SecretStr(VIEWERS)) as client:
+        yield client
+
+
+async def log_in(client: Client, token: str = TOKEN) -> SimpleCookie:
+    async with client.post("/login", data={"token": token}, allow_redirects=False) as answer:
+        assert answer.status == 303, await answer.text()
+        return answer.cookies
+
+
+async def proof_of(client: Client) -> str:
+    async with client.get("/versions/1/serve") as answer:
+        found = re.search(r'name="proof" value="([0-9a-f]{64})"', await answer.text())
+    assert found is not None
+    return found[1]
+
+
+async def test_every_answer_forbids_what_is_not_ours(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        for path in ("/", "/live", "/login", "/static/console.js", "/no-such-page", "/samples/1-2-3"):
+            async with client.get(path) as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert "frame-ancestors 'none'" in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_no_page_has_a_script_or_a_style_of_its_own(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        for path in ("/", "/login"):
+            async with client.get(path) as answer:
+                html = await answer.text()
+            assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:|https?://", html)
+            assert re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL) == ([""] if path == "/" else [])
+
+
+async def test_a_page_that_another_sites_name_leads_to_is_refused(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        for host, status in (("evil.test", 421), ("127.0.0.1.evil.test:80", 421), ("localhost:8900", 200)):
+            async with client.get("/", headers={"Host": host}) as answer:
+                assert answer.status == status, host
+
+
+async def test_without_a_token_everybody_looks_and_nobody_acts(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        async with client.get("/") as answer:
+            assert answer.status == 200
+            assert "The broker is away" in (html := await answer.text()) or "connects to the broker" in html
+        for method, path in (("GET", "/versions/1/serve"), ("POST", "/versions/1/serve"), ("POST", "/versions/newest")):
+            async with client.request(method, path) as answer:
+                assert answer.status == 403
+
+
+async def test_a_stranger_is_asked_for_the_token(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        async with client.get("/steps", headers=PAGE, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (303, "/login")
+        for path in ("/live", "/samples/1-2-3.json", "/"):
+            async with client.get(path) as answer:
+                assert answer.status == 401
+        for token in ("wrong", "", TOKEN[:-1], f"{TOKEN}x"):
+            async with client.post("/login", data={"token": token}, allow_redirects=False) as answer:
+                assert answer.status == 401
+                assert not answer.cookies
+
+
+async def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_have(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        (cookie,) = (await log_in(client)).values()
+        assert cookie["httponly"]
+        assert cookie["samesite"] == "Strict"
+        async with client.get("/", headers=PAGE) as answer:
+            assert answer.status == 200
+            assert 'class="who" title="operator"' in await answer.text()
+
+
+async def test_a_viewer_may_not_act(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        await log_in(client, VIEWERS)
+        async with client.get("/versions/1/serve") as answer:
+            assert answer.status == 403
+
+
+async def test_a_form_needs_its_proof_and_its_origin(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        await log_in(client)
+        proof = await proof_of(client)
+        for data, headers in (
+            ({}, {}),
+            ({"proof": "0" * 64}, {}),
+            ({"proof": proof}, {"Origin": "http://evil.test"}),
+            ({"proof": proof}, {"Origin": "null"}),
+        ):
+            async with client.post("/versions/1/serve", data=data, headers=headers) as answer:
+                assert answer.status == 403, (data, headers)
+        # It is let in, and finds no broker.
+        origin = {"Origin": f"http://{client.host}:{client.port}"}
+        async with client.post("/versions/1/serve", data={"proof": proof}, headers=origin) as answer:
+            assert answer.status == 503
+
+
+async def test_the_proof_of_one_login_is_none_of_another(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        await log_in(client)
+        proof = await proof_of(client)
+        await log_in(client)
+        async with client.post("/versions/1/serve", data={"proof": proof}) as answer:
+            assert answer.status == 403
+
+
+async def test_logging_out_ends_the_cookie(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        await log_in(client)
+        async with client.post("/logout", data={"proof": await proof_of(client)}, allow_redirects=False) as answer:
+            assert answer.status == 303
+        async with client.get("/", headers=PAGE, allow_redirects=False) as answer:
+            assert answer.status == 303
+
+
+async def test_programs_show_the_token_itself(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path) as client:
+        async with client.get("/", headers={"Authorization": f"Bearer {VIEWERS}"}) as answer:
+            assert answer.status == 200
+        async with client.get("/", headers={"Authorization": f"Bearer {TOKEN}x"}) as answer:
+            assert answer.status == 401
+
+
+async def test_a_proxy_says_who_it_is(tmp_path: Path) -> None:
+    async with console(tmp_path, user_header="X-User", roles_header="X-Roles") as client:
+        for headers, status in (
+            ({}, 401),
+            ({"X-User": "eve<script>"}, 401),
+            ({"X-User": "ann@example.test"}, 403),
+            ({"X-User": "ann@example.test", "X-Roles": "viewer"}, 403),
+            ({"X-User": "bob", "X-Roles": "viewer, operator"}, 200),
+        ):
+            async with client.get("/versions/1/serve", headers=headers) as answer:
+                assert answer.status == status, headers
+
+
+async def test_a_link_that_no_page_can_show_is_told_in_a_line(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        for path in (
+            "/?until=tomorrow",
+            "/?until=nan",
+            "/?until=1e300",
+            "/steps/x",
+            "/steps/99999999999999999999",
+            "/samples/1-2",
+            "/samples?low=x",
+            "/samples?step=-1",
+            "/versions/x/serve",
+            f"/samples?text={'x' * 3000}",
+            "/compare?run=../../etc",
+        ):
+            async with client.get(path) as answer:
+                assert answer.status in {400, 403, 404}, path
+                assert "Traceback" not in await answer.text()
+
+
+async def test_what_a_link_says_is_text(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        for path in (
+            "/compare?run=<script>alert(1)</script>",
+            "/?until=<script>",
+            '/steps?x="><script>alert(1)</script>',
+        ):
+            async with client.get(path) as answer:
+                assert "<script>" not in await answer.text()
+
+
+async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.console.live.MAX_STREAMS", 1)
+    async with console(tmp_path) as client, client.get("/live") as first:
+        assert first.headers["Content-Type"] == "text/event-stream"
+        async with client.get("/live") as second:
+            assert second.status == 503
+
+
+async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> None:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", namespace="here")
+    there = Console(Settings(kafka=kafka, console=ConsoleSettings(folder=tmp_path, port=0)))
+    following = asyncio.create_task(there.feed.run())
+    try:
+        async with TestClient(TestServer(there.app())) as client:
+            await until(lambda: "The broker is away" in there.feed.trouble or following.done(), 60)
+            for path in ("/", "/steps", "/samples"):
+                async with client.get(path) as answer:
+                    assert "The broker is away" in await answer.text(), path
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "mesh.example.test"])  # noqa: S104
+def test_beyond_loopback_it_asks_who_it_is(host: str) -> None:
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    (problem,) = problems("console", Settings(kafka=kafka, console=ConsoleSettings(host=host)))
+    assert "TRINITY_BUS_CONSOLE__TOKEN" in problem
+    with_token = ConsoleSettings(host=host, token=SecretStr(TOKEN))
+    assert problems("console", Settings(kafka=kafka, console=with_token)) == []
+    assert problems("console", Settings(kafka=kafka, console=ConsoleSettings(host="::1"))) == []

@@ -1,0 +1,111 @@
+"""The first page: charts, alerts, who waits, and the past."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, StepTrained
+from trinity_bus.console.index import ExplorerRow, Extent, Point, StepRow
+from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting
+from trinity_bus.view import MeshState
+
+
+def step(number: int, seconds: float = 1.0) -> StepRow:
+    return StepRow(
+        step=number,
+        model="policy",
+        trainer="trainer-0",
+        run="r",
+        batch_id=f"b{number}",
+        sequence=number,
+        begun_at=100.0 + 2 * number,
+        trained_at=101.0 + 2 * number,
+        seconds=seconds,
+        groups=4,
+        samples=16,
+        left_out=0,
+        replayed=0,
+        examples=0,
+        skipped=None,
+        reward=0.1 * number,
+    )
+
+
+def past(numbers: Sequence[int] = range(1, 6)) -> Past:
+    points = [Point(float(n), 0.1 * n, 0.1 * n, 0.1 * n, 1) for n in numbers]
+    times = [Point(100.0 + 2 * n, 64.0, 64.0, 64.0, 1) for n in numbers]
+    return Past(
+        extent=Extent(100.0, 120.0, 80, 20, 20, 5, 5, 5, 2),
+        by_step={REWARD: points, "loss": points, "eval/held/reward/mean@1": points},
+        by_time={"seconds": times, "tokens": times},
+        steps=[step(n) for n in reversed(numbers)],
+        versions=[],
+        fleet=[ExplorerRow("gone", 60.0, "ready", 3, 8, 4, None, None)],
+    )
+
+
+def trained(**metrics: float) -> StepTrained:
+    return StepTrained(
+        trainer="trainer-0",
+        incarnation="t",
+        model="policy",
+        step=1,
+        version=1,
+        publish=True,
+        metrics=metrics,
+        checksum="c" * 64,
+        master_address="127.0.0.1",
+        master_port=1,
+    )
+
+
+def test_the_past_has_what_was_there_then_and_who_was_heard() -> None:
+    found = overview(past(), None, {"tasks": 3})
+    told = {one.name: one.value for one in found.figures}
+    assert (told["step"], told["reward"], told["samples"]) == ("5", "0.5", "80")
+    assert "tokens/s" not in told
+    assert (found.lag, found.alerts) == ({}, [])
+    assert [(row.name, row.version, row.heard) for row in found.fleet] == [("gone", "3", "60 s before")]
+
+
+def test_charts_have_a_line_for_training_and_each_evaluation() -> None:
+    charts = {chart.title: chart for chart in overview(past(), MeshState(), {}).charts}
+    assert charts["reward"].names == ["training", "held"]
+    assert charts["reward"].markup.count("<polyline") == 2
+    assert "32" in charts["tokens/s that were trained on, by minute of the run"].markup
+    assert "nothing yet" in charts["entropy, nats"].markup
+
+
+def test_an_empty_mesh_without_an_index_has_a_page() -> None:
+    found = overview(None, MeshState(), {})
+    assert found.figures[0].name == "tokens/s"
+    assert (found.alerts, found.fleet, found.charts, found.waiting) == ([], [], [], "")
+
+
+def test_what_is_wrong_is_told() -> None:
+    state = MeshState()
+    state.apply(trained(groups=10.0, groups_skipped=9.0, updates_skipped_in_a_row=2.0), 100)
+    state.apply(ExplorerHeartbeat(explorer="gone", incarnation="a", state="ready", slots=8), 100)
+    beat = CoordinatorHeartbeat(
+        coordinator="c",
+        incarnation="i",
+        open_batches=0,
+        open_tasks=0,
+        running_attempts=0,
+        max_timeout_s=1,
+        attempts_per_task=1,
+        dynamic_timeout_s=1,
+    )
+    state.apply(beat, 100)
+    state.tick(300)
+    told = " | ".join(alert.text for alert in alerts(state, {"tasks": 20_000}))
+    for part in ("no coordinator", "lost: gone", "20,000 records of tasks", "9 of 10 groups", "not finite"):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(1.95, "explorers wait for the trainer"), (0.2, "waits for rollouts"), (1.4, "take turns")]
+)
+def test_who_waits_for_whom(seconds: float, told: str) -> None:
+    assert told in waiting([step(number, seconds) for number in range(8, 0, -1)])
+    assert waiting([step(1)]) == ""

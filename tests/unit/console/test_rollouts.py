@@ -1,0 +1,73 @@
+"""Groups, samples and tasks as pages show them."""
+
+import json
+
+from schemas.experience import SampledWith
+from tests.support.fakes.experiences import make_group
+from trinity_bus.console.index import Place, SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.console.index.answers import EventKind
+from trinity_bus.console.web.rollouts import group_runs, sample_json, task_spans, way_of_drawing
+
+
+def texts(tokens: list[list[int]]) -> list[str]:
+    return [f"{len(each)} tokens" for each in tokens]
+
+
+def timeline(*events: tuple[EventKind, float, int | None, str]) -> TaskTimeline:
+    place = Place("tasks", 0, 0)
+    told = [TaskEvent(at, kind, attempt, "explorer-0", text, place) for kind, at, attempt, text in events]
+    return TaskTimeline("t", "math", None, None, None, None, None, None, None, told, [])
+
+
+def test_runs_stand_side_by_side_with_their_advantages() -> None:
+    group = make_group(rewards=(0.67, 0.0, float("nan")), prompt=3)
+    prompt, runs = group_runs(group, SamplePlace(1, 2, 0), texts, most=2)
+    assert prompt == "3 tokens"
+    assert [str(run.place) for run in runs] == ["1-2-0", "1-2-1"]
+    assert [run.advantage is not None and run.advantage > 0 for run in runs] == [True, False]
+    _, all_of_them = group_runs(group, SamplePlace(1, 2, 0), None, most=9)
+    assert (all_of_them[2].reward, all_of_them[2].advantage) == (None, None)
+
+
+def test_a_sample_is_json_whatever_is_in_it() -> None:
+    group = make_group(rewards=(float("nan"), 1.0))
+    found = json.loads(json.dumps(sample_json(group, 0, None), allow_nan=False))
+    assert found["reward"] is None
+    assert len(found["response_token_ids"]) == len(found["mask"])
+
+
+def test_a_way_has_waits_attempts_and_what_came_of_them() -> None:
+    spans = task_spans(
+        timeline(
+            ("sent", 0.0, None, ""),
+            ("dispatched", 2.0, 1, "runs 0 to 3"),
+            ("cancelled", 5.0, 1, "the explorer was silent for too long"),
+            ("dispatched", 5.0, 2, "runs 0 to 3"),
+            ("finished", 7.0, 2, "completed"),
+            ("result", 7.0, None, "completed"),
+            ("begun", 8.0, 2, "step 4"),
+        )
+    )
+    assert [(span.label, span.begin, span.end, span.kind) for span in spans] == [
+        ("waits for an explorer", 0.0, 2.0, "wait"),
+        ("attempt 1, cancelled", 2.0, 5.0, "bad"),
+        ("attempt 2", 5.0, 7.0, "good"),
+        ("result", 7.0, 7.0, ""),
+        ("trained in step 4", 8.0, 8.0, "train"),
+    ]
+
+
+def test_what_has_no_end_goes_on() -> None:
+    spans = task_spans(
+        timeline(("sent", 0.0, None, ""), ("dispatched", 1.0, 1, ""), ("dead_letter", 3.0, None, "x: y"))
+    )
+    assert ("attempt 1, no end", 1.0, 3.0) in [(span.label, span.begin, span.end) for span in spans]
+    assert task_spans(timeline()) == []
+
+
+def test_how_a_sample_was_drawn() -> None:
+    nan = float("nan")
+    assert way_of_drawing(None) == ""
+    assert way_of_drawing(SampledWith(1.0, 1.0, 0.0, 0.0)) == "temperature 1"
+    assert way_of_drawing(SampledWith(0.5, 0.9, 20.0, 0.1)) == "temperature 0.5, top-p 0.9, top-k 20, min-p 0.1"
+    assert "had a say" in way_of_drawing(SampledWith(1.0, nan, nan, nan))

@@ -1,0 +1,87 @@
+"""What a model writes is shown, and does nothing: not to the page, not to the terminal, not to the eye."""
+
+import re
+import time
+from html import unescape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_bus.console.web.text import hostile, line
+
+TAGS = re.compile(r'</?span(?: class="mark" title="[^"<>]*")?>')
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "</span></pre><style>*{display:none}</style>",
+        "&lt;b&gt; is no tag, and stays as it was written",
+        "{{ 7 * 7 }} {% raw %}",
+        "javascript:alert(1)",
+    ],
+)
+def test_markup_is_text(attack: str) -> None:
+    shown = str(hostile(attack))
+    assert "<" not in TAGS.sub("", shown)
+    assert unescape(shown) == attack
+
+
+def test_escapes_of_terminals_are_shown() -> None:
+    shown = str(hostile("\x1b[31mred\x1b[0m\x07\x9b2J"))
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\x9b" not in shown
+    assert shown.count("␛") == 2
+    assert "[31mred" in shown
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u2066", "\u200f", "\u061c", "\u200b", "\ufeff", "\u00ad", "\u2028"])
+def test_marks_that_hide_or_turn_text_are_shown_by_their_names(mark: str) -> None:
+    shown = str(hostile(f"safe{mark}txt.exe"))
+    assert mark not in shown
+    assert f"[U+{ord(mark):04X}]" in shown
+
+
+def test_half_a_character_is_shown_and_can_be_sent() -> None:
+    assert "[U+D83D]" in hostile("a\ud83db")
+    hostile("\ud83d").encode()
+
+
+def test_letters_of_all_scripts_are_left_as_they_are() -> None:
+    text = "中文 العربية עברית हिन्दी 日本語 é 👍 ½ \u3000"
+    assert unescape(str(hostile(text))) == text
+
+
+def test_marks_piled_upon_a_letter_do_not_grow_without_end() -> None:
+    shown = str(hostile("a" + "\u0301" * 50))
+    assert shown.count("\u0301") <= 4
+
+
+def test_a_line_of_a_mebibyte_is_cut_and_says_by_how_much() -> None:
+    began = time.process_time()
+    shown = str(hostile("<" * (1 << 20), most=1000))
+    assert time.process_time() - began < 1
+    assert shown.count("&lt;") == 1000
+    assert "1,047,576 more characters" in shown
+
+
+def test_a_mebibyte_of_what_is_not_printable_takes_no_time_either() -> None:
+    began = time.process_time()
+    assert len(hostile("\u202e" * (1 << 20))) < 3_000_000
+    assert time.process_time() - began < 2
+
+
+def test_one_line_stays_one() -> None:
+    assert "\n" not in line("a\nb\r\nc\td")
+    assert line("a\nb") == "a⏎b"
+
+
+@given(st.text(alphabet=st.characters(), max_size=300))
+def test_nothing_that_is_written_becomes_markup(text: str) -> None:
+    shown = str(hostile(text))
+    assert "<" not in TAGS.sub("", shown)
+    assert all(c.isprintable() or c in "\n\t\u3000" for c in shown)

@@ -1,0 +1,59 @@
+"""Tokens, turns and advantages of a sample."""
+
+import math
+
+from trinity_bus.console.web.advantage import group_advantages, teaches_nothing
+from trinity_bus.console.web.tokens import token_views
+from trinity_bus.console.web.turns import turns
+
+
+def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
+    prompt, drawn, told, last = token_views(
+        [5, 6, 7, 8],
+        1,
+        logprobs=[math.log(0.95), 0.0, math.log(0.0001)],
+        mask=[True, False, True],
+        versions=[(0, 3), (2, 4)],
+        turn_starts=[0, 2],
+        teacher=[-0.1, math.nan, -0.2],
+        texts=["<5>", "<6>", "<7>", "<8>"],
+    )
+    assert prompt.classes == "t prompt"
+    assert (drawn.logprob is not None, drawn.version, drawn.turn, drawn.text) == (True, 3, 0, "<6>")
+    assert "lp0" in drawn.classes
+    assert (told.logprob, told.gap, told.counts) == (None, None, False)
+    assert "off" in told.classes
+    assert (last.version, last.turn) == (4, 1)
+    assert {"lp7", "gap7", "turn"} <= set(last.classes.split())
+    assert "version 4" in last.told
+
+
+def test_a_page_of_a_long_sample_has_so_many_tokens() -> None:
+    views = token_views([1] * 10_000, 10, logprobs=[-1.0] * 9_990, mask=[True] * 9_990, first=4_000)
+    assert (len(views), views[0].place) == (4_000, 4_000)
+    assert views[0].text == ""
+
+
+def test_what_the_model_said_and_what_it_was_told_are_turns() -> None:
+    found = turns(
+        [1, 2, 3, 4, 5], [True, True, False, True, True], None, turn_starts=[0, 3, 4], turn_rewards=[0.5, None, 1.0]
+    )
+    assert [(turn.who, turn.text, turn.reward) for turn in found] == [
+        ("model", "1 2", 0.5),
+        ("told", "3", None),
+        ("model", "4", None),
+        ("model", "5", 1.0),
+    ]
+    assert turns([], [], None) == []
+
+
+def test_turns_without_end_are_one_piece_after_so_many() -> None:
+    found = turns(list(range(10_000)), [i % 2 == 0 for i in range(10_000)], None)
+    assert len(found) == 200
+
+
+def test_a_group_in_which_all_are_the_same_teaches_nothing() -> None:
+    assert teaches_nothing([0.5, 0.5, math.nan])
+    assert not teaches_nothing([0.5, 0.6])
+    assert group_advantages([0.67, 0.67]) == [0.0, 0.0]
+    assert group_advantages([math.nan]) == [None]

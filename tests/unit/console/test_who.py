@@ -1,0 +1,57 @@
+"""Who may look, and whose cookie and form is whose."""
+
+import pytest
+
+from trinity_bus.console.web.who import SESSION_S, Logins, host_is_ours, is_loopback
+
+
+def test_a_cookie_says_who_logged_in_until_it_ends() -> None:
+    sessions = Logins()
+    cookie = sessions.cookie("operator", "operator", 1000.0)
+    visitor = sessions.visitor(cookie, 1000.0 + SESSION_S - 1)
+    assert visitor is not None
+    assert visitor.may_act
+    assert sessions.visitor(cookie, 1000.0 + SESSION_S) is None
+
+
+def test_a_cookie_of_another_process_or_one_that_was_changed_is_nobodys() -> None:
+    sessions = Logins()
+    cookie = sessions.cookie("viewer", "viewer", 0.0)
+    assert Logins().visitor(cookie, 1.0) is None
+    said, _, signature = cookie.partition(".")
+    forged = bytes.fromhex(said).replace(b"viewer|viewer", b"operator|viewer").hex()
+    for wrong in (f"{forged}.{signature}", said, f"{said}.", "", ".", "zz.zz", f"{said}.{'0' * 64}", "\udcff.\udcff"):
+        assert sessions.visitor(wrong, 1.0) is None
+
+
+def test_the_proof_of_a_form_is_of_one_login() -> None:
+    sessions = Logins()
+    proofs = set()
+    for _ in range(2):
+        visitor = sessions.visitor(sessions.cookie("operator", "operator", 0.0), 1.0)
+        assert visitor is not None
+        proofs.add(visitor.proof)
+    assert len(proofs) == 2
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8900", "localhost", "LOCALHOST:1", "[::1]:8900", "127.9.9.9", "here.test:80"]
+)
+def test_names_of_this_machine_are_ours(host: str) -> None:
+    assert host_is_ours(host, ["here.test"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.test", "127.0.0.1.evil.test", "localhost.evil.test:8900", "", "localhost:1:2", "a b", "::1", "10.0.0.1"],
+)
+def test_a_name_that_somebody_else_leads_here_is_not(host: str) -> None:
+    assert not host_is_ours(host, [])
+
+
+def test_loopback() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")  # noqa: S104 - it is told apart, not listened on
+    assert not is_loopback("::")
+    assert not is_loopback("example.test")

@@ -1,0 +1,134 @@
+"""Looks at every page of a running console in a headless Chromium, light and dark, wide and narrow, and keeps pictures.
+
+    make console-shots URL=http://127.0.0.1:8900         # pictures go to build/console
+
+It fails where a page logs an error, is wider than its window, or has something to press or fill in without a name.
+Chromium is no Python package, so this is a tool and no test: Debian's `chromium` will do.
+"""
+
+import argparse
+import asyncio
+import base64
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+_WIDTHS: Final = (1280, 400)
+_LISTS: Final = ("/", "/batches", "/steps", "/samples", "/versions", "/compare", "/dead-letters")
+_DETAILS: Final = (r"/samples/[\d-]+(?=\")", r"/groups/[\d-]+", r"/tasks/[^\"?]+", r"/steps/\d+", r"/batches/[^\"?]+")
+"""Whose first link on a page of samples, of steps, or of one step, is followed."""
+_UNNAMED: Final = """
+[...document.querySelectorAll("a, button, input:not([type=hidden]), select, textarea, img, meter, svg")].filter((one) =>
+  !(one.textContent.trim() || one.getAttribute("aria-label") || one.title || one.hasAttribute("alt")
+    || one.labels?.length || one.querySelector?.("img[alt]"))).map((one) => one.outerHTML.slice(0, 120))
+"""
+_START_S: Final = 60.0
+_SETTLE_S: Final = 0.5
+
+type Call = Callable[..., Awaitable[Any]]
+
+
+async def _look(url: str, folder: Path, chromium: str) -> list[str]:
+    """Return what is wrong with the pages."""
+    with tempfile.TemporaryDirectory() as profile:
+        process = await asyncio.create_subprocess_exec(
+            chromium,
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0"),
+            *(f"--user-data-dir={profile}", "about:blank"),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(_START_S):
+                port_file = Path(profile) / "DevToolsActivePort"
+                while not port_file.is_file() or not (said := port_file.read_text().split()):  # noqa: ASYNC110 - Chromium sets no event
+                    await asyncio.sleep(0.1)
+            async with aiohttp.ClientSession() as http:
+                return await _visit(http, f"http://127.0.0.1:{said[0]}", url, folder)
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def _visit(http: aiohttp.ClientSession, browser: str, url: str, folder: Path) -> list[str]:
+    paths, looked_at = list(_LISTS), ["/samples", "/steps"]
+    for page in looked_at:
+        async with http.get(f"{url}{page}") as answer:
+            html = await answer.text()
+        found = (re.search(pattern, html) for pattern in _DETAILS)
+        paths += [match[0] for match in found if match is not None and match[0] not in paths]
+        # A step leads to its groups.
+        looked_at += [path for path in paths if path.startswith("/steps/") and path not in looked_at]
+    async with http.get(f"{browser}/json/list") as answer:
+        target = next(one for one in await answer.json() if one["type"] == "page")
+    wrong: list[str] = []
+    async with http.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+        numbers = iter(range(1, 1 << 30))
+        errors: list[str] = []
+
+        async def call(method: str, **params: Any) -> Any:
+            number = next(numbers)
+            await socket.send_json({"id": number, "method": method, "params": params})
+            while True:
+                told = await socket.receive_json(timeout=_START_S)
+                if told.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}:
+                    errors.append(str(told["params"])[:300])
+                if told.get("id") == number:
+                    return told.get("result", {})
+
+        for domain in ("Page", "Log", "Runtime"):
+            await call(f"{domain}.enable")
+        for path in paths:
+            for width in _WIDTHS:
+                for theme in ("light", "dark"):
+                    wrong += [
+                        f"{path} {fault}"
+                        for fault in await _shoot(call, url, path, width=width, theme=theme, folder=folder)
+                    ]
+                    wrong += [f"{path}: {error}" for error in errors]
+                    errors.clear()
+    return wrong
+
+
+async def _shoot(call: Call, url: str, path: str, *, width: int, theme: str, folder: Path) -> list[str]:
+    """Take one picture; return what is wrong with the page."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    await call("Emulation.setDeviceMetricsOverride", **size)
+    await call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    await call("Page.navigate", url=f"{url}{path}")
+    while (await call("Runtime.evaluate", expression="document.readyState"))["result"]["value"] != "complete":  # noqa: ASYNC110 - asked
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(_SETTLE_S)
+    shown = (await call("Runtime.evaluate", expression="document.documentElement.scrollWidth"))["result"]["value"]
+    unnamed = await call("Runtime.evaluate", expression=_UNNAMED, returnByValue=True)
+    picture = await call("Page.captureScreenshot", format="png")
+    name = re.sub(r"\W+", "-", path.strip("/")) or "overview"
+    (folder / f"{name}-{width}-{theme}.png").write_bytes(base64.b64decode(picture["data"]))
+    too_wide = [f"is {shown} wide in a window of {width}"] if shown > width else []
+    return too_wide + [f"has no name for {one}" for one in unnamed["result"]["value"]]
+
+
+def main() -> int:
+    """Look, and say what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", help="of the console, such as http://127.0.0.1:8900")
+    parser.add_argument("--folder", type=Path, default=Path("build/console"))
+    options = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.stderr.write("there is no Chromium on this machine: on Debian, apt-get install chromium\n")
+        return 2
+    options.folder.mkdir(parents=True, exist_ok=True)
+    wrong = asyncio.run(_look(options.url.rstrip("/"), options.folder, chromium))
+    sys.stdout.write("".join(f"{one}\n" for one in wrong) or f"nothing is wrong; pictures are in {options.folder}\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""The first page: is it learning, and who waits for whom. Pure.
+
+What happened, now and at any earlier moment, is told by the index; who is alive now, by the state of the mesh.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+from markupsafe import Markup
+
+from schemas.errors import one_line
+from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, VersionDetail
+from trinity_bus.console.web import charts
+from trinity_bus.view import MeshState, StepView
+
+type Level = Literal["bad", "warn"]
+
+REWARD: Final = "rollout/reward/mean"
+SECONDS: Final = "seconds"
+TOKENS: Final = "tokens"
+MAX_TESTS: Final = 5
+"""Evaluations whose rewards are drawn beside that of training."""
+_LAG_MANY: Final = 10_000
+_SYNC_ROWS: Final = 16
+_SILENT_TEACHERS: Final = 0.8
+"""Share of groups that teach nothing from which on it is told."""
+_METRICS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
+    ("loss", (("loss", "loss"),)),
+    ("entropy, nats", (("entropy", "entropy"),)),
+    ("KL, nats", (("kl", "from the reference"), ("mismatch_k3", "between engine and trainer"))),
+    ("gradient norm", (("grad_norm", "gradient norm"),)),
+    ("staleness, versions", (("staleness_mean", "mean"), ("staleness_max", "most"))),
+)
+"""Charts of steps: title, and the metrics in it."""
+BY_STEP: Final = (REWARD, SECONDS, *(name for _, wanted in _METRICS for name, _ in wanted))
+BY_TIME: Final = (SECONDS, TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the index tells."""
+
+    extent: Extent
+    by_step: Mapping[str, Sequence[Point]]
+    """Metrics, of evaluations too."""
+    by_time: Mapping[str, Sequence[Point]]
+    steps: Sequence[StepRow]
+    """The newest ones, the newest first."""
+    versions: Sequence[VersionDetail]
+    """The newest ones, the oldest first."""
+    fleet: Sequence[ExplorerRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that somebody should look at."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number that matters."""
+
+    name: str
+    value: str
+    href: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRow:
+    """One explorer."""
+
+    name: str
+    state: str
+    pool: str
+    version: str
+    running: int
+    slots: int
+    tokens_per_s: float | None
+    heard: str
+    more: str = ""
+
+    @property
+    def load(self) -> float:
+        """Share of its slots that are taken, at most 1."""
+        return min(1.0, self.running / self.slots) if self.slots else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with the names of its lines."""
+
+    title: str
+    markup: Markup
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All of the page."""
+
+    figures: list[Figure]
+    alerts: list[Alert]
+    charts: list[Chart]
+    syncs: Markup
+    fleet: list[FleetRow]
+    waiting: str
+    """Who waits for whom, in a sentence; empty before two steps."""
+    lag: Mapping[str, int]
+
+
+def overview(past: Past | None, state: MeshState | None, lag: Mapping[str, int]) -> Overview:
+    """Return the page.
+
+    Args:
+        past: What the index tells; None: there is no index.
+        state: Of the mesh now; None where an earlier moment is looked at.
+        lag: Records that the coordinator has still to read, by topic.
+    """
+    return Overview(
+        figures=_figures(past, state),
+        alerts=[] if state is None else alerts(state, lag),
+        charts=[] if past is None else _charts(past),
+        syncs=Markup("") if past is None else _syncs(past.versions),
+        fleet=fleet(state) if state is not None else [] if past is None else [_then(row, past) for row in past.fleet],
+        waiting="" if past is None else waiting(past.steps),
+        lag={} if state is None else lag,
+    )
+
+
+def fleet(state: MeshState) -> list[FleetRow]:
+    """Every explorer that spoke, in the order of their names; those that are alive first."""
+    rows = [
+        FleetRow(
+            name=one.name,
+            state=one.state if one.state == "left" or state.is_alive(one) else "lost",
+            pool=one.pool or "",
+            version="fixed" if one.follows == "none" else str(one.model_version),
+            running=one.attempts,
+            slots=one.slots,
+            tokens_per_s=one.tokens_per_s,
+            heard=f"{max(0.0, state.now - one.heard_at):.1f} s ago",
+            more=f"{one.syncs} syncs" + f", {one.sync_failures} failed" * bool(one.sync_failures),
+        )
+        for one in state.explorers.values()
+    ]
+    return sorted(rows, key=lambda row: (row.state in {"left", "lost"}, row.name))
+
+
+def _then(row: ExplorerRow, past: Past) -> FleetRow:
+    silent_s = max(0.0, (past.extent.last_at or row.heard_at) - row.heard_at)
+    heard = f"{_span(silent_s)} before"
+    version = str(row.version) if row.version >= 0 else ""
+    return FleetRow(row.explorer, row.state, row.pool or "", version, row.running, row.slots, row.tokens_per_s, heard)
+
+
+def alerts(state: MeshState, lag: Mapping[str, int]) -> list[Alert]:
+    """Return what is wrong now, the worst first."""
+    found: list[Alert] = []
+    if state.coordinator is not None and state.now - state.coordinator_at > state.alive_s:
+        found.append(Alert("bad", f"no coordinator has spoken for {_span(state.now - state.coordinator_at)}"))
+    if state.trainer is not None and not state.trainer_is_alive:
+        found.append(Alert("bad", f"{state.trainer.trainer} has not spoken for {_span(state.now - state.trainer_at)}"))
+    lost = [row.name for row in fleet(state) if row.state == "lost"]
+    if lost:
+        found.append(Alert("bad", f"lost: {', '.join(lost[:8])}" + (f" and {len(lost) - 8} more" * (len(lost) > 8))))
+    if state.coordinator is not None:
+        found += [
+            Alert("bad", f"no explorer serves pool {one.pool}: {one.parts} parts of tasks wait")
+            for one in state.coordinator.unserved
+        ]
+    found += [
+        Alert("warn", f"the coordinator has {count:,} records of {topic} still to read")
+        for topic, count in lag.items()
+        if count > _LAG_MANY
+    ]
+    if state.trained:
+        found += _of_step(state.trained[-1])
+    found += [Alert("warn", one_line(error)) for error in reversed(state.errors)]
+    return found
+
+
+def waiting(steps: Sequence[StepRow]) -> str:
+    """Say who waits for whom, by the newest steps: how much of the time between two of them the trainer works.
+
+    Args:
+        steps: The newest first.
+    """
+    done = [(step.trained_at, step.seconds or 0.0) for step in steps[:10] if step.trained_at is not None]
+    if len(done) < 2 or done[0][0] <= done[-1][0]:
+        return ""
+    share = min(1.0, sum(seconds for _, seconds in done[:-1]) / (done[0][0] - done[-1][0]))
+    if share > 0.9:
+        return f"The explorers wait for the trainer: it works {share:.0%} of the time."
+    if share < 0.5:
+        return f"The trainer waits for rollouts: it works {share:.0%} of the time."
+    return f"Trainer and explorers take turns: the trainer works {share:.0%} of the time."
+
+
+def _of_step(step: StepView) -> list[Alert]:
+    found = []
+    groups, skipped = step.metrics.get("groups", 0.0), step.metrics.get("groups_skipped", 0.0)
+    if groups and skipped / groups > _SILENT_TEACHERS:
+        found.append(Alert("warn", f"step {step.step}: {skipped:.0f} of {groups:.0f} groups teach nothing"))
+    if step.metrics.get("updates_skipped_in_a_row", 0.0):
+        found.append(Alert("bad", f"step {step.step}: updates were skipped, their gradients were not finite"))
+    return found
+
+
+def _figures(past: Past | None, state: MeshState | None) -> list[Figure]:
+    found = []
+    done = [] if past is None else [step for step in past.steps if step.trained_at is not None]
+    if done:
+        found += [
+            Figure("step", str(done[0].step), f"/steps/{done[0].step}"),
+            Figure("reward", charts.figure(done[0].reward), f"/steps/{done[0].step}"),
+        ]
+    if past is not None:
+        if past.versions:
+            found.append(Figure("version", str(past.versions[-1].row.version), "/versions"))
+        found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
+    if state is not None:
+        found += [
+            Figure("tokens/s", charts.figure(state.tokens_per_s)),
+            Figure("explorers", str(sum(1 for _ in state.alive()))),
+            Figure("attempts running", str(sum(one.attempts for one in state.alive()))),
+        ]
+    if past is not None:
+        found.append(Figure("dead letters", f"{past.extent.dead_letters:,}", "/dead-letters"))
+    return found
+
+
+def _charts(past: Past) -> list[Chart]:
+    tests = [name for name in past.by_step if name.startswith("eval/") and past.by_step[name]][:MAX_TESTS]
+    reward = [_series("training", past.by_step.get(REWARD, ()))]
+    reward += [_series(name.split("/")[1], past.by_step[name]) for name in tests]
+    found = [_chart("reward", reward)]
+    for title, wanted in _METRICS:
+        lines = [_series(label, past.by_step[name]) for name, label in wanted if past.by_step.get(name)]
+        found.append(_chart(title, lines))
+    seconds = past.by_time.get(SECONDS, ())
+    times = [charts.Line("a step", _since(seconds, [point.value for point in seconds]))]
+    times.append(charts.Line("from one to the next", _since(seconds[1:], _between(seconds), seconds)))
+    found.append(_chart("seconds, by minute of the run", times, "minute"))
+    tokens = past.by_time.get(TOKENS, ())
+    rates = [
+        point.value * point.count / (point.x - before.x) if point.x > before.x else 0.0
+        for before, point in pairwise(tokens)
+    ]
+    speed = charts.Line("tokens/s", _since(tokens[1:], rates, tokens))
+    found.append(_chart("tokens/s that were trained on, by minute of the run", [speed], "minute"))
+    return found
+
+
+def _chart(title: str, lines: Sequence[charts.Line], x_name: str = "step") -> Chart:
+    return Chart(title, charts.lines(title, lines, x_name), [one.name for one in lines] if len(lines) > 1 else [])
+
+
+def _series(name: str, points: Sequence[Point]) -> charts.Line:
+    return charts.Line(name, [(point.x, point.value) for point in points])
+
+
+def _between(points: Sequence[Point]) -> list[float]:
+    """Return the seconds from one step to the next, of points by time."""
+    return [(point.x - before.x) / point.count for before, point in pairwise(points)]
+
+
+def _since(points: Sequence[Point], values: Sequence[float], whole: Sequence[Point] = ()) -> list[charts.Point]:
+    """Return values over minutes since the first point of the whole."""
+    first = (whole or points)[0].x if points else 0.0
+    return [((point.x - first) / 60, value) for point, value in zip(points, values, strict=True)]
+
+
+def _syncs(versions: Sequence[VersionDetail]) -> Markup:
+    published = [
+        (one.row.published_at, f"version {one.row.version} was published, step {one.row.step}") for one in versions
+    ]
+    taken: dict[str, list[tuple[float, str]]] = {}
+    for one in versions:
+        for sync in one.syncs:
+            how = f"{sync.transfer_s:.2f} s, generation stood still for {sync.pause_s:.2f} s"
+            told = f"took version {one.row.version}: {how}" if sync.ok else f"did not take version {one.row.version}"
+            taken.setdefault(sync.explorer, []).append((sync.at, told))
+    return charts.marks("versions, and who took them", [("published", published), *sorted(taken.items())[:_SYNC_ROWS]])
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,139 @@
+"""Pages out of templates: every value is escaped, and every link leads to the moment that is looked at.
+
+The one who looks sees a :class:`Frame` around each page; a page that is open asks for what is inside it alone, again
+and again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from trinity_bus.console.web import charts, text
+from trinity_bus.console.web.who import Visitor
+
+STATIC: Final = Path(__file__).parent / "static"
+"""What pages load beside their HTML."""
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+MENU: Final = (
+    ("/", "Overview", "o"),
+    ("/batches", "Batches", "b"),
+    ("/steps", "Steps", "s"),
+    ("/samples", "Samples", "a"),
+    ("/versions", "Versions", "v"),
+    ("/compare", "Compare", "c"),
+    ("/dead-letters", "Dead letters", "d"),
+)
+"""Path, title, and the key that leads there after a ``g``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What is around a page."""
+
+    namespace: str
+    visitor: Visitor
+    path: str
+    query: Mapping[str, str]
+    """What the link asks, but for the moment."""
+    pairs: Sequence[tuple[str, str]] = ()
+    """The same, with what is asked more than once."""
+    until: float | None = None
+    """The moment that is looked at; None: now."""
+    begin: float | None = None
+    """The oldest moment that can be; None: not known."""
+    now: float = 0.0
+    theme: str = ""
+    """``light`` or ``dark``; empty: as the system has it."""
+    trouble: str = ""
+    """Why what is shown may be old."""
+    can_log_out: bool = False
+    part: bool = False
+    """Whether only what is inside is asked for."""
+
+    def url(self, path: str, **query: object) -> str:
+        """Return a link that keeps the moment. What is None or empty is left out."""
+        moment = {} if self.until is None else {"until": f"{self.until:.3f}"}
+        asked = {name: str(value) for name, value in {**moment, **query}.items() if value not in {None, ""}}
+        return f"{path}?{urlencode(asked)}" if asked else path
+
+    def here(self, **query: object) -> str:
+        """Return a link to this page with some of its query changed."""
+        return self.url(self.path, **{**self.query, **query})
+
+
+class Pages:
+    """Renders templates."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(
+            hostile=text.hostile,
+            line=text.line,
+            figure=charts.figure,
+            moment=moment,
+            span=span,
+        )
+        self._environment.globals["menu"] = MENU
+
+    def render(self, template: str, frame: Frame, **values: Any) -> str:
+        """Return a page, or what is inside it."""
+        layout = "part.html" if frame.part else "page.html"
+        return self._environment.get_template(template).render(frame=frame, layout=layout, url=frame.url, **values)
+
+    def piece(self, template: str, **values: Any) -> str:
+        """Return a piece that stands on several pages."""
+        return self._environment.get_template(template).render(**values)
+
+    def login(self, theme: str, *, wrong: bool) -> str:
+        """Return the page that asks for a token."""
+        return self._environment.get_template("login.html").render(theme=theme, wrong=wrong)
+
+
+def moment(seconds: float | None) -> str:
+    """Return a time of the log as people read it, in UTC.
+
+    >>> moment(0.5), moment(None)
+    ('1970-01-01 00:00:00', '')
+    """
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def span(seconds: float | None) -> str:
+    """Return a stretch of time.
+
+    >>> span(0.1234), span(75), span(7300), span(None)
+    ('0.12 s', '75 s', '122 min', '')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 10_000 else f"{seconds / 3600:.1f} h"
+
+
+def parsed_moment(text: str | None) -> float | None:
+    """Return the moment that a link names; None for now.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    if not text:
+        return None
+    seconds = float(text)
+    if not 0 <= seconds < 1e11:
+        raise ValueError(f"{text!r} is no time: give seconds since the epoch")
+    return seconds

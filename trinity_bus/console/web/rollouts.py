@@ -1,0 +1,161 @@
+"""Groups, samples and tasks as what pages show of them. Pure."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from schemas import ExperienceGroup
+from schemas.experience import Sample, SampledWith
+from trinity_bus.console.index.answers import SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.console.web.advantage import group_advantages
+from trinity_bus.console.web.charts import Span
+from trinity_bus.console.web.turns import Texts, TurnView, turns
+
+MAX_SPANS: Final = 60
+"""Of one timeline."""
+_METRICS: Final = 8
+"""Of one run, beside the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One sample of a group, beside the others."""
+
+    place: SamplePlace
+    run_id: int
+    part: int
+    """Of samples that are one run: which, from 1; 0 where there is but one."""
+    reward: float | None
+    advantage: float | None
+    response_tokens: int
+    logprob: float | None
+    finish_reason: str
+    metrics: list[tuple[str, float]]
+    turns: list[TurnView]
+
+
+def group_runs(group: ExperienceGroup, first: SamplePlace, texts: Texts | None, most: int) -> tuple[str, list[RunView]]:
+    """Return the prompt of a group's first sample, and its runs.
+
+    Args:
+        group: As it lies on the log.
+        first: The place of its first sample.
+        texts: Makes text of tokens; absent: ids are shown.
+        most: Runs that are returned.
+    """
+    samples = list(group.samples())
+    advantages = group_advantages(group.rewards.tolist())
+    ids = group.run_ids.tolist()
+    prompt = samples[0].tokens[: samples[0].prompt_length].tolist()
+    told = texts([prompt])[0] if texts is not None else " ".join(map(str, prompt))
+    runs = []
+    for number, sample in enumerate(samples[:most]):
+        metrics = group.metrics[number] if number < len(group.metrics) else {}
+        runs.append(
+            RunView(
+                place=SamplePlace(first.partition, first.offset, number),
+                run_id=sample.run_id,
+                part=ids[:number].count(sample.run_id) + 1 if ids.count(sample.run_id) > 1 else 0,
+                reward=sample.reward if math.isfinite(sample.reward) else None,
+                advantage=advantages[number],
+                response_tokens=len(sample.logprobs),
+                logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
+                finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
+                metrics=[(name, value) for name, value in sorted(metrics.items()) if name != "reward"][:_METRICS],
+                turns=turns_of(sample, texts),
+            )
+        )
+    return told, runs
+
+
+def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dict[str, Any]:
+    """Return all that is known of a sample, as plain values."""
+    sample = list(group.samples())[number]
+    prompt, response = sample.tokens[: sample.prompt_length].tolist(), sample.tokens[sample.prompt_length :].tolist()
+    said = [None, None] if texts is None else texts([prompt, response])
+    return {
+        "task_id": group.task_id,
+        "attempt": group.attempt,
+        "batch_id": group.batch_id,
+        "workflow": group.workflow,
+        "model": group.model,
+        "explorer": group.explorer,
+        "run_id": sample.run_id,
+        "reward": sample.reward if math.isfinite(sample.reward) else None,
+        "metrics": group.metrics[number] if number < len(group.metrics) else {},
+        "finish_reason": group.finish_reasons[number] if number < len(group.finish_reasons) else None,
+        "prompt": said[0],
+        "response": said[1],
+        "prompt_token_ids": prompt,
+        "response_token_ids": response,
+        "logprobs": sample.logprobs.tolist(),
+        "mask": sample.mask.tolist(),
+        "versions": [[start, version] for owner, start, version in group.versions.tolist() if owner == number],
+        "turn_starts": None if sample.turn_starts is None else sample.turn_starts.tolist(),
+        "turn_rewards": None if sample.turn_rewards is None else sample.turn_rewards.tolist(),
+        "sampling": None if sample.sampling is None else sample.sampling._asdict(),
+    }
+
+
+def way_of_drawing(sampling: SampledWith | None) -> str:
+    """Return how a sample's tokens were drawn; empty where nobody knows."""
+    if sampling is None:
+        return ""
+    if math.isnan(sampling.top_p):
+        return f"temperature {sampling.temperature:g}, and something that had a say too"
+    limits = [
+        f"top-p {sampling.top_p:g}" if sampling.top_p != 1 else "",
+        f"top-k {sampling.top_k:g}" if sampling.top_k else "",
+        f"min-p {sampling.min_p:g}" if sampling.min_p else "",
+    ]
+    return ", ".join(part for part in (f"temperature {sampling.temperature:g}", *limits) if part)
+
+
+def task_spans(task: TaskTimeline) -> list[Span]:
+    """Return a task's way as stretches of time: waiting, each attempt, and what came of it."""
+    return list(_spans(task.events[:MAX_SPANS]))
+
+
+def _spans(events: list[TaskEvent]) -> Iterator[Span]:  # noqa: C901 - a case for each kind of event
+    begun: dict[int, TaskEvent] = {}
+    waits: TaskEvent | None = None
+    for event in events:
+        match event.kind:
+            case "sent":
+                waits = event
+            case "dispatched" if event.attempt is not None:
+                if waits is not None:
+                    yield Span("waits for an explorer", waits.at, event.at, "wait")
+                    waits = None
+                begun[event.attempt] = event
+            case "finished" if event.attempt is not None:
+                start = begun.pop(event.attempt, event)
+                failed = event.text.startswith("failed")
+                yield Span(f"attempt {event.attempt}", start.at, event.at, "bad" if failed else "good")
+            case "begun":
+                yield Span(f"trained in {event.text}"[:24], event.at, event.at, "train")
+            case "cancelled" if event.attempt in begun:
+                yield Span(f"attempt {event.attempt}, cancelled", begun.pop(event.attempt).at, event.at, "bad")
+            case "result" | "dead_letter":
+                label = event.kind.replace("_", " ")
+                yield Span(label, event.at, event.at, "" if event.kind == "result" else "bad")
+            case _:
+                continue
+    last = events[-1].at if events else 0.0
+    if waits is not None and len(events) > 1:
+        yield Span("waits for an explorer", waits.at, last, "wait")
+    for attempt, start in begun.items():
+        yield Span(f"attempt {attempt}, no end", start.at, last, "wait")
+
+
+def turns_of(sample: Sample, texts: Texts | None) -> list[TurnView]:
+    """Return what a sample's response says, turn by turn."""
+    rewards = [] if sample.turn_rewards is None else sample.turn_rewards.tolist()
+    return turns(
+        sample.tokens[sample.prompt_length :].tolist(),
+        sample.mask.tolist(),
+        texts,
+        turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
+        turn_rewards=[reward if math.isfinite(reward) else None for reward in rewards],
+    )

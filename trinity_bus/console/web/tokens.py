@@ -1,0 +1,147 @@
+"""A sample's tokens as a page shows them: each with a shade for its log-probability, who drew it, whether it counts.
+
+::
+
+    shade 0   p > 0.9, as good as certain        shade 6   p > 0.001
+    shade 1   p > 0.7      ...                   shade 7   the model hardly ever says so
+
+Token ids are shown with their text where a tokenizer is at hand, and alone where there is none.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_TOKENS: Final = 4_000
+"""Tokens on one page."""
+_SHADES: Final = tuple(math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
+_GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """One token of a sample."""
+
+    place: int
+    """In the sample, from 0."""
+    token_id: int
+    text: str
+    """Empty where there is no tokenizer."""
+    is_prompt: bool
+    logprob: float | None = None
+    counts: bool = False
+    """Whether it is trained on."""
+    version: int | None = None
+    """That drew it."""
+    gap: float | None = None
+    """Log-probability under the teacher less under the policy that drew it."""
+    turn: int | None = None
+    """The turn that begins here."""
+
+    @property
+    def classes(self) -> str:
+        """Return classes of the style sheet."""
+        if self.is_prompt:
+            return "t prompt"
+        parts = ["t", f"lp{shade(self.logprob)}" if self.logprob is not None else "", "" if self.counts else "off"]
+        if self.gap is not None:
+            parts.append(f"gap{gap_shade(self.gap)}")
+        if self.version is not None:
+            parts.append(f"v{self.version % 6}")
+        if self.turn:
+            parts.append("turn")
+        return " ".join(part for part in parts if part)
+
+    @property
+    def told(self) -> str:
+        """Return all that is known of it, on one line."""
+        parts = [f"token {self.place}, id {self.token_id}"]
+        if self.is_prompt:
+            parts.append("prompt")
+        if self.logprob is not None:
+            parts.append(f"log-probability {self.logprob:.4f} (p = {math.exp(min(0.0, self.logprob)):.3g})")
+        if not self.is_prompt:
+            parts.append("trained on" if self.counts else "masked: not the model's own")
+        if self.version is not None:
+            parts.append(f"drawn by version {self.version}")
+        if self.gap is not None:
+            parts.append(f"teacher {self.gap:+.3f}")
+        if self.turn is not None:
+            parts.append(f"turn {self.turn + 1} begins")
+        return ", ".join(parts)
+
+
+def shade(logprob: float) -> int:
+    """Return how unlikely a token was, 0 to 7.
+
+    >>> shade(0.0), shade(-0.5), shade(-20.0), shade(float("nan"))
+    (0, 2, 7, 7)
+    """
+    return next((number for number, least in enumerate(_SHADES) if logprob > least), len(_SHADES))
+
+
+def gap_shade(gap: float) -> int:
+    """Return how far two policies are apart, 0 to 7.
+
+    >>> gap_shade(0.0), gap_shade(-0.3), gap_shade(9.0)
+    (0, 3, 7)
+    """
+    return next((number for number, most in enumerate(_GAPS) if abs(gap) < most), len(_GAPS))
+
+
+def token_views(
+    tokens: Sequence[int] | NDArray[np.int32],
+    prompt_length: int,
+    *,
+    logprobs: Sequence[float] | NDArray[np.float32],
+    mask: Sequence[bool] | NDArray[np.bool_],
+    versions: Sequence[tuple[int, int]] = (),
+    turn_starts: Sequence[int] = (),
+    teacher: Sequence[float] | NDArray[np.float32] | None = None,
+    texts: Sequence[str] | None = None,
+    first: int = 0,
+    most: int = PAGE_TOKENS,
+) -> list[TokenView]:
+    """Return the tokens of one page.
+
+    Args:
+        tokens: Of the whole sample, prompt first.
+        prompt_length: How many of them are prompt.
+        logprobs: Of each response token.
+        mask: Of each response token, whether it is trained on.
+        versions: (first response token, version), ascending.
+        turn_starts: The first response token of each turn.
+        teacher: Log-probabilities of response tokens under a teacher.
+        texts: Of the tokens of the page, each by itself.
+        first: The first token of the page.
+        most: Tokens of the page.
+    """
+    turns = {start: number for number, start in enumerate(turn_starts)}
+    views = []
+    for place in range(first, min(len(tokens), first + most)):
+        token_id, response = int(tokens[place]), place - prompt_length
+        text = "" if texts is None else texts[place - first]
+        if response < 0:
+            views.append(TokenView(place, token_id, text, is_prompt=True))
+            continue
+        logprob = float(logprobs[response])
+        taught = None if teacher is None else float(teacher[response])
+        views.append(
+            TokenView(
+                place,
+                token_id,
+                text,
+                is_prompt=False,
+                # A token that the model did not draw has none, whatever stands in its place.
+                logprob=logprob if mask[response] else None,
+                counts=bool(mask[response]),
+                version=next((drawn_by for start, drawn_by in reversed(versions) if start <= response), None),
+                gap=None if taught is None or math.isnan(taught) else taught - logprob,
+                turn=turns.get(response),
+            )
+        )
+    return views

@@ -1,0 +1,61 @@
+"""A response as turns: what the model said, and what it was told in between. Pure.
+
+A sample's mask tells the one from the other; what the model said of one turn may follow that of another directly, where
+``turn_starts`` says that a new one begins.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+type Texts = Callable[[list[list[int]]], Sequence[str]]
+"""A tokenizer's: token ids to text, many at a time."""
+
+MAX_TURNS: Final = 200
+"""On one page, of one sample; the rest is one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A piece of a response that one side has said."""
+
+    who: str
+    """``model``, or ``told`` to it: by a tool, by a user, by the template."""
+    text: str
+    reward: float | None = None
+    """That the workflow gave for this turn alone."""
+
+
+def turns(
+    response: Sequence[int],
+    mask: Sequence[bool],
+    texts: Texts | None,
+    *,
+    turn_starts: Sequence[int] = (),
+    turn_rewards: Sequence[float | None] = (),
+) -> list[TurnView]:
+    """Return a response as turns.
+
+    Args:
+        response: Token ids.
+        mask: Of each, whether the model has said it.
+        texts: Makes text of them; absent: ids are shown.
+        turn_starts: The first token of each turn of the model.
+        turn_rewards: One for each of these.
+    """
+    starts = set(turn_starts)
+    bounds = [i for i in range(1, len(response)) if mask[i] != mask[i - 1] or i in starts]
+    bounds = [0, *bounds[: MAX_TURNS - 1], len(response)]
+    numbers = {start: number for number, start in enumerate(turn_starts)}
+    begins = [begin for begin, end in pairwise(bounds) if end > begin]
+    pieces = [[int(token) for token in response[begin:end]] for begin, end in pairwise(bounds) if end > begin]
+    said = [" ".join(map(str, piece)) for piece in pieces] if texts is None else texts(pieces)
+    return [
+        TurnView(
+            "model" if mask[begin] else "told",
+            text,
+            turn_rewards[numbers[begin]] if numbers.get(begin, len(turn_rewards)) < len(turn_rewards) else None,
+        )
+        for begin, text in zip(begins, said, strict=True)
+    ]

@@ -1,0 +1,138 @@
+"""What all pages have in common: the frame, the moment, and that a page is made once for all who look at the same."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from trinity_bus.config import Settings
+from trinity_bus.console.web.render import Frame, Pages, parsed_moment
+from trinity_bus.errors import TrinityError
+from workers.console.door import COOKIE, VISITOR, page, theme_of
+from workers.console.feed import Feed
+
+_MAX_QUERY: Final = 2000
+_SHARED: Final = 256
+"""Pages that are kept until something is new."""
+
+
+class BadLinkError(TrinityError, ValueError):
+    """A link says what no page can show."""
+
+
+class PageDesk:
+    """Makes pages.
+
+    Args:
+        settings: Of the mesh.
+        feed: What pages are made of.
+        pages: Renders them.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, settings: Settings, feed: Feed, pages: Pages, clock: Callable[[], float] = time.time) -> None:
+        self.settings = settings
+        self.feed = feed
+        self.pages = pages
+        self._clock = clock
+        self._made: dict[tuple[str, ...], asyncio.Future[str]] = {}
+        self._made_of = -1
+
+    def frame(self, request: web.Request) -> Frame:
+        """Return what is around a page.
+
+        Raises:
+            BadLinkError: The moment is none.
+        """
+        if len(request.query_string) > _MAX_QUERY:
+            raise BadLinkError(f"a link has at most {_MAX_QUERY} characters")
+        try:
+            until = parsed_moment(request.query.get("until"))
+        except ValueError as error:
+            raise BadLinkError(str(error)) from None
+        extent = self.feed.index.extent
+        return Frame(
+            namespace=self.settings.kafka.namespace,
+            visitor=request[VISITOR],
+            path=request.path,
+            query={name: value for name, value in request.query.items() if name != "until"},
+            pairs=[(name, value) for name, value in request.query.items() if name != "until"],
+            until=until,
+            begin=None if extent is None else extent.first_at,
+            now=self._clock(),
+            theme=theme_of(request),
+            trouble=self.feed.trouble,
+            can_log_out=COOKIE in request.cookies,
+            part="X-Part" in request.headers,
+        )
+
+    async def show(
+        self, request: web.Request, template: str, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]
+    ) -> web.Response:
+        """Return a page; those who look at the same at the same time are shown the same.
+
+        Args:
+            request: Of the visitor.
+            template: Of the page.
+            values: Makes what stands in it.
+        """
+        frame = self.frame(request)
+        key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
+        if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
+            self._made, self._made_of = {}, self.feed.serial
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = asyncio.ensure_future(self._make(template, frame, values))
+        # Whoever asked first may go away; the others still wait for it.
+        return page(await asyncio.shield(made))
+
+    def render(self, request: web.Request, template: str, **values: Any) -> web.Response:
+        """Return a page that is made anew each time."""
+        return page(self.pages.render(template, self.frame(request), **values))
+
+    def told(self, request: web.Request, title: str, message: str, back: str, kind: str = "") -> web.Response:
+        """Return a page of one sentence."""
+        return self.render(request, "told.html", title=title, message=message, back=back, kind=kind)
+
+    async def _make(self, template: str, frame: Frame, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]) -> str:
+        return self.pages.render(template, frame, **await values(frame))
+
+
+def number(frame: Frame, name: str) -> float | None:
+    """Return a number of a link's query; None where it is not there.
+
+    Raises:
+        BadLinkError: It is none.
+    """
+    text = frame.query.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise BadLinkError(f"{name} = {text[:40]!r} is no number") from None
+
+
+def count(frame: Frame, name: str) -> int | None:
+    """Return a whole number of a link's query, from 0; None where it is not there.
+
+    Raises:
+        BadLinkError: It is none.
+    """
+    text = frame.query.get(name, "").strip()
+    if not text:
+        return None
+    return whole(text, name)
+
+
+def whole(text: str, name: str) -> int:
+    """Return a whole number, from 0.
+
+    Raises:
+        BadLinkError: It is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise BadLinkError(f"{name} = {text[:40]!r} is no whole number")
+    return int(text)

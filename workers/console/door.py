@@ -1,0 +1,231 @@
+"""Who comes in, what every answer says to browsers, and how a visitor is told what went wrong.
+
+==============================  ========================================================================================
+what                            gets
+==============================  ========================================================================================
+a name that is not ours in      421: a page of another site has had its own name lead here (DNS rebinding). Looked at
+``Host``                        where there is neither a token nor a proxy: a cookie is of one name alone
+nobody who is known             the page to log in; 401 to what is no page
+a form without its proof, or    403: another site has made the browser send it
+from another origin
+a viewer who acts               403
+what there is not               404; a question that cannot be asked 400
+a broker that is away           503, where the answer needs it
+a fault of this program         500; the traceback is in the log
+==============================  ========================================================================================
+
+Answers forbid scripts and styles that are not files of this server, frames, and sending forms elsewhere: what a model
+has written stays text, even where it would not have been escaped.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from trinity_bus.config import ConsoleSettings
+from trinity_bus.console.web.render import Frame, Pages
+from trinity_bus.console.web.who import SESSION_S, Logins, Role, Visitor, host_is_ours, is_name, same
+from trinity_bus.errors import BusError, NoCoordinatorError, TimedOutError, TrinityError
+from trinity_bus.runtime.http import shows_key
+
+log = logging.getLogger("workers.console")
+
+VISITOR: Final = web.RequestKey("visitor", Visitor)
+COOKIE: Final = "trinity-console"
+_OPEN: Final = ("/static/", "/login", "/health")
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class NotThereError(TrinityError, LookupError):
+    """What a link names is not on the log, or not any more."""
+
+
+class FrontDoor:
+    """Lets visitors in.
+
+    Args:
+        settings: Who may look.
+        namespace: Of the mesh.
+        pages: To tell what went wrong with.
+        clock: Seconds since the epoch, for logins.
+    """
+
+    def __init__(
+        self, settings: ConsoleSettings, namespace: str, pages: Pages, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._namespace = namespace
+        self._pages = pages
+        self._clock = clock
+        self._sessions = Logins()
+        self._tokens: list[tuple[str, Role]] = []
+        if settings.token is not None:
+            self._tokens.append((settings.token.get_secret_value(), "operator"))
+        if settings.viewer_token is not None:
+            self._tokens.append((settings.viewer_token.get_secret_value(), "viewer"))
+
+    def install(self, app: web.Application) -> None:
+        """Stand in front of an application."""
+        app.middlewares.append(self._let_in)
+        app.on_response_prepare.append(_say_to_browsers)
+        app.router.add_get("/login", self._login_page)
+        app.router.add_post("/login", self._log_in)
+        app.router.add_post("/logout", self._log_out)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for a token."""
+        return bool(self._tokens)
+
+    def visitor(self, request: web.Request) -> Visitor | None:
+        """Return who asks; None where nobody knows."""
+        header = self._settings.user_header
+        if header is not None and (name := request.headers.get(header)) is not None:
+            if not is_name(name):
+                return None
+            said = request.headers.get(self._settings.roles_header or "", "")
+            roles = {role.strip() for role in said.split(",")}
+            return Visitor(name, "operator" if "operator" in roles else "viewer", self._sessions.proof(f"user:{name}"))
+        for token, role in self._tokens:
+            if shows_key(request, token):
+                return Visitor("bearer", role, self._sessions.proof("bearer"))
+        if self._tokens:
+            return self._sessions.visitor(request.cookies.get(COOKIE, ""), self._clock())
+        return None if header is not None else Visitor("anybody", "viewer", self._sessions.proof("anybody"))
+
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not self._tokens and self._settings.user_header is None and not host_is_ours(request.host, ()):
+            return web.Response(status=421, text="This console is not known under this name.\n")
+        if not _is_open(request.path):
+            visitor = self.visitor(request)
+            if visitor is None:
+                return self._strangers(request)
+            request[VISITOR] = visitor
+        try:
+            if request.method == "POST":
+                await self._check_form(request)
+            return await handler(request)
+        except web.HTTPRedirection:
+            raise
+        except Exception as error:  # noqa: BLE001 (each has its answer; what is a fault of this program is logged)
+            return self._failed(request, error)
+
+    def _strangers(self, request: web.Request) -> web.StreamResponse:
+        wants_page = request.method == "GET" and "text/html" in request.headers.get("Accept", "")
+        if self._tokens and wants_page and "X-Part" not in request.headers:
+            return web.Response(status=303, headers={"Location": "/login"})
+        return web.Response(status=401, text="Log in first.\n")
+
+    async def _check_form(self, request: web.Request) -> None:
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            raise web.HTTPForbidden(text="This form was sent by another site.")
+        visitor = request.get(VISITOR)
+        if visitor is None:
+            return
+        proof = (await request.post()).get("proof", "")
+        if not isinstance(proof, str) or not same(proof, visitor.proof):
+            raise web.HTTPForbidden(text="This form is not of this console, or is older than the login: load it again.")
+
+    def _failed(self, request: web.Request, error: Exception) -> web.Response:
+        status, message = _told(error)
+        if status == 500:
+            log.error("a request to %s failed", request.path, exc_info=error)
+        visitor = request.get(VISITOR)
+        if visitor is None:
+            return web.Response(status=status, text=f"{message}\n")
+        frame = Frame(
+            namespace=self._namespace,
+            visitor=visitor,
+            path=request.path,
+            query={},
+            theme=theme_of(request),
+            part="X-Part" in request.headers,
+            can_log_out=COOKIE in request.cookies,
+        )
+        html = self._pages.render(
+            "told.html", frame, title="This cannot be shown", message=message, kind="bad", back="/"
+        )
+        return page(html, status)
+
+    async def _login_page(self, request: web.Request) -> web.Response:
+        return page(self._pages.login(theme_of(request), wrong=False))
+
+    async def _log_in(self, request: web.Request) -> web.Response:
+        given = (await request.post()).get("token", "")
+        role = next((role for token, role in self._tokens if isinstance(given, str) and same(given, token)), None)
+        if role is None:
+            log.warning("somebody at %s has shown a token that is not known", request.remote)
+            return page(self._pages.login(theme_of(request), wrong=True), 401)
+        response = web.Response(status=303, headers={"Location": "/"})
+        cookie = self._sessions.cookie(role, role, self._clock())
+        response.set_cookie(COOKIE, cookie, max_age=round(SESSION_S), httponly=True, samesite="Strict")
+        return response
+
+    async def _log_out(self, request: web.Request) -> web.Response:
+        del request
+        response = web.Response(status=303, headers={"Location": "/login"})
+        response.del_cookie(COOKIE, httponly=True, samesite="Strict")
+        return response
+
+
+def operator(request: web.Request) -> Visitor:
+    """Return who asks.
+
+    Raises:
+        HTTPForbidden: They may look, and change nothing.
+    """
+    visitor = request[VISITOR]
+    if not visitor.may_act:
+        raise web.HTTPForbidden(text="Only an operator may do this: log in with console.token.")
+    return visitor
+
+
+def page(html: str, status: int = 200) -> web.Response:
+    """Return a page, which nobody keeps."""
+    return web.Response(text=html, status=status, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+def theme_of(request: web.Request) -> str:
+    """Return what the reader has chosen: ``light``, ``dark``, or nothing."""
+    theme = request.cookies.get("theme", "")
+    return theme if theme in {"light", "dark"} else ""
+
+
+def _is_open(path: str) -> bool:
+    return any(path == one or (one.endswith("/") and path.startswith(one)) for one in _OPEN)
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    match error:
+        case web.HTTPException():
+            return error.status, error.text or error.reason
+        case NotThereError():
+            return 404, str(error)
+        case BusError() | NoCoordinatorError() | TimedOutError():
+            return 503, str(error)
+        case TrinityError():
+            return 400, str(error)
+        case _:
+            return 500, "The console has a fault; its log tells more."
+
+
+async def _say_to_browsers(request: web.Request, response: web.StreamResponse) -> None:
+    del request
+    response.headers.update(_HEADERS)

@@ -1,0 +1,165 @@
+"""What pages are made of, kept up to date: the only reading of this service that goes on by itself.
+
+::
+
+    the mesh:   CONNECTING --the broker answers--> FOLLOWING --it is away, or refuses--> CONNECTING, every ``_AGAIN_S``
+    the index:  see :mod:`workers.console.index_side`
+    open pages: told that something is new, once in ``TELL_S`` at most
+
+The mesh never notices: nothing is written, and no consumer group joined. A broker that is away is said on every page;
+what was read stays there to be looked at.
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import Final
+
+from schemas.errors import one_line
+from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from trinity_bus.bus import Bus
+from trinity_bus.config import Settings
+from trinity_bus.console.index import PastRecords
+from trinity_bus.errors import BusError, TrinityError
+from trinity_bus.runtime.service import first_error
+from trinity_bus.view import MeshFollower, MeshState, coordinator_lag, follow
+from workers.console.index_side import IndexSide
+
+log = logging.getLogger("workers.console")
+
+TELL_S: Final = 2.0
+"""Open pages are told of news at most once in this time."""
+_SILENCE_S: Final = 10.0
+_LAG_S: Final = 2.0
+_AGAIN_S: Final = 2.0
+_TOPICS: Final = (BATCHES, MODEL_VERSIONS, VERSION_HISTORY, *EVENTS)
+
+
+class Feed:
+    """Follows a mesh until cancelled.
+
+    Args:
+        settings: Where the log is.
+        tell_s: The least time between two pieces of news.
+    """
+
+    def __init__(self, settings: Settings, *, tell_s: float = TELL_S) -> None:
+        self._settings = settings
+        self._tell_s = tell_s
+        self._state = MeshState(settings.mesh.model)
+        self._follower: MeshFollower | None = None
+        self._bus: Bus | None = None
+        self._records: PastRecords | None = None
+        self._touched = asyncio.Event()
+        self._news = asyncio.Condition()
+        self._away = "The console connects to the broker."
+        self.index = IndexSide(settings, lambda: self._connection("console-index"))
+        """The index of the log."""
+        self.lag: dict[str, int] = {}
+        """What the coordinator has still to read, by topic."""
+        self.serial = 0
+        """Goes up when something is new."""
+
+    @property
+    def trouble(self) -> str:
+        """Why what is shown may be old; empty while all is well."""
+        return " ".join(part for part in (self._away, self.index.line) if part)
+
+    @property
+    def state(self) -> MeshState:
+        """Of the mesh, as far as it was read."""
+        return self._state if self._follower is None else self._follower.state
+
+    @property
+    def bus(self) -> Bus:
+        """The connection.
+
+        Raises:
+            BusError: There is none now.
+        """
+        if self._bus is None:
+            raise BusError(self._away)
+        return self._bus
+
+    @property
+    def records(self) -> PastRecords:
+        """What fetches single records.
+
+        Raises:
+            BusError: There is no connection now.
+        """
+        if self._records is None:
+            raise BusError(self._away)
+        return self._records
+
+    async def news(self, seen: int, timeout_s: float) -> int:
+        """Wait until there is something newer than what was seen, or the time is up; its serial number."""
+        try:
+            async with asyncio.timeout(timeout_s), self._news:
+                await self._news.wait_for(lambda: self.serial != seen)
+        except TimeoutError:
+            pass
+        return self.serial
+
+    async def run(self) -> None:
+        """Follow, and connect anew where the broker was away."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_the_mesh(), name="mesh")
+            group.create_task(self.index.run(self._touched.set), name="index")
+            group.create_task(self._tell(), name="news")
+
+    def _connection(self, client_id: str) -> Bus:
+        return Bus(self._settings.kafka, client_id=client_id)
+
+    async def _follow_the_mesh(self) -> None:
+        while True:
+            try:
+                await self._connected()
+            except* TrinityError as errors:
+                self._is_away(first_error(errors) or errors)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _connected(self) -> None:
+        async with AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(self._connection("console"))
+            await bus.ensure_topics(_TOPICS)
+            # Fetches wait for each other: those of pages not for those of anybody else.
+            self._records = PastRecords(await stack.enter_async_context(self._connection("console-records")))
+            state = MeshState(self._settings.mesh.model)
+            follower = await stack.enter_async_context(follow(bus, topics=_TOPICS, state=state))
+            self._bus, self._follower, self._state, self._away = bus, follower, state, ""
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._watch_the_lag(bus), name="lag")
+                    while True:
+                        self._touched.set()
+                        await follower.changed(_SILENCE_S)
+            finally:
+                # What was read is still shown.
+                self._bus = self._records = self._follower = None
+
+    async def _tell(self) -> None:
+        while True:
+            await self._touched.wait()
+            self._touched.clear()
+            async with self._news:
+                self.serial += 1
+                self._news.notify_all()
+            await asyncio.sleep(self._tell_s)
+
+    async def _watch_the_lag(self, bus: Bus) -> None:
+        while True:
+            try:
+                self.lag = await coordinator_lag(bus)
+                self._away = ""
+            except BusError as error:
+                # The follower rides it out; pages say that it does.
+                self._is_away(error)
+            await asyncio.sleep(_LAG_S)
+
+    def _is_away(self, error: BaseException) -> None:
+        told = f"The broker is away, and what is shown may be old: {one_line(str(error))}"
+        if told != self._away:
+            log.warning("%s", told)
+            self._away = told
+            self._touched.set()

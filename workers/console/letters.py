@@ -1,0 +1,118 @@
+"""Dead letters: looked at, and put back mended by an operator.
+
+A record is put back as a task alone, and only where it came from ``tasks``: what others wrote is theirs to write. It is
+read by the codec that the mesh reads it with, so that what is put back is a task; that there is none of its id yet is
+for the coordinator to say, with another dead letter.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from schemas import Task
+from schemas.codec import decode
+from schemas.errors import DecodeError
+from schemas.topics import TASKS
+from trinity_bus.bus import Received
+from trinity_bus.bus.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, header
+from trinity_bus.console.index import DeadLetterFilter, PageAsk, Place
+from trinity_bus.console.web.render import Frame
+from workers.console.desk import PageDesk, whole
+from workers.console.door import operator
+
+log = logging.getLogger("workers.console")
+
+_ROWS: Final = 100
+_PATH: Final = r"/dead-letters/{topic:[a-z-]+}/{partition:\d+}/{offset:\d+}"
+
+
+class Letters:
+    """Handlers.
+
+    Args:
+        desk: Makes pages.
+    """
+
+    def __init__(self, desk: PageDesk) -> None:
+        self._desk = desk
+
+    def install(self, app: web.Application) -> None:
+        """Answer in an application."""
+        app.router.add_get("/dead-letters", self._list)
+        app.router.add_get(_PATH, self._look)
+        app.router.add_post(_PATH, self._put_back)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            asked = {name: frame.query.get(name, "").strip() for name in ("reason", "source", "text")}
+            wanted = DeadLetterFilter(
+                reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
+            )
+            ask = PageAsk(_ROWS, frame.query.get("after"))
+            page = await self._desk.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
+            return {"page": page, "asked": {**asked, "any": any(asked.values())}}
+
+        return await self._desk.show(request, "dead_letters.html", values)
+
+    async def _look(self, request: web.Request) -> web.Response:
+        return self._page(request, await self._letter(request))
+
+    async def _put_back(self, request: web.Request) -> web.Response:
+        who = operator(request).name
+        letter = await self._letter(request)
+        value = str((await request.post()).get("value", ""))
+        if not _is_task(letter):
+            return self._page(request, letter, value, "Only what came from tasks can be put back.")
+        try:
+            task = decode(value.encode(errors="replace"), Task)
+        except DecodeError as error:
+            return self._page(request, letter, value, f"The mesh would not take this: {error.detail}")
+        log.warning("%s puts task %r back, of the dead letter %s", who, task.task_id, letter.place)
+        async with self._desk.feed.bus.producer() as producer:
+            await (await producer.send(TASKS, task.task_id, task))
+        return self._desk.told(
+            request, "It is put back", f"Task {task.task_id} is on the log.", f"/tasks/{task.task_id}"
+        )
+
+    async def _letter(self, request: web.Request) -> Received[Any]:
+        partition, offset = (whole(request.match_info[name], name) for name in ("partition", "offset"))
+        return await self._desk.feed.records.dead_letter(Place(request.match_info["topic"], partition, offset))
+
+    def _page(
+        self, request: web.Request, letter: Received[Any], value: str | None = None, wrong: str = ""
+    ) -> web.Response:
+        told = {name: header(letter.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
+        place = "@".join(header(letter.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET))
+        return self._desk.render(
+            request,
+            "dead_letter.html",
+            place=letter.place,
+            at=letter.timestamp_ms / 1000,
+            reason=told[DLQ_REASON],
+            detail=told[DLQ_DETAIL],
+            source=f"{told[DLQ_TOPIC]}/{place}",
+            key=letter.key or "",
+            size=len(letter.raw),
+            text=letter.raw.decode("utf-8", "backslashreplace"),
+            mendable=_is_task(letter),
+            mended=_as_json(letter.raw) if value is None else value,
+            wrong=wrong,
+        )
+
+
+def _is_task(letter: Received[Any]) -> bool:
+    return header(letter.headers, DLQ_TOPIC) == TASKS.name
+
+
+def _as_json(raw: bytes) -> str:
+    """Return a record as JSON to be mended, where it is JSON or msgpack; else as text."""
+    for read in (msgspec.json.decode, msgspec.msgpack.decode):
+        try:
+            return json.dumps(read(raw), indent=2, ensure_ascii=False, default=repr)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError):
+            continue
+    return raw.decode("utf-8", "backslashreplace")

@@ -1,0 +1,81 @@
+"""The overview, and versions."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from trinity_bus.console.index import Index, PageAsk
+from trinity_bus.console.web import overview as first_page
+from trinity_bus.console.web.charts import MAX_POINTS
+from trinity_bus.console.web.render import Frame
+from workers.console.desk import PageDesk
+from workers.console.index_side import NoIndexError
+
+_ROWS: Final = 100
+_STEPS: Final = 12
+_VERSIONS: Final = 40
+"""Whose transfers are drawn."""
+
+
+class MeshPages:
+    """Handlers.
+
+    Args:
+        desk: Makes pages.
+    """
+
+    def __init__(self, desk: PageDesk) -> None:
+        self._desk = desk
+        self._feed = desk.feed
+
+    def install(self, app: web.Application) -> None:
+        """Answer in an application."""
+        app.router.add_get("/", self._overview)
+        app.router.add_get("/versions", self._versions)
+
+    async def _overview(self, request: web.Request) -> web.Response:
+        return await self._desk.show(request, "overview.html", self._overview_values)
+
+    async def _overview_values(self, frame: Frame) -> Mapping[str, Any]:
+        no_index = ""
+        try:
+            past = await self._feed.index.ask(lambda index: _past(index, frame.until))
+        except NoIndexError as error:
+            past, no_index = None, str(error)
+        state = self._feed.state if frame.until is None else None
+        return {"view": first_page.overview(past, state, self._feed.lag), "no_index": no_index}
+
+    async def _versions(self, request: web.Request) -> web.Response:
+        return await self._desk.show(request, "versions.html", self._versions_values)
+
+    async def _versions_values(self, frame: Frame) -> Mapping[str, Any]:
+        ask = PageAsk(_ROWS, frame.query.get("after"))
+        model = self._desk.settings.mesh.model
+        state = self._feed.state if frame.until is None else None
+
+        def answers(index: Index) -> Mapping[str, Any]:
+            found = index.versions(ask, model=model, until=frame.until)
+            metrics = {row.version: index.version(row.version, model=model, until=frame.until) for row in found.rows}
+            return {"page": found, "metrics": {n: one.metrics for n, one in metrics.items() if one is not None}}
+
+        served = {} if state is None else {e.name: e.model_version for e in state.alive() if e.follows == "trainer"}
+        told = await self._feed.index.ask(answers)
+        pinned = next((row.version for row in told["page"].rows if row.pinned), None)
+        return {**told, "served": served, "pinned": pinned}
+
+
+def _past(index: Index, until: float | None) -> first_page.Past:
+    tests = [name for name in index.metric_names() if name.startswith("eval/") and "/reward/mean@" in name]
+    names = [*first_page.BY_STEP, *tests[: first_page.MAX_TESTS]]
+    by_step = index.metrics(names, by="step", points=MAX_POINTS, until=until)
+    by_time = index.metrics(first_page.BY_TIME, by="time", points=MAX_POINTS, until=until)
+    versions = [index.version(row.version, until=until) for row in index.versions(PageAsk(_VERSIONS), until=until).rows]
+    return first_page.Past(
+        extent=index.extent(until=until),
+        by_step={one.name: one.points for one in by_step},
+        by_time={one.name: one.points for one in by_time},
+        steps=index.steps(PageAsk(_STEPS), until=until).rows,
+        versions=[one for one in reversed(versions) if one is not None],
+        fleet=index.fleet(until=until),
+    )

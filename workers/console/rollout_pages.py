@@ -1,0 +1,235 @@
+"""Samples, groups and tasks: what the model said, and what became of it."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from schemas import ExperienceGroup
+from trinity_bus.console.index import GroupRow, Index, PageAsk, SampleDetail, SampleFilter, SamplePlace, TaskTimeline
+from trinity_bus.console.web import charts
+from trinity_bus.console.web.advantage import group_advantages
+from trinity_bus.console.web.render import Frame
+from trinity_bus.console.web.rollouts import RunView, group_runs, sample_json, task_spans, turns_of, way_of_drawing
+from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
+from trinity_bus.errors import TrinityError
+from workers.console.desk import BadLinkError, PageDesk, count, number, whole
+from workers.console.door import NotThereError
+from workers.console.training_pages import BINS, histogram_part
+
+_ROWS: Final = 100
+_RUNS: Final = 64
+"""Side by side."""
+_SHADES: Final = (("logprob", "log-probability"), ("version", "version"), ("mask", "mask"), ("teacher", "teacher"))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is searched for, as the form has it."""
+
+    text: str = ""
+    task: str = ""
+    batch: str = ""
+    step: str = ""
+    low: str = ""
+    high: str = ""
+    version_low: str = ""
+    version_high: str = ""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything."""
+        return any(getattr(self, name) for name in self.__slots__)
+
+    @classmethod
+    def of(cls, frame: Frame) -> "Asked":
+        """Return what a link asks."""
+        return cls(**{name: frame.query.get(name, "").strip() for name in cls.__slots__})
+
+
+class RolloutPages:
+    """Handlers.
+
+    Args:
+        desk: Makes pages.
+    """
+
+    def __init__(self, desk: PageDesk) -> None:
+        self._desk = desk
+        self._index = desk.feed.index
+
+    def install(self, app: web.Application) -> None:
+        """Answer in an application."""
+        app.router.add_get("/samples", self._samples)
+        app.router.add_get(r"/samples/{place:[0-9-]+}.json", self._json)
+        app.router.add_get(r"/samples/{place:[0-9-]+}", self._sample)
+        app.router.add_get(r"/groups/{partition:\d+}-{offset:\d+}", self._group)
+        app.router.add_get("/tasks/{task_id:.+}", self._task)
+
+    # ------------------------------------------------------------------------------------------------------- lists
+
+    async def _samples(self, request: web.Request) -> web.Response:
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            asked = Asked.of(frame)
+            wanted = SampleFilter(
+                text=asked.text or None,
+                task_id=asked.task or None,
+                batch_id=asked.batch or None,
+                step=count(frame, "step"),
+                reward_min=number(frame, "low"),
+                reward_max=number(frame, "high"),
+                version_min=count(frame, "version_low"),
+                version_max=count(frame, "version_high"),
+            )
+            ask = PageAsk(_ROWS, frame.query.get("after"))
+
+            def answers(index: Index) -> Mapping[str, Any]:
+                page = index.samples(wanted, ask, until=frame.until)
+                part = ""
+                # Rewards are not counted by text, and a later page has those of the first.
+                if wanted.text is None and ask.after is None:
+                    found = index.reward_histogram(wanted, bins=BINS, until=frame.until)
+                    query = {name: value for name, value in frame.query.items() if name not in {"low", "high", "after"}}
+                    part = histogram_part(self._desk, frame, found, query)
+                return {"page": page, "histogram_part": part}
+
+            return {"asked": asked, "no_text": self._index.no_texts, **await self._index.ask(answers)}
+
+        return await self._desk.show(request, "samples.html", values)
+
+    # -------------------------------------------------------------------------------------------------- one sample
+
+    async def _sample(self, request: web.Request) -> web.Response:
+        place = _place(request)
+
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            found, task = await self._index.ask(lambda index: _sample_and_task(index, place, frame.until))
+            by = frame.query.get("by") or "logprob"
+            if by not in {name for name, _ in _SHADES}:
+                raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
+            first = count(frame, "first") or 0
+            nothing: Mapping[str, Any] = {
+                "tokens": [],
+                "metrics": [],
+                "turns": [],
+                "sampled_with": "",
+                "advantage": None,
+            }
+            shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False, "has_teacher": False}
+            try:
+                record = await self._record(found.group)
+                shown = await asyncio.to_thread(self._tokens, record, place.number, first)
+            except TrinityError as error:
+                shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
+            samples = found.group.samples
+            return {
+                "row": found.row,
+                "group": found.group,
+                "fates": found.fates,
+                "answer": None if task is None else task.answer,
+                "previous": _neighbour(place, -1, samples),
+                "following": _neighbour(place, 1, samples),
+                "by": by,
+                "ids": bool(frame.query.get("ids")),
+                "shades": _SHADES,
+                "first": first,
+                "size": PAGE_TOKENS,
+                **shown,
+            }
+
+        return await self._desk.show(request, "sample.html", values)
+
+    def _tokens(self, record: ExperienceGroup, at: int, first: int) -> Mapping[str, Any]:
+        sample = list(record.samples())[at]
+        page = sample.tokens[first : first + PAGE_TOKENS].tolist()
+        texts = self._index.texts
+        metrics = record.metrics[at] if at < len(record.metrics) else {}
+        return {
+            "trouble": "",
+            "tokens": token_views(
+                sample.tokens,
+                sample.prompt_length,
+                logprobs=sample.logprobs,
+                mask=sample.mask,
+                versions=[(start, version) for owner, start, version in record.versions.tolist() if owner == at],
+                turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
+                teacher=sample.teacher_logprobs,
+                texts=None if texts is None else texts([[token] for token in page]),
+                first=first,
+            ),
+            "metrics": sorted(metrics.items())[:50],
+            "turns": turns_of(sample, texts) if texts is not None else [],
+            "has_teacher": sample.teacher_logprobs is not None,
+            "sampled_with": way_of_drawing(sample.sampling),
+            "advantage": group_advantages(record.rewards.tolist())[at],
+            "more": first + PAGE_TOKENS < len(sample.tokens),
+        }
+
+    async def _json(self, request: web.Request) -> web.Response:
+        place, frame = _place(request), self._desk.frame(request)
+        found, _ = await self._index.ask(lambda index: _sample_and_task(index, place, frame.until))
+        record = await self._record(found.group)
+        body = await asyncio.to_thread(sample_json, record, place.number, self._index.texts)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def _record(self, group: GroupRow) -> ExperienceGroup:
+        return await self._desk.feed.records.group(group.partition, group.offset)
+
+    # ----------------------------------------------------------------------------------------------- groups, tasks
+
+    async def _group(self, request: web.Request) -> web.Response:
+        partition, offset = (whole(request.match_info[name], name) for name in ("partition", "offset"))
+
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            first = SamplePlace(partition, offset, 0)
+            found, task = await self._index.ask(lambda index: _sample_and_task(index, first, frame.until))
+            runs: list[RunView] = []
+            prompt, trouble = None, ""
+            try:
+                record = await self._record(found.group)
+                prompt, runs = await asyncio.to_thread(group_runs, record, first, self._index.texts, _RUNS)
+            except TrinityError as error:
+                trouble = f"What was said cannot be had: {error}"
+            return {
+                "group": found.group,
+                "runs": runs,
+                "more_runs": max(0, found.group.samples - _RUNS) if runs else 0,
+                "prompt": prompt,
+                "answer": None if task is None else task.answer,
+                "trouble": trouble,
+            }
+
+        return await self._desk.show(request, "group.html", values)
+
+    async def _task(self, request: web.Request) -> web.Response:
+        task_id = request.match_info["task_id"]
+
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
+            if task is None:
+                raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
+            return {"task": task, "chart": charts.timeline("the way of the task", task_spans(task))}
+
+        return await self._desk.show(request, "task.html", values)
+
+
+def _place(request: web.Request) -> SamplePlace:
+    try:
+        return SamplePlace.parse(request.match_info["place"])
+    except ValueError as error:
+        raise BadLinkError(str(error)) from None
+
+
+def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:
+    at = place.number + by
+    return SamplePlace(place.partition, place.offset, at) if 0 <= at < samples else None
+
+
+def _sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[SampleDetail, TaskTimeline | None]:
+    found = index.sample(place, until=until)
+    if found is None:
+        raise NotThereError(f"sample {place} is not on the log" + ("" if until is None else " at this moment"))
+    return found, index.task(found.row.task_id, until=until)

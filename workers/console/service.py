@@ -1,0 +1,124 @@
+"""The console service.
+
+::
+
+    start:  check settings -> listen -> ready
+            beside it: connect to the broker, follow the mesh, bring the index forward; again and again where that fails
+
+    browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
+                                              '-> actions, by an operator --commands--> coordinator
+
+    stop:   open pages have ``_DRAIN_S``; then the port is closed
+
+============================  ==========================================================================================
+what fails                    what happens
+============================  ==========================================================================================
+the broker                    every page says so, and shows what was read before; it comes back by itself
+the index                     pages that need it say why; the others go on
+a topic, a record             the page that needs it says so in a line
+this process                  nobody in the mesh notices; the index goes on where it was
+============================  ==========================================================================================
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Final
+
+from aiohttp import web
+
+from trinity_bus.config import Settings
+from trinity_bus.console.web.render import STATIC, Pages
+from trinity_bus.health.process import mark_ready
+from trinity_bus.runtime.http import listening
+from trinity_bus.telemetry import setup_telemetry
+from workers.console.actions import Actions
+from workers.console.compare import Compare
+from workers.console.desk import PageDesk
+from workers.console.door import FrontDoor
+from workers.console.feed import Feed
+from workers.console.letters import Letters
+from workers.console.live import Live
+from workers.console.mesh_pages import MeshPages
+from workers.console.rollout_pages import RolloutPages
+from workers.console.training_pages import TrainingPages
+from workers.preconditions import ensure
+
+log = logging.getLogger("workers.console")
+
+_DRAIN_S: Final = 1.0
+_MAX_FORM_BYTES: Final = 8 << 20
+"""A task that is put back, twice as large as the largest."""
+
+
+async def run(settings: Settings, listens: Callable[[str], None] | None = None) -> None:
+    """Show what the log tells until it is cancelled.
+
+    Args:
+        settings: Where the log is, and who may look.
+        listens: Told ``host:port`` once it listens.
+
+    Raises:
+        ConfigError: It cannot start with these settings.
+    """
+    ensure("console", settings)
+    telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
+    try:
+        await Console(settings, listens=listens).run()
+    finally:
+        telemetry.shutdown()
+
+
+class Console:
+    """One console.
+
+    Args:
+        settings: Where the log is, and who may look.
+        feed: What pages are made of; absent: its own.
+        listens: Told ``host:port`` once it listens.
+    """
+
+    def __init__(
+        self, settings: Settings, feed: Feed | None = None, *, listens: Callable[[str], None] | None = None
+    ) -> None:
+        self._settings = settings
+        self.feed = Feed(settings) if feed is None else feed
+        self._listens = listens
+        self.address = ""
+        """``host:port``, once it listens."""
+
+    async def run(self) -> None:
+        """Answer until cancelled.
+
+        Raises:
+            ConfigError: The port cannot be listened on.
+        """
+        own = self._settings.console
+        async with AsyncExitStack() as stack:
+            self.address = await stack.enter_async_context(
+                listening(self.app(), own.host, own.port, setting="console.host and port", shutdown_s=_DRAIN_S)
+            )
+            mark_ready()
+            if self._listens is not None:
+                self._listens(self.address)
+            log.info("the console is at http://%s/", self.address)
+            await self.feed.run()
+
+    def app(self) -> web.Application:
+        """Return what answers."""
+        app = web.Application(client_max_size=_MAX_FORM_BYTES)
+        pages = Pages()
+        door = FrontDoor(self._settings.console, self._settings.kafka.namespace, pages)
+        door.install(app)
+        desk = PageDesk(self._settings, self.feed, pages)
+        for part in (MeshPages, TrainingPages, RolloutPages, Letters, Compare, Actions):
+            part(desk).install(app)
+        app.router.add_get("/live", Live(self.feed).stream)
+        app.router.add_get("/health", self._health)
+        app.router.add_static("/static", STATIC)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Say whether the broker is there."""
+        del request
+        return web.Response(text=f"{self.feed.trouble or 'ok'}\n")

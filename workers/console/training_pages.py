@@ -1,0 +1,110 @@
+"""Batches and steps: from what was trained to what it was trained on."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+from markupsafe import Markup
+
+from trinity_bus.console.index import Histogram, Index, PageAsk, SampleFilter
+from trinity_bus.console.web import charts
+from trinity_bus.console.web.render import Frame
+from workers.console.desk import BadLinkError, PageDesk, whole
+from workers.console.door import NotThereError
+
+_ROWS: Final = 100
+BINS: Final = 24
+
+
+class TrainingPages:
+    """Handlers.
+
+    Args:
+        desk: Makes pages.
+    """
+
+    def __init__(self, desk: PageDesk) -> None:
+        self._desk = desk
+        self._ask = desk.feed.index.ask
+
+    def install(self, app: web.Application) -> None:
+        """Answer in an application."""
+        app.router.add_get("/batches", self._batches)
+        app.router.add_get("/batches/{batch_id:.+}", self._batch)
+        app.router.add_get("/steps", self._steps)
+        app.router.add_get("/steps/{step}", self._step)
+
+    async def _batches(self, request: web.Request) -> web.Response:
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            kind = frame.query.get("type") or None
+            if kind not in {None, "train", "eval"}:
+                raise BadLinkError(f"type = {kind!r}: there are train and eval")
+            ask = PageAsk(_ROWS, frame.query.get("after"))
+            page = await self._ask(lambda index: index.batches(ask, batch_type=kind, until=frame.until))  # type: ignore[arg-type]
+            return {"page": page, "kind": kind}
+
+        return await self._desk.show(request, "batches.html", values)
+
+    async def _batch(self, request: web.Request) -> web.Response:
+        batch_id = request.match_info["batch_id"]
+
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            wanted = SampleFilter(batch_id=batch_id)
+            batch = await self._ask(lambda index: index.batch(batch_id, until=frame.until))
+            if batch is None:
+                raise NotThereError(f"batch {batch_id[:100]!r} is not on the log{_then(frame)}")
+            return {"batch": batch, **await self._groups(frame, wanted, {"batch": batch_id})}
+
+        return await self._desk.show(request, "batch.html", values)
+
+    async def _steps(self, request: web.Request) -> web.Response:
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            ask = PageAsk(_ROWS, frame.query.get("after"))
+            return {"page": await self._ask(lambda index: index.steps(ask, until=frame.until))}
+
+        return await self._desk.show(request, "steps.html", values)
+
+    async def _step(self, request: web.Request) -> web.Response:
+        number = whole(request.match_info["step"], "step")
+
+        async def values(frame: Frame) -> Mapping[str, Any]:
+            step, following = await self._ask(
+                lambda index: (index.step(number, until=frame.until), index.step(number + 1, until=frame.until))
+            )
+            if step is None:
+                raise NotThereError(f"step {number} is not on the log{_then(frame)}")
+            teach = True if frame.query.get("teach") == "nothing" else None
+            wanted = SampleFilter(step=number, teaches_nothing=teach)
+            told = {"step": step, "has_next": following is not None}
+            return {**told, **await self._groups(frame, wanted, {"step": number})}
+
+        return await self._desk.show(request, "step.html", values)
+
+    async def _groups(self, frame: Frame, wanted: SampleFilter, query: Mapping[str, object]) -> Mapping[str, Any]:
+        ask = PageAsk(_ROWS, frame.query.get("after"))
+
+        def answers(index: Index) -> Mapping[str, Any]:
+            return {
+                "groups": index.groups(wanted, ask, until=frame.until),
+                "histogram_part": histogram_part(
+                    self._desk, frame, index.reward_histogram(wanted, bins=BINS, until=frame.until), query
+                ),
+            }
+
+        return await self._ask(answers)
+
+
+def histogram_part(desk: PageDesk, frame: Frame, found: Histogram, query: Mapping[str, object]) -> Markup:
+    """Return rewards as bars that lead to their samples."""
+    bars = []
+    for number, one in enumerate(found.bins):
+        # A bar counts from its low end to below the next one's.
+        high = one.high if number == len(found.bins) - 1 else math.nextafter(one.high, -math.inf)
+        href = frame.url("/samples", **query, low=one.low, high=high)
+        bars.append(charts.Bar(one.low, one.high, one.count, href))
+    return Markup(desk.pages.piece("histogram.html", bars=found, chart=charts.histogram("rewards", bars)))  # noqa: S704 - rendered by a template that escapes
+
+
+def _then(frame: Frame) -> str:
+    return "" if frame.until is None else " at this moment"
