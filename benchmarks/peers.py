@@ -33,6 +33,8 @@ from workers.demo.settings import BATCH_SIZE, ENTROPY_COEF, GROUP_SIZE, LEARNING
 ROOT: Final = Path(__file__).parents[1]
 GOAL: Final = 0.9
 """Mean reward of a batch that both are timed to."""
+LIMIT_S: Final = 3600.0
+"""Of a demo, on a machine that is busy."""
 UPDATES: Final = 8
 ONE_THREAD_STEPS: Final = 6
 SAMPLES: Final = Workload(
@@ -76,6 +78,7 @@ def run_trl(python: Path, folder: Path, seed: int, **figures: float | None) -> t
 def run_mesh(folder: Path, seed: int) -> tuple[float, list[dict[str, float]]]:
     """Return the same of the demo."""
     command = [sys.executable, "-m", "workers.cli.app", "demo", "--seed", str(seed), "--run-dir", str(folder)]
+    command += ["--limit", str(LIMIT_S)]
     began = time.time()
     subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - our own command line
     steps: list[dict[str, Any]] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["steps"]
