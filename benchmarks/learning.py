@@ -42,8 +42,8 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "RLOO": {"advantage": "rloo"},
     "REINFORCE++": {"advantage": "reinforce_plus_plus"},
     "PPO with a critic": {"advantage": "gae", "critic_learning_rate": 1e-3, "critic_warmup_steps": 1},
-    "GSPO": {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.15},
-    "CISPO": {"loss": "cispo", "clip_high": 4.0},
+    "GSPO": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+    "CISPO": {"loss": "cispo", "clip_high": 4.0, "learning_rate": 3e-4},
     TAUGHT: {"advantage": "distillation"},
 }
 """What each has otherwise than the demo."""
