@@ -63,6 +63,9 @@ COMMANDS: dict[str, Lazy] = {
     "batches": Lazy("workers.cli.batches", "List the batches, and pass over one that stops the trainer.", _SEE),
     "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
     "trace": Lazy("workers.cli.trace", "Print a task's way from its send to the gradient as a tree.", _SEE),
+    "lineage": Lazy(
+        "workers.cli.lineage", "Tell what a step was made of: samples, versions, traces, checkpoint.", _SEE
+    ),
     "console": Lazy("workers.cli.look", "Show every rollout in a browser, now and as it was.", _SEE),
     "run": Lazy("workers.cli.run", "Run one service: coordinator, explorer, trainer or taskset.", _MESH),
     "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
@@ -73,6 +76,7 @@ COMMANDS: dict[str, Lazy] = {
     "produce": Lazy("workers.cli.produce", "Produce tasks from a file of JSON lines, or from standard input.", _LOG),
     "versions": Lazy("workers.cli.versions", "List the versions of the model, and choose which is served.", _SEE),
     "checkpoints": Lazy("workers.cli.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),
+    "replay": Lazy("workers.cli.replay", "Train steps of a run once more, with other settings perhaps.", _MESH),
     "upgrade": Lazy("workers.cli.upgrade", "End an upgrade: write what only the new version reads.", _MESH),
     "abort": Lazy("workers.cli.abort", "Give a batch up.", _LOG),
     "dead-letters": Lazy("workers.cli.dead_letters", "List the records that could not be taken, and why.", _LOG),
