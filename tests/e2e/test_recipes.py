@@ -59,7 +59,7 @@ def preload(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRINITY_BUS_MESH__MODEL_PATH": str(model)}
     functions = ["trinity_bus.inference.launch:preload", "workers.demo.mesh:import_explorer"]
     log = tmp_path_factory.mktemp("preload") / "preload.log"
-    with Preload(functions, main="workers.cli.app:main", env=env, output=log) as found:
+    with Preload.begin(functions, name="preload", main="workers.cli.app:main", env=env, output=log) as found:
         yield found
 
 
